@@ -34,7 +34,7 @@ from kernels.core.dispatch import (
 )
 from kernels.core.generations import GENERATIONS, generation
 from kernels.core.implementation_timing import MEASURED, NOT_TIMED, Measurement
-from kernels.core.measured import measurements, measuring
+from kernels.core.measured import captured_choices, measurements, measuring
 from kernels.core.operator import (
     OPS,
     Case,
@@ -130,6 +130,7 @@ __all__ = [
     "attention",
     "attention_usage",
     "autocast_dtype",
+    "captured_choices",
     "causal_conv1d",
     "choose",
     "chosen",

@@ -41,6 +41,7 @@ _SCALARS = (bool, str, type(None), torch.dtype)
 
 _lock = threading.RLock()  # backward passes call operators in autograd's threads
 _is_on, _may_measure = True, True
+_captured_blocks = 0  # that are entered
 _known: dict[tuple[str, str, str], Measurement] = {}  # by GPU, operator and class
 _loaded: set[tuple[str, str]] = set()
 _recent: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
@@ -70,6 +71,28 @@ def known_only() -> Iterator[None]:
         yield
     finally:
         _may_measure = before
+
+
+@contextmanager
+def captured_choices() -> Iterator[None]:
+    """Choose in the whole process what a captured step runs, also outside of its capture.
+
+    A captured step has no host time, and may run another implementation. What it runs must have run
+    before: libraries plan and allocate in their first call, which fails in a capture.
+    """
+    global _captured_blocks
+    with _lock:
+        _captured_blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _captured_blocks -= 1
+
+
+def is_captured(x: Tensor) -> bool:
+    """Return True if a call with ``x`` is captured, or chooses what a captured one would."""
+    return x.is_cuda and (_captured_blocks > 0 or torch.cuda.is_current_stream_capturing())
 
 
 def forget() -> None:
@@ -103,7 +126,7 @@ def ranking(
     if torch.compiler.is_compiling():
         parts = _shape_class(args)
         return None if parts is None else _while_tracing(op.name, trains, *parts)
-    captured = args[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    captured = is_captured(args[0])
     device = args[0].get_device()  # -1 on the CPU
     raw = (
         op.name, trains, captured, device,

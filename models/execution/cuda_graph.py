@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import kernels
 from models.errors import ConfigurationError
 
 WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
@@ -80,7 +81,7 @@ class CUDAGraphInference:
         self._inputs = [x.detach().clone() for x in example_inputs]
         device = self._inputs[0].device
         with torch.cuda.device(device), torch.no_grad():
-            with on_capture_stream():
+            with on_capture_stream(), kernels.captured_choices():
                 for _ in range(WARM_UP):
                     model(*self._inputs)
             torch.cuda.synchronize()

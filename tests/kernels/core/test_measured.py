@@ -5,6 +5,7 @@ Their time is counted and not measured, so that a busy machine changes nothing.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +199,18 @@ def test_host_time_counts_unless_the_step_is_captured():
     assert known.ranking(captured=False) == ("cudnn", "ours", "flash4")
     assert known.ranking(captured=True) == ("flash4", "cudnn", "ours")
     assert known.text(captured=False).endswith("cudnn 0.047 ms, ours 0.051, flash4 0.413")
+
+
+def test_steps_before_a_capture_choose_what_the_captured_step_runs():
+    on_gpu = SimpleNamespace(is_cuda=True)
+    with kernels.captured_choices():
+        with kernels.captured_choices():
+            assert measured.is_captured(on_gpu)
+        assert measured.is_captured(on_gpu) and not measured.is_captured(torch.ones(1))
+    if torch.cuda.is_available():
+        assert not measured.is_captured(on_gpu)
+    else:
+        assert measured._captured_blocks == 0
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.floats(1, 1e4), min_size=1))

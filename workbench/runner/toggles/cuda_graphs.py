@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import kernels
 from models import Footprint
 from models.execution.cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
@@ -45,7 +46,7 @@ class _CapturedStep:
     """Captures the step at its first call and replays it from then on."""
 
     def __init__(self, step: Callable[[], torch.Tensor], build: Build) -> None:
-        self._step = self.uncaptured = step
+        self._step = step
         self._phases = build.phases
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0
@@ -59,10 +60,15 @@ class _CapturedStep:
         self.replays += 1
         return self._output
 
+    def uncaptured(self) -> torch.Tensor:
+        """Run the step without its graph, with the kernels that the graph has."""
+        with kernels.captured_choices():
+            return self._step()
+
     def _capture(self) -> None:
         with on_capture_stream():
             for _ in range(_WARM_UP_STEPS):
-                self._step()
+                self.uncaptured()
         graph = torch.cuda.CUDAGraph()
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
             self._output = self._step()
