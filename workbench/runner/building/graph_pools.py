@@ -14,6 +14,7 @@ import torch
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.variants.variant import Arm
+from workbench.runner.workloads import Step
 
 
 def captures_graphs(situation: Situation) -> bool:
@@ -23,7 +24,7 @@ def captures_graphs(situation: Situation) -> bool:
 
 def resident_bytes(arm: Arm) -> int:
     """Return bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
-    pools = {_captured(arm), _inductors(arm)} - {None}
+    pools = {_captured(arm.step), _inductors(arm.situation)} - {None}
     if not pools:
         return 0
     return sum(
@@ -33,15 +34,15 @@ def resident_bytes(arm: Arm) -> int:
     )
 
 
-def _captured(arm: Arm) -> tuple[int, int] | None:
+def _captured(step: Step) -> tuple[int, int] | None:
     """Return the pool of a step that was captured as one graph."""
-    graph: torch.cuda.CUDAGraph | None = getattr(arm.step, "graph", None)
+    graph: torch.cuda.CUDAGraph | None = getattr(step, "graph", None)
     return None if graph is None else tuple(graph.pool())
 
 
-def _inductors(arm: Arm) -> tuple[int, int] | None:
+def _inductors(situation: Situation) -> tuple[int, int] | None:
     """Return the pool of what Inductor captured, once it has."""
-    if not arm.situation.has(Trait.REPLAYED):
+    if not situation.has(Trait.REPLAYED):
         return None
-    tree = recordings.manager(arm.situation.device.index)
+    tree = recordings.manager(situation.device.index)
     return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 
 import torch
 
+from models import Model
 from sessions.sizes import size_text
 from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import explain, is_fatal
-from workbench.runner.interfaces import Trait
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling.probes import allocations, graphs, syncs
 from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.training.optimizers import moments, parts
+from workbench.runner.training.trainer import Trainer
+from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.variant import Arm
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
@@ -71,7 +74,9 @@ def no_syncs(arm: Arm) -> Result:
     device = arm.situation.device
     with arm.entered():
         on_host = arm.trainer.on_host() if arm.trainer is not None else ()
-        with syncs.watching(device, on_host, compiled=is_compiled(arm)) as waits:
+        with syncs.watching(
+            device, on_host, compiled=is_compiled(arm.situation, arm.compiles)
+        ) as waits:
             step(arm, SYNC_STEPS)
     if waits:
         total = sum(waits.values()) / SYNC_STEPS
@@ -79,7 +84,9 @@ def no_syncs(arm: Arm) -> Result:
         return fails(f"{total:g} times a step the host waits, or would on a GPU", lines)
     if arm.situation.on_gpu:
         return passed(f"{SYNC_STEPS} steps, and CUDA reported no operation that waits")
-    hidden = "; compiled code was not looked into" if is_compiled(arm) else ""
+    hidden = (
+        "; compiled code was not looked into" if is_compiled(arm.situation, arm.compiles) else ""
+    )
     return passed(f"{SYNC_STEPS} steps, and no operation would wait on a GPU{hidden}")
 
 
@@ -92,7 +99,7 @@ def fixed_graph(
     ``steps`` runs some and tells how many.
     """
     captured = arm.situation.has(Trait.CAPTURED)
-    if not captured and not is_compiled(arm):
+    if not captured and not is_compiled(arm.situation, arm.compiles):
         return _if_it_were_compiled(arm)
     before, known = events(), len(arm.compiles.recompiles)
     count = steps()
@@ -106,7 +113,9 @@ def fixed_graph(
     if breaks:
         number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
         return fails(f"{number} in the first step", [str(break_) for break_ in breaks])
-    what = "compiled without a graph break" if is_compiled(arm) else "captured"
+    what = (
+        "compiled without a graph break" if is_compiled(arm.situation, arm.compiles) else "captured"
+    )
     return passed(f"{what} in the first step, and nothing anew in {count} more")
 
 
@@ -137,7 +146,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
         first, second = (
             allocations.of(lambda: step(arm, half), arm.situation.device) for _ in range(2)
         )
-        standing = _standing_bytes(arm)
+        standing = _standing_bytes(arm.model, arm.trainer)
     if first.left > 0 and second.left > 0:
         return fails(
             f"each step leaves {second.left / half:,.0f} bytes behind: {first.left:,} after "
@@ -159,18 +168,18 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     return passed(text)
 
 
-def _standing_bytes(arm: Arm) -> int:
+def _standing_bytes(model: Model, trainer: Trainer | None) -> int:
     """Return the bytes between steps: weights, buffers, optimizer; caches are not counted."""
-    tensors = (*arm.model.parameters(), *arm.model.buffers())
+    tensors = (*model.parameters(), *model.buffers())
     sizes = {part.data_ptr(): part.nbytes for tensor in tensors for part in parts(tensor)}
-    if arm.trainer is None:
+    if trainer is None:
         return sum(sizes.values())
-    return sum(sizes.values()) + moments(arm.trainer.optimizer).bytes
+    return sum(sizes.values()) + moments(trainer.optimizer).bytes
 
 
-def is_compiled(arm: Arm) -> bool:
+def is_compiled(situation: Situation, compiles: Compiles) -> bool:
     """Return True if torch.compile was requested, or an operator compiles a function of its own."""
-    return arm.situation.has(Trait.COMPILED) or arm.compiles.graphs > 0
+    return situation.has(Trait.COMPILED) or compiles.graphs > 0
 
 
 def step(arm: Arm, count: int) -> None:

@@ -315,7 +315,7 @@ class Run:
         rig.clock.begin()
         while not wire.waiting and self.steps < limit:
             if ready():
-                if numbers.due(arm, self._steady):
+                if numbers.due(arm.steps_to_settle(), self._steady):
                     self._check_numbers(arm)
                 rig.clock.begin()
             self._output = None  # whose memory the step may need
@@ -328,7 +328,7 @@ class Run:
                 self._flush()
                 if self._deadline_ns is not None and now_ns > self._deadline_ns:
                     break
-                if arm.rounds is None and numbers.due(arm, self._steady):
+                if arm.rounds is None and numbers.due(arm.steps_to_settle(), self._steady):
                     self._check_numbers(arm)
                 elif pairing.due():
                     self._pair(arm)

@@ -39,11 +39,14 @@ class SegmentCheck:
         if known is not None and self._when != "never":
             self._tell(known)
 
-    def due(self, arm: Arm, steady: int) -> bool:
-        """Return True if the check should run now; ``steady`` counts steady steps so far."""
+    def due(self, settling: int, steady: int) -> bool:
+        """Return True if the check should run now.
+
+        ``settling`` is how many steps the model needs to adapt. ``steady`` counts steady steps.
+        """
         if self._told or self._when != "steady":
             return False
-        if steady < max(STEADY_STEPS, arm.steps_to_settle()):
+        if steady < max(STEADY_STEPS, settling):
             return False
         now_ns = time.perf_counter_ns()
         self._steady_ns = self._steady_ns or now_ns

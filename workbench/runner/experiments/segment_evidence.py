@@ -35,7 +35,7 @@ class SegmentEvidence:
 
     def show(self, arm: Arm) -> None:
         """Send evidence unless the segment's last message still holds."""
-        state = (choices(arm), arm.steps_to_settle() == 0)
+        state = (choices(arm.model), arm.steps_to_settle() == 0)
         if state != self._shown:
             self._shown = state
             if arm.model.adapted():

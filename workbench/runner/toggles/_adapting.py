@@ -7,43 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from models import Model
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Arm
 
 
-def ranks(arm: Arm) -> Counter[int]:
+def ranks(model: Model) -> Counter[int]:
     """Return how many heads compute with how many columns, the narrowest first."""
-    return _levels(arm.model.adapted()["rank_LH"])
+    return _levels(model.adapted()["rank_LH"])
 
 
-def bits(arm: Arm) -> Counter[int]:
+def bits(model: Model) -> Counter[int]:
     """Return how many heads compute with queries and keys of how many bits."""
-    return _levels(arm.model.adapted()["bits_LH"])
+    return _levels(model.adapted()["bits_LH"])
 
 
-def head_dim(arm: Arm) -> int:
+def head_dim(model: Model) -> int:
     """Return the width of a head, which is its full rank."""
-    return int(arm.model.adapted()["basis_LHDD"].shape[-1])
+    return int(model.adapted()["basis_LHDD"].shape[-1])
 
 
-def choices(arm: Arm) -> list[list[int]]:
+def choices(model: Model) -> list[list[int]]:
     """Return the ranks and the bits of all heads; none of a model that does not adapt."""
-    adapted = arm.model.adapted()
+    adapted = model.adapted()
     return [adapted[name].flatten().tolist() for name in ("rank_LH", "bits_LH") if name in adapted]
 
 
-def calls(arm: Arm) -> str:
-    """Say how many calls the model has adapted in, and how many more it takes to change."""
-    so_far = counted(int(arm.model.adapted()["step"]), "call")
-    more = arm.steps_to_settle()
-    return f"{so_far} ({more} more before a change may show)" if more else so_far
+def calls(model: Model, settling: int) -> str:
+    """Say how many calls the model has adapted in; ``settling`` more may change it."""
+    so_far = counted(int(model.adapted()["step"]), "call")
+    return f"{so_far} ({settling} more before a change may show)" if settling else so_far
 
 
 def ranks_text(value: Any, arm: Arm) -> str:
     """Say which ranks are in use."""
-    used, full = ranks(arm), head_dim(arm)
+    used, full = ranks(arm.model), head_dim(arm.model)
     narrow = sum(heads for rank, heads in used.items() if rank < full)
     text = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
     return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {text}"

@@ -102,12 +102,12 @@ class Comparison:
         return "; ".join(parts)
 
 
-def without(arm: Arm, toggle: str, off: str) -> Situation:
-    """Return the arm's situation with the first option of a toggle that sets no field."""
-    configuration = arm.situation.configuration
+def without(situation: Situation, toggle: str, off: str) -> Situation:
+    """Return the situation with the first option of a toggle that sets no field."""
+    configuration = situation.configuration
     toggles = {**configuration.toggles, toggle: off}
     changed = msgspec.structs.replace(configuration, toggles=toggles)
-    return replace(arm.situation, configuration=changed)
+    return replace(situation, configuration=changed)
 
 
 def kernel_choices(situation: Situation) -> dict[str, str]:
@@ -144,7 +144,7 @@ def settled(arm: Arm, situation: Situation, calls: int) -> Model:
     config = replace(situation.config, refresh_every=1)
     build = _build(replace(situation, config=config))
     model: Model = situation.family.share(config, arm.plain_weights())
-    with _in_force(arm, build), torch.no_grad():
+    with _in_force(arm.model, build), torch.no_grad():
         for _ in range(calls):
             build_autocast(build)(model)(*arm.all_batches.inputs)
     return model
@@ -166,7 +166,7 @@ def kept_bytes(arm: Arm, situation: Situation) -> int:
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
-    with _in_force(arm, build), torch.enable_grad(), hooks:
+    with _in_force(arm.model, build), torch.enable_grad(), hooks:
         made = make_bench(build, model, arm.all_batches).model(*arm.batches.few)
     del made  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
@@ -203,15 +203,15 @@ def _model(arm: Arm, build: Build) -> Model:
 
 
 @contextlib.contextmanager
-def _in_force(arm: Arm, build: Build) -> Iterator[None]:
+def _in_force(model: Model, build: Build) -> Iterator[None]:
     """Set what the build sets for its steps, and leave no trace in counters and generators."""
     with contextlib.ExitStack() as stack:
         for flag in build.flags:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
-        stack.enter_context(rng.put_back(arm.model, build.situation.device))
+        stack.enter_context(rng.put_back(model, build.situation.device))
         # Where nothing can be compiled, the import would take seconds for nothing.
-        if isinstance(arm.model, OwnModel) or build.situation.has(Trait.COMPILED):
+        if isinstance(model, OwnModel) or build.situation.has(Trait.COMPILED):
             stack.enter_context(eager())
         yield
 
@@ -231,7 +231,7 @@ def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tupl
     """Return all outputs of one call in a row, and what ran; of another model if none is given."""
     build, work = _build(situation), Work()
     workload = situation.workload
-    with _in_force(arm, build), torch.no_grad():
+    with _in_force(arm.model, build), torch.no_grad():
         called = _model(arm, build) if model is None else model
         with _unchanged(called):
             compute = make_compute(build, make_bench(build, called, arm.all_batches))

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
 
+Usage = Mapping[str, Mapping[str, int]]  # calls by operator and implementation
+Reasons = Mapping[str, tuple[str, str]]  # last implementation and the reason, by operator
+
 AUTO = "auto"
 FOLLOW = "follow"
 TITLES = {
@@ -80,8 +83,11 @@ def kernel_toggle(
         build.choose_kernel(operator, option)
 
     def evidence(option: str, arm: Arm) -> Finding:
-        find = measured_finding if option == AUTO else usage_finding
-        finding = find(operator, option, arm)
+        finding = (
+            measured_finding(operator, arm.usage, arm.reasons)
+            if option == AUTO
+            else usage_finding(operator, option, arm.usage, arm.reasons)
+        )
         return against_off(finding, operator, arm, name, FOLLOW)
 
     return Toggle(
@@ -143,15 +149,15 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     return Blocked(missing, "`workbench doctor` says what to install.")
 
 
-def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
-    """Say whether the arm's calls of an operator went to the implementation that was requested."""
-    calls = arm.usage.get(operator, {})
+def usage_finding(operator: str, implementation: str, usage: Usage, reasons: Reasons) -> Finding:
+    """Say whether calls of an operator went to the implementation that was requested."""
+    calls = usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
         return no_effect(f"this model never calls {operator}")
     wanted = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
-    _, reason = arm.reasons.get(operator, ("", REQUESTED))
+    _, reason = reasons.get(operator, ("", REQUESTED))
     standard = implementation == "torch" and reason.startswith(STANDARD)
     if standard:  # which stands for one of several
         wanted = total - calls.get("triton", 0)
@@ -165,13 +171,13 @@ def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
     return effective(text)
 
 
-def measured_finding(operator: str, option: str, arm: Arm) -> Finding:
+def measured_finding(operator: str, usage: Usage, reasons: Reasons) -> Finding:
     """Say which implementation of an operator was the fastest, with the numbers."""
-    calls = arm.usage.get(operator, {})
+    calls = usage.get(operator, {})
     if not calls:
         return no_effect(f"this model never calls {operator}")
     shown = ", ".join(f"{TITLES.get(name, name)} {count}" for name, count in calls.items())
-    _, reason = arm.reasons.get(operator, ("", ""))
+    _, reason = reasons.get(operator, ("", ""))
     text = f"{operator}: chose {shown}; {with_titles(reason, TITLES)}"
     if reason.startswith((MEASURED, NOT_TIMED, kernels.PREFERRED)):
         return effective(text)
@@ -192,7 +198,7 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
         return finding
     from workbench.runner.toggles import _effects as effects
 
-    situation = effects.without(arm, toggle, off)
+    situation = effects.without(arm.situation, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")
     if chosen == arm.kernel_choices.get(operator):
         return as_default(f"{finding.text}, as they do without this option")

@@ -56,7 +56,7 @@ def operator_toggle(
 
     def evidence(option: str, arm: Arm) -> Finding:
         why = idle(arm.model)
-        return no_effect(why) if why else usage_finding(operator, option, arm)
+        return no_effect(why) if why else usage_finding(operator, option, arm.usage, arm.reasons)
 
     options = {"off": off} | implementations(operator)
     return Toggle(

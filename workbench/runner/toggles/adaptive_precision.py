@@ -28,15 +28,18 @@ def _idle(value: Any, arm: Arm) -> str:
             f"no head's number format changed: inputs of {str(dtype)[6:]} stay as they are unless "
             "the model allows FP8"
         )
-    if set(bits(arm)) == {32}:
-        return f"every head keeps the 32 bits of its inputs after {calls(arm)}: none was rounded"
+    if set(bits(arm.model)) == {32}:
+        after = calls(arm.model, arm.steps_to_settle())
+        return f"every head keeps the 32 bits of its inputs after {after}: none was rounded"
     return ""
 
 
 def _facts(value: Any, arm: Arm) -> str:
     if not value:
         return ""
-    shown = (f"{counted(heads, 'head')} in {width} bits" for width, heads in bits(arm).items())
+    shown = (
+        f"{counted(heads, 'head')} in {width} bits" for width, heads in bits(arm.model).items()
+    )
     return f"queries and keys: {', '.join(shown)}"
 
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 def _idle(value: Any, arm: Arm) -> str:
     """Say why no head computes with fewer columns; empty if one does."""
-    full = head_dim(arm)
-    if not value or min(ranks(arm)) < full:
+    full = head_dim(arm.model)
+    if not value or min(ranks(arm.model)) < full:
         return ""
+    after = calls(arm.model, arm.steps_to_settle())
     return (
-        f"every head keeps full rank {full} of {full} after {calls(arm)}: no rank was reduced, and "
+        f"every head keeps full rank {full} of {full} after {after}: no rank was reduced, and "
         "a step pays for the analysis alone"
     )
 

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
+from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import (
+    Reasons,
     against_off,
     triton_traits,
     usage_finding,
@@ -111,9 +114,13 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "auto":
-        return _chosen(arm)
+        return _chosen(arm.counted, arm.reasons)
     finding = against_off(
-        usage_finding("attention", option, arm), "attention", arm, "attention", "auto"
+        usage_finding("attention", option, arm.usage, arm.reasons),
+        "attention",
+        arm,
+        "attention",
+        "auto",
     )
     return _torchs_choice(finding, arm) if option == "sdpa" else finding
 
@@ -122,16 +129,15 @@ def _calls(arm: Arm) -> bool:
     return "attention_calls" in arm.counted
 
 
-def _chosen(arm: Arm) -> Finding:
+def _chosen(facts: Mapping[str, Scalar], reasons: Reasons) -> Finding:
     """Say what ``auto`` chose, what it passed over and why; a fall-back is no effect."""
-    facts = arm.counted
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := str(facts["attention_reason"]):
         given = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
         text += f"; {with_titles(why, _TITLES)}" if given else f"; passed over: {why}"
-    elif arm.reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
+    elif reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)
 

@@ -114,7 +114,7 @@ def _kept(arm: Arm) -> tuple[int, int]:
     """Return the bytes that autograd saves of a short call, with and without checkpointing."""
     from workbench.runner.toggles import _effects as effects
 
-    off = effects.without(arm, TOGGLE.name, TOGGLE.off)
+    off = effects.without(arm.situation, TOGGLE.name, TOGGLE.off)
     return effects.kept_bytes(arm, arm.situation), effects.kept_bytes(arm, off)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from workbench.runner.batches import Tensors
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.variant import Arm
+    from workbench.runner.workloads import Compute
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -46,7 +47,10 @@ def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
         return as_default("every step had the same sizes, for which automatic compiles as static")
-    tried = [(size, _refusal(arm, batch)) for size, batch in _other_sizes(arm)]
+    tried = [
+        (size, _refusal(arm.compute, batch, arm.situation.workload.trains))
+        for size, batch in _other_sizes(arm)
+    ]
     accepted = [size for size, why in tried if not why]
     refused = [f"{size}: {why}" for size, why in tried if why]
     if accepted:
@@ -87,12 +91,11 @@ def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Te
     return other
 
 
-def _refusal(arm: Arm, batch: Tensors) -> str:
-    """Return why the arm cannot take this batch as it is compiled; empty if it can."""
-    trains = arm.situation.workload.trains
+def _refusal(compute: Compute, batch: Tensors, trains: bool) -> str:
+    """Return why what is compiled cannot take this batch; empty if it can."""
     try:
         with torch.compiler.set_stance("fail_on_recompile"), torch.set_grad_enabled(trains):
-            arm.compute(*batch)
+            compute(*batch)
     except torch.OutOfMemoryError:
         return "it was not tried to the end, for want of memory"
     except RuntimeError as error:

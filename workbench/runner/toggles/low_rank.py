@@ -34,11 +34,12 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
 
 def _idle(value: Any, arm: Arm) -> str:
     """Say why the heads have the ranks that the model's own least rank gives; empty if not."""
-    full, said = head_dim(arm), arm.situation.base.rank_ratio
-    used = ranks(arm)
+    full, said = head_dim(arm.model), arm.situation.base.rank_ratio
+    used = ranks(arm.model)
     if value < said and min(used) >= said * full:
+        after = calls(arm.model, arm.steps_to_settle())
         return (
-            f"no head has a rank below {round(said * full)} of {full} after {calls(arm)}, which "
+            f"no head has a rank below {round(said * full)} of {full} after {after}, which "
             f"the model's own least rank allows too: {ranks_text(value, arm)}"
         )
     return _none_would_be_narrower(value, arm) if value > said else ""
@@ -52,7 +53,7 @@ def _none_would_be_narrower(value: Any, arm: Arm) -> str:
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)
     model = effects.settled(arm, dataclasses.replace(situation, config=config), PATIENCE + 2)
     least = int(model.adapted()["rank_LH"].min())
-    if least < value * head_dim(arm):
+    if least < value * head_dim(arm.model):
         return ""
     return f"no head would compute with fewer than {least} columns without it"
 

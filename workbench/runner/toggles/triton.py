@@ -74,11 +74,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
         if arm.usage.get(name) and arm.kernel_choices.get(name) == choice
     ]
     if option == AUTO:
-        chosen = [measured_finding(name, option, arm) for name in followers]
+        chosen = [measured_finding(name, arm.usage, arm.reasons) for name in followers]
         text = "; ".join(finding.text for finding in chosen)
         some = any(finding.status == "effective" for finding in chosen)
         return effective(text) if some else no_effect(text or "no operator follows this switch")
-    findings = [usage_finding(name, "triton", arm) for name in followers]
+    findings = [usage_finding(name, "triton", arm.usage, arm.reasons) for name in followers]
     failed = [finding.text for finding in findings if finding.status != "effective"]
     if failed or not findings:
         return no_effect("; ".join(failed) or "no operator of this model follows this switch")
