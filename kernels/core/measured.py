@@ -119,13 +119,13 @@ def ranking(
     """
     if not _is_on or len(candidates) < 2:
         return None
-    if args[0].is_cuda and not hardware.any_cuda():  # fake tensors of an absent GPU
-        return None
     grads = [x.requires_grad for x in args if isinstance(x, Tensor)]
     trains = torch.is_grad_enabled() and any(grads)
     if torch.compiler.is_compiling():
         parts = _shape_class(args)
         return None if parts is None else _while_tracing(op.name, trains, *parts)
+    if args[0].is_cuda and not hardware.any_cuda():  # fake tensors of an absent GPU
+        return None
     captured = is_captured(args[0])
     device = args[0].get_device()  # -1 on the CPU
     raw = (

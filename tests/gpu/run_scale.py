@@ -73,6 +73,8 @@ def run_part(options: argparse.Namespace, part: str) -> int:
     command = ["scale", family, "--preset", options.preset, "--ranks", options.ranks]
     command += ["--mode", mode, "--kinds", kinds, "--budget", str(options.budget)]
     command += ["--set", f"batch={batch}", "--set", f"sequence={sequence}"]
+    if part == "context":  # longer than the presets allow
+        command += ["--set", f"max_sequence={sequence}"]
     for toggle in toggles:
         command += ["--toggle", toggle]
     code, text = workbench([*command, "--json", "-o", str(session)])
