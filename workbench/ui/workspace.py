@@ -62,7 +62,7 @@ class Workspace(QObject):
         self.presets = Presets(self.run, self.configuration, self.failures, self)
         self.optimizations = Optimizations(*measured, self.presets, self)
         self.sweeps = Sweeps(*measured, self.verdicts, self.presets, self)
-        self.reproductions = Reproductions(*models, self)
+        self.reproductions = Reproductions(*measured, self)
 
     def keep_in(self, settings: Settings) -> None:
         """Store the user's choices there, and load those that are stored."""

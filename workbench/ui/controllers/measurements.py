@@ -82,10 +82,13 @@ class Measurements(QObject):
             resumption, self._run.resumption = self._run.resumption, None
         self.ended.emit(command, message.reason)
         if resumption is not None:
-            self._resume(resumption, message.reason)
+            self.resume(resumption, message.reason)
 
-    def _resume(self, configuration: Configuration, reason: str) -> None:
-        """Resume the interrupted run, with the toggles that were chosen meanwhile."""
+    def resume(self, configuration: Configuration, reason: str) -> None:
+        """Resume the interrupted run, with the toggles that were chosen meanwhile.
+
+        ``reason`` is that of the measurement's end.
+        """
         edited = self._configuration.edited
         if edited is None or (reason in ("stopped", "cancelled") and not self._ends_early):
             return  # the user wanted it to end

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from sessions.model import Configuration
 from sessions.studies import claims
 from sessions.studies.claims import Row
 from workbench import calibration, protocol
 from workbench.claims import documents
 from workbench.claims._course import Chosen, Course
 from workbench.client.recorder import Recorder
+from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
@@ -22,7 +24,10 @@ LIMIT_S = 0.0  # none
 
 
 class Reproductions(QObject):
-    """Controller of the experiments behind claims; their results are a study of the session."""
+    """Controller of the experiments behind claims; their results are a study of the session.
+
+    The run in progress resumes after the last one, unless the user stopped them.
+    """
 
     changed = Signal()  # a course began, went on to the next experiment, or ended
 
@@ -31,10 +36,13 @@ class Reproductions(QObject):
         session: SessionModel,
         run: RunModel,
         configuration: ConfigurationModel,
+        measurements: Measurements,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
+        self._measurements = measurements
+        self._resumption: Configuration | None = None  # of the run that was in progress
         self.budget_s = BUDGET_S
         self.limit_s = LIMIT_S
         self._course: Course | None = None
@@ -93,6 +101,7 @@ class Reproductions(QObject):
             return
         self._session.show_live()
         self._recorder, self._run_before = self._session.recorder, self._run.active
+        self._resumption = self._run.continued if self._run.active else None
         course = self._course = Course(
             self.experiments(document, experiment),
             self.budget_s,
@@ -173,9 +182,12 @@ class Reproductions(QObject):
             return
         self._timer.stop()
         self._record(course.finish(why))
+        resumption = self._resumption
         self._end()
         self._renewing = False
         self.changed.emit()
+        if resumption is not None and not why and self._run.ready:
+            self._measurements.resume(resumption, "done")
 
     def _leave_session(self) -> None:
         """Stop measuring claims: a new session was begun."""
@@ -185,7 +197,7 @@ class Reproductions(QObject):
             self.changed.emit()
 
     def _end(self) -> None:
-        self._course = self._command = None
+        self._course = self._command = self._resumption = None
         self._run.in_series = False
 
     def _record(self, messages: Iterable[protocol.AnyMessage]) -> None:
