@@ -8,9 +8,8 @@
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
   cannot be better by more than ``MATTERS``. The interval holds at every look, so that looking after
   each round costs nothing.
-* **Budget.** Builds, compiles, checks and races all count. What does not fit, does not build or
-  computes wrong numbers is a data point. A candidate becomes the incumbent only after its numbers
-  were checked and are right.
+* **Budget.** Builds, compiles, checks and races all count. What does not fit, does not build or is
+  wrong is a data point. A candidate becomes the incumbent only after its numbers were right.
 
 The ratios of a search belong to the best of many, so that they flatter it (the winner's curse).
 ``sessions.studies.optimization.verdicts`` measures the result again with new blocks.
@@ -23,9 +22,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from sessions.model import Numerics
+from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.knowledge import Knowledge, difference
 from sessions.studies.optimization.space import (
     BLOCKED,
@@ -39,7 +38,6 @@ from sessions.studies.optimization.space import (
     RACED,
     TIME,
     TOO_LARGE,
-    Built,
     Candidate,
     Dimension,
     Failure,
@@ -59,6 +57,7 @@ SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried a
 # limit leaves room for their error.
 PAIR_REACH = math.log(1.05)
 FINAL_SHARE = 0.3  # of the budget, for the verdicts
+RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
 PREDICTION_SHARE = 0.05  # of the budget, for predictions
 IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 NO_TIME = "no time was left"
@@ -67,34 +66,6 @@ BETTER, WORSE, OPEN = "better", "worse", "open"
 
 class StartFailed(Exception):  # noqa: N818 - the configuration failed, not the program
     """The configuration that all others are measured against cannot run: a sentence."""
-
-
-class Bench(Protocol):
-    """Builds and measures candidates: a device, or a simulation of one."""
-
-    def now(self) -> float:
-        """Return the seconds of a clock."""
-
-    def usable(self, point: Point) -> tuple[Point | None, str]:
-        """Return the point, or with what its changes need; None and why if it cannot be used."""
-
-    def predict(self, point: Point) -> float:
-        """Return the predicted log ratio of step time to the start's; NaN if there is none."""
-
-    def build(self, candidate: Candidate) -> Built | Failure:
-        """Build and warm up a candidate, unless it is ready."""
-
-    def release(self, candidate: Candidate) -> None:
-        """Allow that the memory of a candidate is used for others."""
-
-    def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
-        """Run a block of every candidate in random order; a void block has no entry."""
-
-    def rebuild(self, candidates: Sequence[Candidate]) -> None:
-        """Build candidates again, at other addresses; what fails then fails in its next block."""
-
-    def check(self, candidate: Candidate) -> Numerics | Failure:
-        """Compare the numbers of a candidate with a reference."""
 
 
 @dataclass(frozen=True)
@@ -392,14 +363,20 @@ class Search:
     # Races
 
     def _race(self, batch: Sequence[Candidate]) -> None:
-        """Alternate the best candidate and a batch until each is decided, or rounds are spent."""
-        live = list(batch)
+        """Alternate the best candidate and a batch until each is decided, or rounds are spent.
+
+        A share of the time is left to the options that were not tried. What is still open then
+        races again after them.
+        """
+        live, races = list(batch), 1 + math.ceil(len(self._singles()) / BATCH)
+        until_s = self.spent_s + RACE_SHARE * self._left_s / races
         for candidate in batch:
             pair = candidate.number, self.best.number
             self._turns[pair] = self._turns.get(pair, 0) + 1
         with self.timed("race"):
-            for _ in range(MOST_ROUNDS):
-                if not live or self._is_over:
+            for number in range(MOST_ROUNDS):
+                is_late = self._is_over or (number >= LEAST_ROUNDS and self.spent_s > until_s)
+                if not live or is_late:
                     break
                 self._round(live)
                 live = [candidate for candidate in live if self._is_live(candidate)]

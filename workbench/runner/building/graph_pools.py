@@ -9,12 +9,14 @@ it captures in a process: configurations that share it are each told all of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.variants.variant import Arm
-from workbench.runner.workloads import Step
 
 
 def captures_graphs(situation: Situation) -> bool:
@@ -34,7 +36,7 @@ def resident_bytes(arm: Arm) -> int:
     )
 
 
-def _captured(step: Step) -> tuple[int, int] | None:
+def _captured(step: Callable[[], Tensor]) -> tuple[int, int] | None:
     """Return the pool of a step that was captured as one graph."""
     graph: torch.cuda.CUDAGraph | None = getattr(step, "graph", None)
     return None if graph is None else tuple(graph.pool())

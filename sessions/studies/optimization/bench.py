@@ -1,0 +1,37 @@
+"""The device of a search: it builds and measures candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sessions.model import Numerics
+from sessions.studies.optimization.space import Built, Candidate, Failure, Measurement, Point
+
+
+class Bench(Protocol):
+    """Builds and measures candidates: a device, or a simulation of one."""
+
+    def now(self) -> float:
+        """Return the seconds of a clock."""
+
+    def usable(self, point: Point) -> tuple[Point | None, str]:
+        """Return the point, or with what its changes need; None and why if it cannot be used."""
+
+    def predict(self, point: Point) -> float:
+        """Return the predicted log ratio of step time to the start's; NaN if there is none."""
+
+    def build(self, candidate: Candidate) -> Built | Failure:
+        """Build and warm up a candidate, unless it is ready."""
+
+    def release(self, candidate: Candidate) -> None:
+        """Allow that the memory of a candidate is used for others."""
+
+    def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
+        """Run a block of every candidate in random order; a void block has no entry."""
+
+    def rebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Build candidates again, at other addresses; what fails then fails in its next block."""
+
+    def check(self, candidate: Candidate) -> Numerics | Failure:
+        """Compare the numbers of a candidate with a reference."""
