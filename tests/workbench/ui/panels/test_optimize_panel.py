@@ -108,9 +108,9 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     )
     assert panel.apply.toolTip() == "Its numbers are wrong." and not panel.apply.isEnabled()
     question(panel.study)["start"].append("gone=off")  # as of another version
-    panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Fused"))
+    panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Foreach"))
     panel.apply.click()
-    assert workspace.configuration.edited.toggles["adamw"] == "fused"
+    assert workspace.configuration.edited.toggles["adamw"] == "foreach"
     assert workspace.configuration.edited.toggles["precision"] == configuration.toggles["precision"]
 
 
