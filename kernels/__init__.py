@@ -46,6 +46,7 @@ from kernels.core.operator import (
     Work,
     autocast_dtype,
     own_code,
+    running_sum,
     without_autocast,
 )
 from kernels.core.policy import Policy, attention_usage, policies, policy
@@ -162,6 +163,7 @@ __all__ = [
     "resolve_choice",
     "rms_norm",
     "rope",
+    "running_sum",
     "set_attention_backend",
     "set_use_triton_kernels",
     "ssd_scan",

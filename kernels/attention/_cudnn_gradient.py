@@ -21,16 +21,16 @@ _ALIGNED = 16  # bytes, which cuDNN's loads need
 
 
 def like_output(grad: Tensor, out: Tensor) -> Tensor:
-    """Return the gradient in the layout of its tensor, aligned; a copy only where it is not."""
+    """Return the gradient in the layout of ``out``, at an aligned address; copied if it was not."""
     if grad.stride() == out.stride() and grad.data_ptr() % _ALIGNED == 0:
         return grad
     return torch.empty_like(out).copy_(grad)
 
 
 def repair() -> torch.library.Library | None:
-    """Register it in place of torch's own; None where torch has no CUDA.
+    """Register the repaired backward pass in place of torch's; None where torch has no CUDA.
 
-    It holds as long as what is returned.
+    The repair holds as long as the returned library is kept.
     """
     if torch.version.cuda is None:
         return None

@@ -41,7 +41,7 @@ _SCALARS = (bool, str, type(None), torch.dtype)
 
 _lock = threading.RLock()  # backward passes call operators in autograd's threads
 _is_on, _may_measure = True, True
-_captured_blocks = 0  # that are entered
+_captured_blocks = 0  # of ``captured_choices`` that are entered
 _known: dict[tuple[str, str, str], Measurement] = {}  # by GPU, operator and class
 _loaded: set[tuple[str, str]] = set()
 _recent: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}

@@ -22,6 +22,7 @@ from torch import Tensor
 
 Inputs = dict[str, Any]
 T = TypeVar("T")
+COMPILED_TERMS = 128  # of a running sum that Inductor compiles at once
 MOST_REMEMBERED = 4096  # entries per function; more of them are sizes that change at every call
 
 
@@ -290,6 +291,26 @@ def _autocast_type(x: Tensor) -> str:
 
 _nothing = contextlib.nullcontext()
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def running_sum(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the cumulative sum over dimension 1, in ``dtype`` or what torch chooses.
+
+    A compiled one is added in pieces: Inductor of torch 2.11 cannot compile more terms at once if
+    one of their factors is broadcast (pytorch/pytorch issue 180221).
+    """
+    length = x.shape[1]
+    if length <= COMPILED_TERMS or not torch.compiler.is_compiling():
+        return x.cumsum(1, dtype=dtype)
+    padding = (0, 0) * (x.dim() - 2) + (0, -length % COMPILED_TERMS)
+    pieces = (
+        torch.nn.functional.pad(x, padding)
+        .unflatten(1, (-1, COMPILED_TERMS))
+        .cumsum(2, dtype=dtype)
+    )
+    totals = pieces[:, :, -1]
+    before = running_sum(totals, dtype) - totals
+    return (pieces + before[:, :, None]).flatten(1, 2)[:, :length]
 
 
 def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:

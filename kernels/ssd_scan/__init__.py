@@ -39,6 +39,7 @@ from kernels.core.operator import (
     alike,
     random_tensor,
     remembered,
+    running_sum,
     tensor_bytes,
     without_autocast,
 )
@@ -48,7 +49,6 @@ from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
 from kernels.ssd_scan._launch import scan_memory as scan_memory
 
-COMPILED_TERMS = 128  # of a running sum that Inductor compiles at once
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
 
@@ -165,22 +165,6 @@ def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torc
     if dt_bias is not None:
         dt = dt + dt_bias.to(wide)
     return torch.nn.functional.softplus(dt) if dt_softplus else dt
-
-
-def running_sum(x: Tensor) -> Tensor:
-    """Return the cumulative sum over dimension 1.
-
-    A compiled one is added in pieces: Inductor of torch 2.11 cannot compile more terms at once if
-    one of their factors is broadcast (pytorch/pytorch issue 180221).
-    """
-    length = x.shape[1]
-    if length <= COMPILED_TERMS or not torch.compiler.is_compiling():
-        return x.cumsum(1)
-    padding = (0, 0) * (x.dim() - 2) + (0, -length % COMPILED_TERMS)
-    pieces = torch.nn.functional.pad(x, padding).unflatten(1, (-1, COMPILED_TERMS)).cumsum(2)
-    totals = pieces[:, :, -1]
-    before = running_sum(totals) - totals
-    return (pieces + before[:, :, None]).flatten(1, 2)[:, :length]
 
 
 def reference(

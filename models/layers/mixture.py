@@ -192,7 +192,7 @@ def within_capacity(index_BSK: Tensor, n_experts: int, factor: TokenFraction) ->
     capacity = max(1, factor.times(TokenFraction(k, n_experts)).of(n_tokens))
     index_BA1 = index_BSK.reshape(batch, n_tokens * k, 1)
     chosen_BAE = index_BA1 == torch.arange(n_experts, device=index_BSK.device)
-    place_BAE = chosen_BAE.cumsum(1, dtype=torch.int32)
+    place_BAE = kernels.running_sum(chosen_BAE, torch.int32)
     place_BSK = place_BAE.gather(2, index_BA1).view_as(index_BSK)
     return torch.where(place_BSK <= capacity, index_BSK, -1)
 

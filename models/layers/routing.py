@@ -161,7 +161,7 @@ def admitted(
     counted_BK = rows.counted_BK()
     if counted_BK is not None:
         asks_BK = asks_BK & counted_BK
-    requests_BK = asks_BK.long().cumsum(1)
+    requests_BK = kernels.running_sum(asks_BK.long())
     room_BK = (share.of(rows.position + 1) - requests_BK).cummin(1).values
     began = None if state is None or rows.fresh else state.filled
     before_B1 = room_BK.new_zeros(len(room_BK), 1) if began is None else began[:, None]
@@ -179,7 +179,7 @@ def packed(
     n_rows = taken_BK.shape[1]
     # A sequence that began earlier may have saved budget for all tokens of this call.
     n_chosen = min(share.of(rows.length), n_rows) if rows.fresh else n_rows
-    rank_BK = taken_BK.long().cumsum(1)
+    rank_BK = kernels.running_sum(taken_BK.long())
     count_B1 = rank_BK[:, -1:]
     place_BK = torch.arange(n_rows, device=taken_BK.device).expand_as(taken_BK)
     target_BK = torch.where(taken_BK, rank_BK - 1, count_B1 + place_BK - rank_BK)

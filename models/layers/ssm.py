@@ -26,7 +26,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from kernels.ssd_scan import running_sum
 from models.initialisation import Sparing
 from models.layers.basic import Linear
 from models.parallel.context_parallel import FULL, Context
@@ -260,7 +259,7 @@ class SSM(Sparing):
         size = self.sizes
         with kernels.without_autocast(x_BSHP):
             step_BSH = functional.softplus(dt_BSH.to(a_H.dtype) + self.dt_bias.to(a_H.dtype))
-            fall_BSH = running_sum(step_BSH.double() * a_H.double())
+            fall_BSH = kernels.running_sum(step_BSH.double() * a_H.double())
             left_BSH = step_BSH * (fall_BSH[:, -1:] - fall_BSH).exp().to(a_H.dtype)
             x_BSHP = (x_BSHP * left_BSH[..., None]).to(b_BSGN.dtype)
             x_BSGRP = x_BSHP.unflatten(2, (size.n_groups, -1))

@@ -7,7 +7,7 @@ from subjects import DEVICE, implementations
 import kernels
 from kernels import OPS, Case
 from kernels.core.check import as_tuple
-from kernels.ssd_scan import COMPILED_TERMS, running_sum
+from kernels.core.operator import COMPILED_TERMS
 
 SIZES = {"batch": 2, "length": 150, "heads": 4, "dim": 5, "groups": 2, "states": 6}
 
@@ -77,8 +77,9 @@ def test_a_compiled_running_sum_adds_few_terms_at_once(length):
 
     torch._dynamo.reset()
     x = torch.rand(2, length, 3, dtype=torch.float64, device=DEVICE)
-    compiled = torch.compile(running_sum, backend=backend, fullgraph=True, dynamic=False)
+    compiled = torch.compile(kernels.running_sum, backend=backend, fullgraph=True, dynamic=False)
     torch.testing.assert_close(compiled(x), x.cumsum(1), rtol=1e-13, atol=0)
+    assert torch.equal(compiled(x > 0.5, torch.int32), (x > 0.5).cumsum(1, dtype=torch.int32))
     assert sizes and max(sizes) <= COMPILED_TERMS
 
 

@@ -253,7 +253,7 @@ class Run:
             # JSON has no NaN, and a diverged loss is a fact like any other.
             self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
         if self._metrics is not None and self._output is not None:
-            self._metrics.finish()
+            self._metrics.finish(self.steps)
         if self._text is not None and self._output is not None:
             self._text.finish()
         self._rig.follow(None)
@@ -346,7 +346,7 @@ class Run:
         rig.send_steps(laps)
         self._pairing.see(laps)
         if self._metrics is not None:
-            self._metrics.poll()
+            self._metrics.poll(self.steps)
         output, finite = self._output, self._finite
         if finite is not None and output is not None and finite.poll(output, arm.batches.index):
             self._not_finite()

@@ -30,36 +30,40 @@ class MetricReader:
         }
         self._event = torch.cuda.Event() if on_gpu else None
         self._taken_s: float | None = None  # when the reading was taken that is not sent yet
+        self._taken_step = -1  # after how many steps the last reading was taken
         self._due_ns = 0
 
-    def poll(self) -> None:
-        """Take a reading if one is due, and send the one that was taken if it has arrived."""
+    def poll(self, steps: int) -> None:
+        """Take a reading if one is due, and send the one that was taken if it has arrived.
+
+        ``steps`` counts those that ran so far.
+        """
         began_ns = now_ns()
         if not self._sources or (self._taken_s is None and began_ns < self._due_ns):
             return
         if self._taken_s is None:
-            self._take()
+            self._take(steps)
         if self._event is not None and not self._event.query():
             return
         self._send()
         ended_ns = now_ns()
         self._due_ns = ended_ns + max(PERIOD_NS, int((ended_ns - began_ns) / SHARE))
 
-    def finish(self) -> None:
-        """Send how the segment ended; waits for its last step."""
-        if not self._sources:
+    def finish(self, steps: int) -> None:
+        """Send how the segment ended, unless that was read already; waits for its last step."""
+        if not self._sources or (self._taken_s is None and self._taken_step == steps):
             return
-        self._take()
+        self._take(steps)
         if self._event is not None:
             self._event.synchronize()
         self._send()
 
-    def _take(self) -> None:
+    def _take(self, steps: int) -> None:
         for name, source in self._sources.items():
             self._copies[name].copy_(source, non_blocking=True)
         if self._event is not None:
             self._event.record()
-        self._taken_s = self._wire.seconds()
+        self._taken_s, self._taken_step = self._wire.seconds(), steps
 
     def _send(self) -> None:
         assert self._taken_s is not None

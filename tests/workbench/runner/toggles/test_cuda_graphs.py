@@ -34,10 +34,9 @@ def test_what_is_known_from_before_is_captured_in_a_process_that_never_ran_it(sm
         measured, "_lookup", lambda gpu, name, _: known if name == "attention" else None
     )
     monkeypatch.setattr(measured, "_has_new", lambda *_: False)
-    measured.forget()
-    kernels.reset_usage()
     toggles = {"cuda_graphs": "on", "adamw": "fused", "precision": "amp_bf16"}
-    arm = stepped(small, device="cuda", steps=2, **toggles)
+    with kernels.measuring(True):
+        kernels.reset_usage()
+        arm = stepped(small, device="cuda", steps=2, **toggles)
     assert arm.step.replays
     assert set(kernels.usage()["attention"]) == {"sdpa_cudnn"}
-    measured.forget()
