@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
+
+from models.costs.model_costs import Costs
 
 
 class ModelBuilder(Protocol):
@@ -13,6 +16,11 @@ class ModelBuilder(Protocol):
     @property
     def title(self) -> str:
         """Name of the models for users."""
+        ...
+
+    @property
+    def costs(self) -> Callable[[Any], Costs]:
+        """Costs of a configuration's model."""
         ...
 
     def build(self, config: Any) -> nn.Module:

@@ -75,7 +75,7 @@ class LanguageModel(Model):
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_loss = False
-        self.stream: Region = WHOLE  # between the sharded layers of its blocks
+        self.stream: Region = WHOLE  # outside of the sharded layers of its blocks
         self.context: Context = FULL  # whose part of every sequence it computes
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
@@ -107,6 +107,7 @@ class LanguageModel(Model):
         synchronization. ``last_only`` returns (B, 1, V): only what a prefill needs.
         """
         x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
+        x_BSE = self.stream.join(x_BSE)
         if last_only:
             x_BSE = x_BSE[:, -1:]
         return self.context.join(self._logits(x_BSE)) if self.passage.last else x_BSE
@@ -124,7 +125,7 @@ class LanguageModel(Model):
         x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
         if self.passage.last:
             return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
-        return StageOutput(x_BSE, auxiliary)
+        return StageOutput(self.stream.join(x_BSE), auxiliary)
 
     def narrow(self, stage: Stage) -> None:
         """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
@@ -213,11 +214,14 @@ class LanguageModel(Model):
                 self.record(name, row, values[name])
 
     def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
-        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage."""
+        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage.
+
+        Where ranks split the stream, it is that of this rank's tokens.
+        """
         if x.is_floating_point() and not self.passage.first:
-            return x
+            return self.stream.split(x)
         check_tokens(x, self.max_sequence, cache, position)
-        x = self.context.split(x)
+        x = self.stream.split(self.context.split(x))
         if self.passage.first:
             return self.embedding(x)  # type: ignore[no-any-return]
         weight = next(self.blocks.parameters())
@@ -225,7 +229,7 @@ class LanguageModel(Model):
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
         """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
-        targets_BS = self.context.split(targets_BS)
+        targets_BS = self.stream.split(self.context.split(targets_BS))
         if targets_BS.shape != x_BSE.shape[:2]:
             raise ConfigurationError(
                 f"targets must be {tuple(x_BSE.shape[:2])}, one for each token, but are "
@@ -237,6 +241,7 @@ class LanguageModel(Model):
             logits_NV = self._logits(x_BSE).flatten(0, 1)
             wide = torch.promote_types(logits_NV.dtype, torch.float32)
             loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        loss = self.stream.mean(loss)
         return loss if auxiliary is None else loss + auxiliary
 
     def _logits(self, x_BSE: Tensor) -> Tensor:
@@ -259,7 +264,6 @@ class LanguageModel(Model):
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, if the addition computed it
         measured: dict[int, Mapping[str, Tensor]] = {}
-        x_BSE = self.stream.split(x_BSE)
         given = self.given(x_BSE, cache, position)
         own = self.passage.blocks
         for index in own:
@@ -291,4 +295,4 @@ class LanguageModel(Model):
             if output.measured:
                 measured[index] = output.measured
         self.observe(measured)
-        return self.stream.join(x_BSE), total
+        return x_BSE, total

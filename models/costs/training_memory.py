@@ -26,7 +26,8 @@ def training_course(
     saved = [block.saved for block in blocks]
     at_the_end = sum(saved) + how.batch * costs.saved_per_sequence * size.compute
     yield at_the_end + costs.adapting_bytes, 0
-    yield at_the_end + costs.head * size.copied + _loss(costs, tokens), 0
+    loss = _loss(costs, -(-tokens // costs.stream_ranks))
+    yield at_the_end + costs.head * size.copied + loss, 0
 
     unit, beside = unit_memory(costs, size, how), _beside(costs, how)
     stream = tokens * costs.dim * size.stream

@@ -12,7 +12,7 @@ from models.costs.model_costs import Costs
 from models.costs.precision import PRECISIONS
 from models.costs.training_memory import cached_copies
 from models.family import Family
-from models.parallel.pipeline_stages import Stage, chain, stages
+from models.parallel.pipeline_stages import Stage, chain
 
 Value = TypeVar("Value")
 
@@ -61,7 +61,7 @@ def largest_stage(
 def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[Stage, int]]:
     """Return each stage, and how many numbers its parameters have."""
     sizes = []
-    for stage in stages(chain(family, config).n_blocks, ranks, chunks):
+    for stage in chain(family, config).stages(ranks, chunks):
         model: Any = family.build(config)
         model.narrow(stage)
         sizes.append((stage, sum(parameter.numel() for parameter in model.parameters())))

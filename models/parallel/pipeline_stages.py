@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ from torch import Tensor
 from models.builder import ModelBuilder
 
 _BLOCKS = "blocks."
+# Work of the loss per logit, in multiply-adds. PyTorch's operators read and write 28 bytes per
+# logit in both passes (FP32 copies, their log-softmax and gradients). At 150 FLOPs per byte (H200,
+# BF16) and 6 FLOPs per multiply-add of a training step, that is 700. A compiled or fused loss needs
+# nearly nothing; half of it keeps the last stage near the others in either case.
+LOSS_PER_LOGIT = 350
 
 
 class Stage(NamedTuple):
@@ -71,24 +77,56 @@ class StageOutput(NamedTuple):
     loss: Tensor | None
 
 
-def stages(n_blocks: int, ranks: int, chunks: int = 1) -> list[Stage]:
-    """Return the stage of each rank, as even as possible, in so many ``chunks``.
+def stages(loads: Sequence[float], ranks: int, chunks: int = 1, head: float = 0.0) -> list[Stage]:
+    """Return the stage of each rank in so many ``chunks``, so that the busiest rank has least work.
 
-    Additional blocks go to the first parts, because the last one has the head. Raises
+    ``loads``: the work of each block; ``head``: that of the head and the loss, in the last part, in
+    the same unit. Where it makes no difference, the first parts have more blocks. Raises
     ``ValueError`` for fewer blocks than parts.
     """
     parts = ranks * chunks
-    if n_blocks < parts:
+    if len(loads) < parts:
         raise ValueError(
-            f"stages: {n_blocks} blocks for {ranks} ranks with {chunks} chunks each, of which each "
-            "needs one at least"
+            f"stages: {len(loads)} blocks for {ranks} ranks with {chunks} chunks each, of which "
+            "each needs one at least"
         )
-    blocks_per_part, more = divmod(n_blocks, parts)
-    ends = [blocks_per_part * part + min(part, more) for part in range(parts + 1)]
+    ends = (0, *itertools.accumulate(_balanced_sizes(tuple(loads), ranks, chunks, head)))
     ranges = [range(ends[part], ends[part + 1]) for part in range(parts)]
     if chunks == 1:
         return [Stage(own, own is ranges[0], own is ranges[-1]) for own in ranges]
     return [_in_chunks(ranges[rank::ranks], rank == 0, rank == ranks - 1) for rank in range(ranks)]
+
+
+@functools.cache
+def _balanced_sizes(
+    loads: tuple[float, ...], ranks: int, chunks: int, head: float
+) -> tuple[int, ...]:
+    """Return the number of blocks in each part; part p belongs to rank p modulo ``ranks``.
+
+    Starts with even parts. Moves a block from one part to another, and all parts in between by one
+    block, as long as that makes the busiest rank faster or parts more even.
+    """
+    parts, sums = ranks * chunks, (0.0, *itertools.accumulate(loads))
+
+    def cost(sizes: tuple[int, ...]) -> tuple[float, float]:
+        ends = (0, *itertools.accumulate(sizes))
+        work = [sums[end] - sums[start] for start, end in itertools.pairwise(ends)]
+        work[-1] += head
+        busiest = max(sum(work[rank::ranks]) for rank in range(ranks))
+        return round(busiest, 9), round(sum(load * load for load in work), 9)
+
+    even, more = divmod(len(loads), parts)
+    sizes = tuple(even + (part < more) for part in range(parts))
+    while True:
+        moved = (
+            tuple(size - (part == source) + (part == target) for part, size in enumerate(sizes))
+            for source, target in itertools.permutations(range(parts), 2)
+            if sizes[source] > 1
+        )
+        best = min(moved, key=cost, default=sizes)
+        if cost(best) >= cost(sizes):
+            return sizes
+        sizes = best
 
 
 def _in_chunks(parts: list[range], first: bool, last: bool) -> Stage:
@@ -100,10 +138,24 @@ def _in_chunks(parts: list[range], first: bool, last: bool) -> Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Chain of blocks in a model: ``unstaged`` is why it has no stages; empty if it has."""
+    """Chain of blocks in a model: ``unstaged`` is why it has no stages; empty if it has.
 
-    n_blocks: int
+    ``loads``: the work of each block, as a fraction of all blocks'; ``head``: that of the head and
+    the loss in the same unit.
+    """
+
+    loads: tuple[float, ...]
+    head: float
     unstaged: str
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.loads)
+
+    def stages(self, ranks: int, chunks: int = 1) -> list[Stage]:
+        """Return the stage of each rank; raises ``ValueError`` for fewer blocks than parts."""
+        return stages(self.loads, ranks, chunks, self.head)
 
 
 @functools.cache
@@ -111,6 +163,13 @@ def chain(family: ModelBuilder, config: Any) -> Chain:
     """Describe the chain of a configuration's model; only its structure is built."""
     model = family.build(config)
     if not hasattr(model, "narrow"):
-        return Chain(0, f"{family.title} is not a plain chain of blocks from tokens to a loss")
+        why = f"{family.title} is not a plain chain of blocks from tokens to a loss"
+        return Chain((), 0.0, why)
+    costs = family.costs(config)
+    head = costs.rows * (costs.dim + LOSS_PER_LOGIT)
     reasons = (getattr(module, "unstaged", "") for module in model.modules())
-    return Chain(len(model.get_submodule("blocks")), next(filter(None, reasons), ""))  # type: ignore[arg-type]
+    return Chain(
+        costs.weights_by_block,
+        head / (costs.matmul_per_token + costs.scan_per_token),
+        next(filter(None, reasons), ""),
+    )

@@ -50,11 +50,15 @@ class Region:
         return x
 
     def split(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens of a stream (B, S, E) that is split between the layers."""
+        """Return this rank's tokens of ``x`` (B, S, ...), where the stream is split."""
         return x
 
     def join(self, x: Tensor) -> Tensor:
         """Gather the tokens of all ranks."""
+        return x
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean over the ranks of ``x``, a mean over this rank's tokens."""
         return x
 
 

@@ -2,9 +2,10 @@
 
     python tests/gpu/run_distributed.py --out FILE [--parts table plain context experts tests]
 
-*table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time against the best setting on one
-GPU, peak memory per rank, seconds until the first step has ended, and the largest distance of four
-losses from one device's. The variants alternate. *plain*: ``plain_distributed.py`` under torchrun.
+*table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time against the fastest setting on
+one GPU, peak memory per rank, seconds until the first step has ended, and the largest distance of
+four losses from one device's. The variants alternate. *plain*: ``plain_distributed.py`` under
+torchrun.
 *context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
 *experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
@@ -47,18 +48,25 @@ ROUNDS, STEPS, WARM_UP, LOSSES = 3, 8, 3, 4
 AMP = {"precision": "amp_bf16", "adamw": "fused"}
 AMP |= {"triton": "on"} if torch.cuda.is_available() else {}
 COMPILED = {**AMP, "compile": "default", "compile_scope": "blocks"}
+WHOLE = {**AMP, "compile": "default", "triton": "off"}
+GRAPHS = {**WHOLE, "cuda_graphs": "on"} if torch.cuda.is_available() else WHOLE
 DATA = {"data_parallel": "2"}
+SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
 VARIANTS = {
     "one GPU": AMP,
     "one GPU, compiled": COMPILED,
+    "one GPU, best": GRAPHS,
     "data": {**AMP, **DATA},
     "data, compiled": {**COMPILED, **DATA},
+    "data, compiled whole": {**WHOLE, **DATA},
     "FSDP": {**AMP, **DATA, "sharding": "full"},
     "FSDP, compiled": {**COMPILED, **DATA, "sharding": "full"},
-    "tensor + sequence": {**AMP, "tensor_parallel": "2", "sequence_parallel": "on"},
+    "tensor + sequence": {**AMP, **SEQUENCE},
+    "tensor + sequence, compiled": {**COMPILED, **SEQUENCE},
     "pipeline": {**AMP, "pipeline_parallel": "2", "micro_batches": "8"},
     "pipeline, 4": {**AMP, "pipeline_parallel": "2", "micro_batches": "4"},
+    "pipeline, 8, compiled": {**COMPILED, "pipeline_parallel": "2", "micro_batches": "8"},
     "interleaved": {**AMP, **INTERLEAVED, "micro_batches": "8"},
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
 }
@@ -67,8 +75,10 @@ CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}
 LONG_VARIANTS = {
     "one GPU": AMP,
     "one GPU, compiled": COMPILED,
+    "one GPU, best": GRAPHS,
     "context": {**AMP, **CONTEXT},
     "context, compiled": {**COMPILED, **CONTEXT},
+    "context, compiled whole": {**WHOLE, **CONTEXT},
     "context, checkpoints": {**AMP, **CONTEXT, "checkpointing": "full"},
 }
 EXPERT_VARIANTS = {

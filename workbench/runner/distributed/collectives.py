@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,16 +168,38 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], axis: str) ->
 
 
 def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) -> None:
-    """Replace the tensors, in place, by those of rank ``source``; small ones travel together."""
+    """Replace the tensors, in place, by those of rank ``source``."""
+
+    def send(x: Tensor) -> None:
+        dist.broadcast(x, src=source, group=group)
+        if TENSOR in _traffic:
+            _traffic[TENSOR].add(SENT, x)
+
+    _in_few_calls(tensors, send)
+
+
+def sum_all(tensors: list[Tensor], axis: str = TENSOR) -> None:
+    """Replace the tensors, in place, by their sums over the ranks."""
+    traffic = _along(axis)
+
+    def add(x: Tensor) -> None:
+        dist.all_reduce(x, group=traffic.group)
+        traffic.add(SUM, x)
+
+    if traffic.group is not None:
+        _in_few_calls(tensors, add)
+
+
+def _in_few_calls(tensors: list[Tensor], communicate: Callable[[Tensor], None]) -> None:
+    """Communicate large tensors in place, and small ones together."""
     large = [t for t in tensors if t.nbytes >= _LARGE_BYTES and t.is_contiguous()]
     small = [t for t in tensors if t.nbytes < _LARGE_BYTES or not t.is_contiguous()]
-    packed = [torch.cat([t.flatten() for t in small])] if small else []
-    for sent in (*large, *packed):
-        dist.broadcast(sent, src=source, group=group)
-        if TENSOR in _traffic:
-            _traffic[TENSOR].add(SENT, sent)
+    for tensor in large:
+        communicate(tensor)
     if small:
-        parts = packed[0].split([t.numel() for t in small])
+        packed = torch.cat([t.flatten() for t in small])
+        communicate(packed)
+        parts = packed.split([t.numel() for t in small])
         torch._foreach_copy_(small, [p.view_as(t) for p, t in zip(parts, small, strict=True)])
 
 
@@ -304,11 +326,18 @@ class AlongSequence(AcrossRanks):
 
     def split(self, x: Tensor) -> Tensor:
         """Return this rank's tokens of a tensor that every rank has."""
+        if not x.is_floating_point():
+            return _OPS.own_tokens(x, self._ranks, TENSOR)  # type: ignore[no-any-return]
         return self._moved(x, "own_tokens", "gather_tokens")
 
     def join(self, x: Tensor) -> Tensor:
         """Return the tokens of all ranks; each of them has the complete gradient."""
         return self._moved(x, "gather_tokens", "own_tokens")
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean over the ranks; each has the gradient of its own part."""
+        total: Tensor = _Leave.apply(x, TENSOR)
+        return total / self._ranks
 
     def _moved(self, x: Tensor, forth: str, back: str) -> Tensor:
         return _Tokens.apply(x, self._ranks, TENSOR, forth, back)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from models.language_model import LanguageModel
 from models.parallel.context_parallel import install as install_context
 from models.parallel.expert_parallel import divide_experts, experts_of
 from models.parallel.expert_parallel import install as install_exchange
-from models.parallel.pipeline_stages import Stage, chain, stages
+from models.parallel.pipeline_stages import Stage, chain
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, divide
 from workbench.runner.distributed import mesh as meshes
 from workbench.runner.distributed.collectives import (
@@ -82,8 +82,7 @@ class LocalWeights:
         at = layout.coordinates(rank())
         self.stages = [Stage(range(0))]
         if layout.pipeline > 1:
-            n_blocks = chain(family, config).n_blocks
-            self.stages = stages(n_blocks, layout.pipeline, chunks)
+            self.stages = chain(family, config).stages(layout.pipeline, chunks)
         self.stage = self.stages[at.pipeline]
         divides = max(layout.tensor, layout.pipeline, layout.expert) > 1
         self._cut_axis = EXPERT if layout.expert > 1 else TENSOR
@@ -160,13 +159,9 @@ class LocalWeights:
         """Return how parameters are divided along an axis, by the full model's names."""
         return self.cuts if axis == self._cut_axis else {}
 
-    def between(self) -> list[nn.Parameter]:
-        """Return parameters of blocks that every rank of a tensor group has."""
-        return [
-            parameter
-            for name, parameter in self.by_name.items()
-            if name.startswith("blocks.") and name not in self.cuts
-        ]
+    def replicated(self) -> list[nn.Parameter]:
+        """Return the parameters that every rank of a tensor group has."""
+        return [value for name, value in self.by_name.items() if name not in self.cuts]
 
     def common(self) -> list[Tensor]:
         """Return the gradients, or parts of them, that are equal on all ranks of a tensor group."""

@@ -23,7 +23,7 @@ from workbench.runner.distributed.collectives import (
     broadcast_all,
     communicating,
     hold,
-    sum_over_ranks,
+    sum_all,
 )
 from workbench.runner.distributed.data import FullyShard, Replicate
 from workbench.runner.distributed.lanes import (
@@ -379,11 +379,8 @@ class Parallel:
         if self.layout.expert > 1:
             self._average_experts()
         if self._along_sequence:
-            gradients = [local(p.grad) for p in self.weights.between() if p.grad is not None]
-            total = sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
-            parts = total.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+            replicated = self.weights.replicated()
+            sum_all([local(p.grad) for p in replicated if p.grad is not None])
         if self._synchronizes:
             first = self.rank - self.layout.coordinates(self.rank).tensor
             group = self.weights.mesh.group_of("tensor")

@@ -1,13 +1,15 @@
-"""Divide the stream between tensor-parallel layers along the sequence: norms and additions too.
+"""Divide the stream outside of tensor-parallel layers along the sequence: norms, head and loss too.
 
 With tensor parallelism alone every rank computes and keeps all of what lies between the divided
-layers. Here each has its own tokens of it (Korthikanti et al., arXiv 2205.05198): a layer gathers
-its input and gives each rank its tokens of the sum, which together move as many bytes as one sum of
-all. Saves memory and time of norms, additions and the inputs that checkpointed blocks keep. What a
-layer has gathered stays until its backward pass, unlike in the paper, which gathers it once more.
-Counted for HYDRA base training (8 x 1,024 tokens, two ranks): 512 tokens of each sequence between
-the layers, and 50 gathers and 48 scattered sums a step in place of 48 sums. Embedding, last norm
-and head are of the whole sequence. A family's live metrics are of the first rank's tokens.
+layers, and the head and the loss. Here each has its own tokens of it (Korthikanti et al., arXiv
+2205.05198): a layer gathers its input and gives each rank its tokens of the sum, which together
+move as many bytes as one sum of all. Saves memory and time of embedding, norms, additions, head and
+loss, and the inputs that checkpointed blocks keep. A step sums the gradients of what every rank
+has: norms, embedding and head. What a layer has gathered stays until its backward pass, unlike in
+the paper, which gathers it once more. Counted for HYDRA base training (8 x 1,024 tokens, two
+ranks): 512 tokens of each sequence outside of the layers, and 48 gathers, 48 scattered sums and 3
+sums a step in place of 48 sums. The forward pass computes the logits of all tokens on every rank. A
+family's live metrics are of the first rank's tokens.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def interleaved(configuration, arms) -> Arm:
 def test_chunks_have_each_block_once_in_the_order_of_their_turns(n_blocks, ranks, chunks):
     if n_blocks < ranks * chunks:
         with pytest.raises(ValueError, match=f"{n_blocks} blocks for {ranks} ranks"):
-            stages(n_blocks, ranks, chunks)
+            stages([1.0] * n_blocks, ranks, chunks)
         return
-    made = stages(n_blocks, ranks, chunks)
+    made = stages([1.0] * n_blocks, ranks, chunks)
     turns = [(stage, stage.passage(chunk)) for chunk in range(chunks) for stage in made]
     blocks = [stage.blocks[index] for stage, passage in turns for index in passage.blocks]
     assert blocks == list(range(n_blocks))

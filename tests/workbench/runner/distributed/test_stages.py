@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import models
 from models import LanguageModel
-from models.parallel.pipeline_stages import Stage, stages
+from models.parallel.pipeline_stages import Stage, chain, stages
 
 
 class Stages:
@@ -18,7 +22,7 @@ class Stages:
         self.family = models.FAMILIES[family]
         self.config = self.family.configure("tiny", {"n_layers": 4, **fields})
         self.model = self._make()
-        self.stages = stages(len(self.model.blocks), ranks)
+        self.stages = stages([1.0] * len(self.model.blocks), ranks)
         self.parts = [self._part(stage) for stage in self.stages]
 
     def _make(self) -> LanguageModel:
@@ -37,11 +41,40 @@ def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def test_stages_are_contiguous_and_the_first_have_what_is_left_over():
-    assert [list(stage.blocks) for stage in stages(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
-    assert [(stage.first, stage.last) for stage in stages(7, 3)] == [
+    made = stages([1.0] * 7, 3)
+    assert [list(stage.blocks) for stage in made] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [(stage.first, stage.last) for stage in made] == [
         (True, False), (False, False), (False, True)]  # fmt: skip
     with pytest.raises(ValueError, match="2 blocks for 3 ranks"):
-        stages(2, 3)
+        stages([1.0] * 2, 3)
+
+
+@given(
+    loads=st.lists(st.floats(0.1, 4.0), min_size=2, max_size=9),
+    ranks=st.integers(2, 4),
+    head=st.floats(0.0, 12.0),
+)
+def test_no_other_stages_give_the_busiest_rank_much_less_work(loads, ranks, head):
+    assume(len(loads) >= ranks)
+
+    def busiest(ends: tuple[int, ...]) -> float:
+        work = [sum(loads[slice(*pair)]) for pair in itertools.pairwise((0, *ends, len(loads)))]
+        return max(*work[:-1], work[-1] + head)
+
+    made = stages(loads, ranks, head=head)
+    ends = tuple(stage.blocks.stop for stage in made[:-1])
+    best = min(map(busiest, itertools.combinations(range(1, len(loads)), ranks - 1)))
+    assert busiest(ends) <= best + max(loads)
+
+
+def test_the_last_stage_has_fewer_blocks_for_its_head():
+    hydra = models.FAMILIES["hydra"]
+    chain_of_base = chain(hydra, hydra.presets["base"])
+    assert [len(stage.blocks) for stage in chain_of_base.stages(2)] == [10, 2]
+    interleaved = chain_of_base.stages(2, 2)
+    assert [len(stage.blocks) for stage in interleaved] == [10, 2]
+    assert [stage.chunks for stage in interleaved] == [(range(5), range(5, 10)),
+                                                       (range(1), range(1, 2))]  # fmt: skip
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -70,7 +103,7 @@ def test_a_stage_returns_the_stream_and_only_the_last_one_a_loss(rank):
 @pytest.mark.parametrize("family", ["hydra", "mamba2"])
 def test_chunks_of_all_stages_in_turn_compute_the_full_model(family):
     pipeline = Stages(family, 2, n_layers=5)
-    made = stages(5, 2, chunks=2)
+    made = stages([1.0] * 5, 2, chunks=2)
     parts = [pipeline._part(stage) for stage in made]
     for model in (pipeline.model, *parts):
         model.set_fused_add_norm(family == "mamba2")
