@@ -124,9 +124,8 @@ sessions | torch
 .runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
 .runner.loading .runner.structures models | torch
 .runner.distributed .runner.distributed .descendants .exit_reasons .protocol .runner.batches \
-.runner.environment .runner.failures \
-.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
-| msgspec psutil torch
+.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.structures \
+.runner.training .runner.workloads kernels models sessions | msgspec psutil torch
 .runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
 .runner.structures .runner.workloads kernels models sessions | torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
