@@ -123,10 +123,9 @@ sessions | torch
 .runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch
 .runner.data .runner.batches .runner.environment .runner.failures .runner.interfaces \
 .runner.loading .runner.structures models | torch
-.runner.distributed .runner.distributed .exit_reasons .protocol .runner.batches \
-.runner.environment .runner.failures \
-.runner.interfaces .runner.structures .runner.training .runner.workloads kernels models sessions \
-| msgspec psutil torch
+.runner.distributed .runner.distributed .descendants .exit_reasons .protocol .runner.batches \
+.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.structures \
+.runner.training .runner.workloads kernels models sessions | msgspec psutil torch
 .runner.profiling .runner.profiling .runner.batches .runner.interfaces .runner.source_lines \
 .runner.structures .runner.workloads kernels models sessions | torch
 .runner.roofline .runner.roofline .ceilings .protocol .runner.environment .runner.interfaces \
@@ -161,9 +160,9 @@ msgspec torch
 .runner.export .runner.export .runner.batches .runner.config .runner.data .runner.failures \
 kernels models sessions | msgspec onnxruntime torch
 .runner.export._onnx_operators | onnxscript torch
-.runner.rank_worker .runner.building .runner.config .runner.distributed .runner.environment \
-.runner.failures .runner.instruments .runner.interfaces .runner.numerics .runner.toggles \
-.runner.variants .runner.wire | torch
+.runner.rank_worker .descendants .runner.building .runner.config .runner.distributed \
+.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
+.runner.toggles .runner.variants .runner.wire | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
 .runner.toggles sessions | msgspec torch
 .runner.experiments .runner.experiments .protocol .runner.building .runner.config .runner.context \
@@ -175,7 +174,7 @@ msgspec torch
 .runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
 kernels sessions | torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
-.runner.__main__ .runner.main .runner.rank_worker |
+.runner.__main__ .runner.distributed .runner.main |
 """
 
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 from torch.distributed.rendezvous import rendezvous
 
+from workbench import descendants
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import resolve
@@ -158,6 +159,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     if not local:
+        descendants.end_with_parent()
         visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         number = int(os.environ.get("LOCAL_RANK", "0"))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
@@ -168,6 +170,8 @@ def main() -> NoReturn:
     address = os.environ[ADDRESS] if local else store.get(ADDRESS).decode()
     name, _, port = address.rpartition(":")
     connection = Connection(socket.create_connection((name, int(port))), Order)
+    if not local:
+        connection.hand_over()
     connection.send(Hello(rank=rank(), token=token, host=host(), pid=os.getpid()))
     loop = WorkerLoop(connection)
     try:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
-import psutil
 
 from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
 from workbench.runner.distributed.messages import Alive, Failed, Hello, Order, Ready
+from workbench.runner.distributed.supervisor import Ended, hand_over, is_stopped
 from workbench.runner.failures import RankError
 
 _LAST_WORDS_S = 10.0  # for a worker to end after its connection was closed
@@ -54,7 +54,20 @@ class Connection:
         """Yield messages until the connection ends."""
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
-                yield self._decoder.decode(line)
+                try:
+                    message = self._decoder.decode(line)
+                except msgspec.MsgspecError:
+                    continue  # cut short by the end of the process that sent it
+                yield message
+
+    def hand_over(self) -> None:
+        """Let the supervisor of this process use the connection, too."""
+        hand_over(self._socket)
+
+    def hang_up(self) -> None:
+        """Send nothing more; what the other end still sends arrives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """End the connection for both ends."""
@@ -112,9 +125,9 @@ class Worker:
         return None
 
     def hang_up(self) -> None:
-        """Close the connection, which ends the worker."""
+        """End the worker; its last messages arrive."""
         if self._connection is not None:
-            self._connection.close()
+            self._connection.hang_up()
 
     def drain(self) -> None:
         """Wait until the worker has sent its last message and has ended."""
@@ -123,18 +136,15 @@ class Worker:
 
     def kill(self) -> None:
         """End the worker at once."""
-        self.hang_up()
+        if self._connection is not None:
+            self._connection.close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def is_stopped(self) -> bool:
         """Return True if a signal has stopped the process; False for one on another host."""
-        if self.process is None:
-            return False
-        with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
-        return False
+        return self.process is not None and is_stopped(self.process.pid)
 
     def error(self, predicate: str, failure: Failure | None = None) -> RankError:
         """Return an error whose sentence names the rank, its host and its step."""
@@ -155,6 +165,7 @@ class Worker:
 
     def _listen(self) -> None:
         assert self._connection is not None
+        code = None
         for message in self._connection.messages():
             self.heard_s = time.monotonic()
             match message:
@@ -165,7 +176,10 @@ class Worker:
                     self._observer.fail(self.error(f" ended: {sentence}", message.failure))
                 case Ready():
                     self._answers.put(message)
-        code = None
+                case Ended():
+                    code = message.code
+                    if message.stopped:
+                        self._observer.fail(self.error(" was stopped by a signal, and was ended"))
         if self.process is not None:
             try:
                 code = self.process.wait(_DYING_S)

@@ -6,6 +6,7 @@ import msgspec
 
 from sessions.model import Configuration
 from workbench.protocol import Failure
+from workbench.runner.distributed.supervisor import Ended
 
 
 class Arrange(msgspec.Struct, tag="arrange"):
@@ -102,4 +103,4 @@ class Alive(msgspec.Struct, tag="alive"):
 
 
 Order = Arrange | Build | Enter | Step | Evaluate | Compare | Record | Leave | Forget
-Answer = Hello | Ready | Failed | Alive
+Answer = Hello | Ready | Failed | Alive | Ended

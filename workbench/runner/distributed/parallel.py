@@ -48,6 +48,7 @@ from workbench.runner.distributed.messages import (
 )
 from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.environment import host
+from workbench.runner.instruments.memory import PeakReader
 from workbench.runner.interfaces import Trait
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Parallel:
         self._trainer: Trainer | None = None
         self._world: worlds.World | None = None  # of rank 0, while the variant is entered
         self._depth = self._steps = self._peak_bytes = 0
+        self._peak = PeakReader(self._device) if self._device.type == "cuda" else None
         if self.layout.pipeline > 1:
             self.pipeline = Pipeline(build, weights, model)
 
@@ -224,8 +226,8 @@ class Parallel:
         with self._together(world):
             self._load(arm)
             self._prepare()
-        if self.rank and self._device.type == "cuda":  # building is not part of a step
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._peak is not None:
+            self._peak.restart()  # building is not part of a step
         self._world, self._depth, self._steps = world, 1, 0
         try:
             yield
@@ -411,9 +413,8 @@ class Parallel:
 
     def _read_peak(self, arm: DividedVariant) -> None:
         """Read the steps' memory before the comparison needs more."""
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._device)
-            self._peak_bytes = peak - self.others_bytes(arm)
+        if self._peak is not None:
+            self._peak_bytes = self._peak.highest() - self.others_bytes(arm)
         else:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import psutil
 import torch
@@ -46,6 +47,38 @@ class Memory(NamedTuple):
         return min(self.allocated, self.peak_of(start_ns))
 
 
+class PeakReader:
+    """The highest number of bytes allocated on a GPU since ``restart``.
+
+    The allocator has one counter. A reader that resets it lets all others keep what it showed.
+    """
+
+    _readers: ClassVar[weakref.WeakSet[PeakReader]] = weakref.WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0  # the highest that the counter showed before others reset it
+        with self._lock:
+            self._readers.add(self)
+
+    def restart(self) -> int:
+        """Begin a new peak and return the previous one; from any thread."""
+        with self._lock:
+            shown = torch.cuda.max_memory_allocated(self._device)
+            for reader in self._readers:
+                reader._before = max(reader._before, shown)
+            previous, self._before = self._before, 0
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return previous
+
+    def highest(self, shown: int | None = None) -> int:
+        """Return the peak; ``shown`` is the counter, if it was read already."""
+        if shown is None:
+            shown = torch.cuda.max_memory_allocated(self._device)
+        return max(shown, self._before)
+
+
 class GpuMemory(Generic[Stepping]):
     """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
 
@@ -59,7 +92,7 @@ class GpuMemory(Generic[Stepping]):
         pool_bytes: Callable[[Stepping], int],
         others_bytes: Callable[[Stepping], int] = lambda _: 0,
     ) -> None:
-        self._device = device
+        self._device, self._peak = device, PeakReader(device)
         self._count_pools, self._count_others = pool_bytes, others_bytes
         self._others_bytes = 0
         self._arm: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
@@ -75,7 +108,7 @@ class GpuMemory(Generic[Stepping]):
             arm = None if self._arm is None else self._arm()
             self._pool_bytes = 0 if arm is None else self._count_pools(arm)
             self._others_bytes = 0 if arm is None else self._count_others(arm)
-        peak = allocated["peak"] + self._pool_bytes
+        peak = self._peak.highest(allocated["peak"]) + self._pool_bytes
         now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
@@ -87,8 +120,7 @@ class GpuMemory(Generic[Stepping]):
 
     def new_phase(self) -> None:
         """Begin a new peak; from any thread."""
-        peak = torch.cuda.max_memory_allocated(self._device) + (self._pool_bytes or 0)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peak = self._peak.restart() + (self._pool_bytes or 0)
         self._before, self._since_ns = float(peak), now_ns()
         self._pool_bytes = None
 

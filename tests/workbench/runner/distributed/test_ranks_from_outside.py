@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ TINY = (
     *("hydra", "--preset", "tiny", "--workload", "train", "--set", "batch=4"),
     *("--set", "sequence=16", "--set", "dim=32", "--set", "n_layers=2", "--set", "n_heads=2"),
 )
+REPORTED_S = 3.0
 END_S = 30.0  # for agents, which poll their ranks
 
 
@@ -44,7 +46,9 @@ class Hosts:
         """The rank of the second host."""
         agent = psutil.Process(self.second.pid)
         (process,) = (
-            p for p in agent.children(recursive=True) if "workbench.runner" in p.cmdline()
+            p
+            for p in agent.children(recursive=True)
+            if "workbench.runner.rank_worker" in p.cmdline()
         )
         return process
 
@@ -122,7 +126,11 @@ def test_scaling_over_two_hosts_of_two_ranks_is_measured_and_right(hosts, capsys
 
 @pytest.mark.slow
 @needs_cores
-def test_a_rank_of_another_host_that_is_killed_is_named_and_one_device_goes_on(hosts):
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSTOP, "was stopped by a signal")],
+)
+def test_a_failed_rank_of_another_host_is_named_and_one_device_goes_on(hosts, number, reason):
     driver = Driver(command=hosts.first, environment={**os.environ})
     try:
         driver.until_state("idle")
@@ -131,11 +139,13 @@ def test_a_rank_of_another_host_that_is_killed_is_named_and_one_device_goes_on(h
         together = protocol.Start(configuration=_with(alone, data_parallel="2"))
         driver.send(together)
         driver.until(protocol.EvidenceFound)
-        hosts.worker.kill()
-        failure = driver.until(protocol.Failure, 10.0)
+        worker = hosts.worker
+        worker.send_signal(number)
+        failure = driver.until(protocol.Failure, REPORTED_S)
         assert failure.kind == "ranks", failure
         assert "rank 1 (on " in failure.sentence and ", in step " in failure.sentence
-        assert "ended, or its host cannot be reached" in failure.sentence
+        assert reason in failure.sentence
+        assert_end([worker])
         driver.until_state("idle")
         driver.start(_with(alone, data_parallel="off"), steps=3)
         assert driver.finish().reason == "done", driver.describe()

@@ -12,6 +12,7 @@ from rank_checks import BF16, assert_right, configure, on_gpus
 from sessions.model import Configuration
 from workbench.runner.building.arms import Arms
 from workbench.runner.distributed import world
+from workbench.runner.instruments.memory import GpuMemory
 from workbench.runner.variants.variant import Arm
 
 pytestmark = on_gpus
@@ -94,3 +95,16 @@ def test_each_option_needs_less_memory_in_steps():
     assert peaks["off"] > 3.9 * weights  # with two moments and the buckets of gradients
     assert peaks["gradients"] < peaks["off"] - 0.9 * weights  # half of moments and gradients
     assert peaks["full"] < peaks["gradients"] - 0.1 * weights
+
+
+def test_ranks_report_like_peaks_although_another_reader_begins_a_new_one_after_the_steps():
+    arm = step_sharded(configure(sequence=128, dim=256), "full")
+    memory = GpuMemory(torch.device("cuda", 0), lambda arm: 0)
+    with arm.entered():
+        for _ in range(3):
+            arm.batches.advance()
+            arm.step()
+        torch.cuda.synchronize()
+        memory.new_phase()
+    print(f"peak MiB {[peak >> 20 for peak in arm.divided.peaks]}")
+    assert arm.divided.peaks[0] == pytest.approx(arm.divided.peaks[1], rel=0.15)
