@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=["table", "plain", "tests"])
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", default=[], help="default: all of each part")
     parser.add_argument("--preset", default="base")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--sequence", type=int, default=1024)
@@ -129,8 +129,7 @@ def main() -> int:
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the variants of HYDRA that were requested."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    variants = {name: VARIANTS[name] for name in options.variants}
-    return measure("hydra", options.preset, settings, variants)
+    return measure("hydra", options.preset, settings, chosen(VARIANTS, options))
 
 
 def measure_context(options: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +137,9 @@ def measure_context(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"batch": 4, "sequence": 8 * options.sequence}
     model = {"max_sequence": settings["sequence"]}
     return {
-        f"{family} {preset}": measure(family, preset, settings, LONG_VARIANTS, model)
+        f"{family} {preset}": measure(
+            family, preset, settings, chosen(LONG_VARIANTS, options), model
+        )
         for family, preset in (("hydra", options.preset), ("mamba2", "96M"))
     }
 
@@ -146,7 +147,14 @@ def measure_context(options: argparse.Namespace) -> dict[str, Any]:
 def measure_experts(options: argparse.Namespace) -> dict[str, Any]:
     """Measure experts of which each rank has a part."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    return measure("moe", options.preset, settings, EXPERT_VARIANTS)
+    return measure("moe", options.preset, settings, chosen(EXPERT_VARIANTS, options))
+
+
+def chosen(
+    variants: dict[str, dict[str, str]], options: argparse.Namespace
+) -> dict[str, dict[str, str]]:
+    """Return the variants that were requested."""
+    return {n: v for n, v in variants.items() if n in options.variants or not options.variants}
 
 
 def measure(
