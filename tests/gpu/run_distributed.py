@@ -60,13 +60,16 @@ VARIANTS = {
     "data": {**AMP, **DATA},
     "data, compiled": {**COMPILED, **DATA},
     "data, compiled whole": {**WHOLE, **DATA},
+    "data, compiled whole, BF16 sent": {**WHOLE, **DATA, "gradient_compression": "bf16"},
     "FSDP": {**AMP, **DATA, "sharding": "full"},
     "FSDP, compiled": {**COMPILED, **DATA, "sharding": "full"},
     "tensor + sequence": {**AMP, **SEQUENCE},
     "tensor + sequence, compiled": {**COMPILED, **SEQUENCE},
+    "tensor + sequence, compiled whole": {**WHOLE, **SEQUENCE},
     "pipeline": {**AMP, "pipeline_parallel": "2", "micro_batches": "8"},
     "pipeline, 4": {**AMP, "pipeline_parallel": "2", "micro_batches": "4"},
-    "pipeline, 8, compiled": {**COMPILED, "pipeline_parallel": "2", "micro_batches": "8"},
+    "pipeline, 4, compiled": {**COMPILED, "pipeline_parallel": "2", "micro_batches": "4"},
+    "pipeline, 4, compiled whole": {**WHOLE, "pipeline_parallel": "2", "micro_batches": "4"},
     "interleaved": {**AMP, **INTERLEAVED, "micro_batches": "8"},
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
 }
@@ -183,15 +186,17 @@ def measure(
             arm = arms.get(situation, PhaseTracker(lambda phase: None))
             if start is None:
                 start = State(arm)
+            with arm.entered():  # a capture takes several steps before the first
+                arm.batches.advance()
+                float(arm.step())
+            row["ready_s"] = time.perf_counter() - began
             start.restore(arm)
             with arm.entered():
                 arm.batches.rewind()
                 losses = []
-                for number in range(LOSSES):
+                for _ in range(LOSSES):
                     arm.batches.advance()
                     losses.append(float(arm.step()))
-                    if not number:
-                        row["ready_s"] = time.perf_counter() - began
             row["losses"] = losses
             estimate = footprint(situation)
             row["estimate_bytes"] = None if estimate is None else estimate.total
