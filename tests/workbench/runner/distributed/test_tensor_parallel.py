@@ -112,9 +112,9 @@ def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
         arm = stepped(configuration, steps=2, arms=arms, **toggles)
         status, text = collect_evidence(arm)["tensor_parallel"]
         assert status == "effective" and calls in text
-        # Of 2 x 16 x 32 in BF16 each; the ends of the stream and the norms' gradients in FP32.
-        ends = 2 * 4096 + 4 * 32 * 4 if more else 0
-        assert arm.divided.traffic.bytes == (16 if more else 8) * 2048 + ends
+        # Of 2 x 16 x 32 in BF16 each; in FP32 the loss, and gradients of embedding and norms.
+        in_fp32 = 1 + (256 + 5) * 32 if more else 0
+        assert arm.divided.traffic.bytes == (16 if more else 8) * 2048 + 4 * in_fp32
 
 
 @needs_cores
@@ -212,19 +212,18 @@ def test_ranks_do_not_diverge_by_roundings_of_replicated_layers(configuration, m
 
 
 @needs_cores
-def test_gradients_of_norms_that_are_not_summed_are_seen(configuration, monkeypatch):
+def test_gradients_of_norms_and_head_that_are_not_summed_are_seen(configuration, monkeypatch):
     arm = stepped(configuration, steps=2, arms=Arms(), **SEQUENCE)
-    summed = collectives.sum_over_ranks
+    summed = collectives.sum_all
 
-    def own_part(x):
-        summed(x)
-        return x
+    def sum_copies(gradients):
+        summed([gradient.clone() for gradient in gradients])
 
-    monkeypatch.setattr(parallel, "sum_over_ranks", own_part)
+    monkeypatch.setattr(parallel, "sum_all", sum_copies)
     with arm.entered():
         arm.step()
     status, text = collect_evidence(arm)["tensor_parallel"]
-    assert status == "no effect" and "ranks differ in 4 parameters" in text
+    assert status == "no effect" and "ranks differ in 6 parameters" in text
 
 
 @needs_cores
@@ -233,7 +232,7 @@ def test_tokens_in_another_order_are_seen(configuration, arms, monkeypatch):
     backward = collectives._Tokens.backward
 
     def turned(ctx, gradient):
-        return backward(ctx, gradient.flip(1) if ctx.back == "own_tokens" else gradient)
+        return backward(ctx, gradient.flip(1) if ctx.back == "gather_tokens" else gradient)
 
     monkeypatch.setattr(collectives._Tokens, "backward", staticmethod(turned))
     checked = comparison.check(arm, arm.situation)
