@@ -141,13 +141,14 @@ msgspec torch
 torch
 .runner.toggles .runner.toggles .plugins .protocol .runner.batches .runner.distributed \
 .runner.failures .runner.foreign .runner.instruments .runner.interfaces .runner.loading \
-.runner.model_state \
-.runner.profiling .runner.roofline .runner.structures .runner.training .runner.user_models \
-.runner.variants .runner.workloads kernels models sessions | msgspec torch
+.runner.model_state .runner.profiling .runner.roofline .runner.structures .runner.training \
+.runner.user_models .runner.variants.assembly .runner.variants.build .runner.variants.compiles \
+.runner.variants.fake_step .runner.variants.observed .runner.variants.offload \
+.runner.variants.weights .runner.workloads kernels models sessions | msgspec torch
 .runner.building .runner.building .runner.data .runner.distributed .runner.failures \
 .runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.revision \
-.runner.toggles .runner.training .runner.user_models .runner.variants kernels sessions | msgspec \
-torch
+.runner.toggles .runner.training .runner.user_models .runner.variants kernels models sessions | \
+msgspec torch
 .runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
 .runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | \
 msgspec torch
@@ -346,7 +347,8 @@ def test_a_package_of_the_runner_needs_only_packages_whose_rows_stand_above():
     rows = list(table)
     for position, row in enumerate(rows):
         needed = {name for name in table[row].split() if ".runner." in name}
-        below = needed - set(rows[: position + 1])
+        above = " ".join(rows[: position + 1])
+        below = {name for name in needed if not begins_with(name, above)}
         assert not below, f"{row} needs {sorted(below)}, whose rows stand below it"
 
 
@@ -362,6 +364,10 @@ def test_a_package_of_the_runner_needs_only_packages_whose_rows_stand_above():
         ("workbench.protocol", "import workbench.client.journal"),
         ("workbench.client.recorder", "from torch import Tensor"),
         ("workbench.runner.toggles.compile", "from PySide6.QtCore import QObject"),
+        (
+            "workbench.runner.toggles.compile",
+            "if TYPE_CHECKING:\n    from workbench.runner.variants.variant import Arm",
+        ),
         (
             "workbench.runner.experiments.run",
             "if TYPE_CHECKING:\n    from workbench.ui import state",

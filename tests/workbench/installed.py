@@ -23,7 +23,7 @@ TOGGLE = Toggle(
     name="extra_block", title="Extra block", help=__doc__, group="Extras", stage=Stage.MEMORY,
     options={"off": "Off", "on": "On"},
     apply=lambda option, build: build.flags.append(_block),
-    evidence=lambda option, arm: effective("a block was entered") if entered else no_effect("none"),
+    evidence=lambda option, observed: effective("entered") if entered else no_effect("none"),
 )
 ''',
     "narrow": '''
@@ -33,7 +33,8 @@ from workbench.runner.toggles import Stage, Toggle, effective
 TOGGLE = Toggle(
     name="narrow", title="Narrow", help=__doc__, group="Extras", stage=Stage.MODEL,
     options={"off": "Off", "on": "On"}, apply=lambda option, build: None,
-    configure=lambda option, config: {}, evidence=lambda option, arm: effective("it is narrower"),
+    configure=lambda option, config: {},
+    evidence=lambda option, observed: effective("it is narrower"),
 )
 ''',
     "operator": '''

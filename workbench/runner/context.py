@@ -217,7 +217,7 @@ class Rig:
 
     def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
         """Return the arm's ledger, and the ceilings for the segment's steps if they are known."""
-        facts = {**arm.ledger, **arm.counted}
+        facts = {**arm.ledger, **arm.record.facts}
         devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
         dtype = matrix_dtype(arm.situation)
         if self.roof.measured is None:

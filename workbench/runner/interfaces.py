@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+import kernels
 from kernels import hardware
 from models import Family, Model
-from sessions.model import OWN, Configuration
+from sessions.model import OWN, Configuration, Scalar
 from workbench.protocol import LeftOut
 from workbench.runner.batches import Batches
 from workbench.runner.workloads import Compute, Workload
@@ -85,6 +86,17 @@ class Situation:
         )
 
 
+@dataclass
+class StepRecord:
+    """Findings of a variant's first step. ``usage`` and ``reasons`` are as in ``kernels``."""
+
+    usage: dict[str, dict[str, int]] = field(default_factory=dict)
+    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tiles: list[kernels.Choice] = field(default_factory=list)
+    kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
+    facts: dict[str, Scalar] = field(default_factory=dict)  # about attention and work
+
+
 class DividedBuild(Protocol):
     """The part of a build that steps of several ranks depend on."""
 
@@ -103,16 +115,25 @@ class DividedBuild(Protocol):
 class MarkedVariant(Protocol):
     """The part of a built configuration that a call beside its steps reads."""
 
-    situation: Situation
-    model: Model
-    batches: Batches
+    @property
+    def situation(self) -> Situation:
+        """The facts that it was built for."""
+
+    @property
+    def model(self) -> Model:
+        """The model of the steps."""
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of this rank."""
 
     @property
     def compute(self) -> Compute:
         """The computation of a step, without its update."""
 
-    def restart(self) -> None:
-        """Begin the round of steps anew, if there are rounds."""
+    @property
+    def restart(self) -> Callable[[], None]:
+        """The function that starts a new round of steps, if there are rounds."""
 
 
 class DividedVariant(Protocol):
@@ -120,8 +141,7 @@ class DividedVariant(Protocol):
 
     model: Model
     batches: Batches
-    usage: dict[str, dict[str, int]]
-    reasons: dict[str, tuple[str, str]]
+    record: StepRecord
 
     @property
     def compute(self) -> Compute:

@@ -16,7 +16,7 @@ from workbench.runner.toggles._toggle import Finding, Stage, Toggle, effective, 
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def _apply(option: str, build: Build) -> None:
     build.flags.append(_deterministic)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     if torch.are_deterministic_algorithms_enabled():
         return effective("torch uses algorithms that repeat, where it has them")
     return no_effect("torch may use algorithms that do not repeat")

@@ -5,24 +5,24 @@ from __future__ import annotations
 from sessions.model import Evidence
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.toggles import Toggle, all_toggles, unknown
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.observed import Observed
 
 
-def look(arm: Arm) -> list[Evidence]:
-    """Ask every toggle that was switched, or chose, what proves its effect; the arm is entered.
+def look(observed: Observed) -> list[Evidence]:
+    """Ask every toggle that was switched, or chose, what proves its effect; the variant is entered.
 
     A failure makes the toggle's evidence unknown, and is raised only if it is fatal.
     """
-    evidence = (_evidence_of(toggle, arm) for toggle in all_toggles().values())
+    evidence = (_evidence_of(toggle, observed) for toggle in all_toggles().values())
     return [item for item in evidence if item is not None]
 
 
-def _evidence_of(toggle: Toggle, arm: Arm) -> Evidence | None:
-    option = arm.situation.option(toggle.name)
-    if option == toggle.off and not (toggle.chooses and toggle.chooses(arm)):
+def _evidence_of(toggle: Toggle, observed: Observed) -> Evidence | None:
+    option = observed.situation.option(toggle.name)
+    if option == toggle.off and not (toggle.chooses and toggle.chooses(observed)):
         return None
     try:
-        finding = toggle.evidence(option, arm)
+        finding = toggle.evidence(option, observed)
     except Exception as error:  # evidence may run the model, which may raise anything
         if is_fatal(error):
             raise

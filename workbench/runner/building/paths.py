@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 import kernels
+from models import Model
 from workbench.runner.toggles._adapting import ranks_text
 
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
 
-
-def path_text(arm: Arm) -> str:
+def path_text(usage: Mapping[str, Mapping[str, int]], config: Any, model: Model) -> str:
     """Say which path ran where PyTorch has several, and which ranks are in use; empty for none.
 
     The former is of the step that was watched. Reading the ranks waits for the device.
     """
     clauses = [
         f"{name} by {' and '.join(calls)}"
-        for name, calls in arm.usage.items()
+        for name, calls in usage.items()
         if kernels.OPS[name].standard is not None
     ]
-    if getattr(arm.situation.config, "adaptive_rank", False) and arm.model.adapted():
-        clauses.append(ranks_text(True, arm))
+    if getattr(config, "adaptive_rank", False) and model.adapted():
+        clauses.append(ranks_text(model))
     return "; ".join(clauses)

@@ -278,7 +278,7 @@ class Parallel:
         dist.all_reduce(peaks, group=self.weights.mesh.group)
         self.peaks = peaks.tolist()
         if self.pipeline is not None:
-            self.pipeline.share_records(arm)
+            self.pipeline.share_records(arm.record)
         self._steps = 0
 
     @property

@@ -26,7 +26,7 @@ from workbench.runner.distributed.stage_metrics import StageMetrics
 if TYPE_CHECKING:
     from models import Model
     from workbench.runner.distributed.local_weights import LocalWeights
-    from workbench.runner.interfaces import DividedBuild, DividedVariant
+    from workbench.runner.interfaces import DividedBuild, DividedVariant, StepRecord
     from workbench.runner.workloads import Compute
 
 SCHEDULES = {
@@ -216,7 +216,7 @@ class Pipeline:
             hold(theirs)
             own += theirs  # equal to the last bit on both, whichever comes first
 
-    def share_records(self, arm: DividedVariant) -> None:
+    def share_records(self, record: StepRecord) -> None:
         """Tell all ranks what each did in the last step, and rank 0 which kernels others called."""
         turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
         turns[dist.get_rank()] = torch.tensor(self._own_turns())
@@ -235,10 +235,10 @@ class Pipeline:
                 continue
             usage, reasons = decoded
             for operator, by in usage.items():
-                here = arm.usage.setdefault(operator, {})
+                here = record.usage.setdefault(operator, {})
                 for name, calls in by.items():
                     here[name] = here.get(name, 0) + calls
-            arm.reasons = reasons | arm.reasons
+            record.reasons = reasons | record.reasons
 
     def _own_turns(self) -> Turns:
         done = self._torch_stages[0].counts

@@ -368,8 +368,9 @@ class AttributeRun:
 
     def _note_path(self, contender: Contender) -> None:
         """Record what computes an arm's experts, and its ranks, unless it has made room."""
-        if contender.arm is not None:
-            self._arms[contender.number].path = path_text(contender.arm)
+        if (variant := contender.arm) is not None:
+            path = path_text(variant.record.usage, variant.situation.config, variant.model)
+            self._arms[contender.number].path = path
 
     # Messages
 

@@ -227,11 +227,11 @@ class Run:
         arm.restart()
         rig.send_steps(rig.clock.drain(wait=True))
         self.steps += 1
-        self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.counted)
+        self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.record.facts)
         if digest := sketch(self._output):
             self._facts(**{SKETCH: digest})
-        if arm.tiles:
-            self._facts(tiles=origins(arm.tiles))
+        if arm.record.tiles:
+            self._facts(tiles=origins(arm.record.tiles))
         self._check_cancelled()
 
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:

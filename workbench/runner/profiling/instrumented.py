@@ -44,18 +44,18 @@ _KINDS = {"convolution": "convolution", "_attention": "attention", "_rnn": "recu
 _CHECKED = 64  # rows and columns of a product, which are computed again in FP64
 
 
-def call(arm: MarkedVariant, *, backward: bool = False) -> None:
-    """Compute what a step does, uncompiled, up to its loss; the arm must be entered.
+def call(variant: MarkedVariant, *, backward: bool = False) -> None:
+    """Compute what a step does, uncompiled, up to its loss; the variant must be entered.
 
     ``backward``: and in training its gradients, which are not kept.
     """
-    workload = arm.situation.workload
+    workload = variant.situation.workload
     with eager(), torch.set_grad_enabled(workload.trains):
-        out = computed(arm.compute, workload, arm.batches)
+        out = computed(variant.compute, workload, variant.batches)
         if workload.decodes:
-            arm.restart()  # the cache was left one token further than the steps were
+            variant.restart()  # the cache was left one token further than the steps were
         if workload.trains and backward:
-            learned = [p for p in arm.model.parameters() if p.requires_grad]
+            learned = [p for p in variant.model.parameters() if p.requires_grad]
             torch.autograd.grad(out, learned, allow_unused=True)
 
 

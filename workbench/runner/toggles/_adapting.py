@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from models import Model
 from workbench.runner.variants.compiles import counted
-
-if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+from workbench.runner.workloads import Workload
 
 
 def ranks(model: Model) -> Counter[int]:
@@ -35,15 +32,16 @@ def choices(model: Model) -> list[list[int]]:
     return [adapted[name].flatten().tolist() for name in ("rank_LH", "bits_LH") if name in adapted]
 
 
-def calls(model: Model, settling: int) -> str:
-    """Say how many calls the model has adapted in; ``settling`` more may change it."""
+def calls(model: Model, workload: Workload) -> str:
+    """Say how many calls the model has adapted in, and how many more may change it."""
+    settling = workload.steps_to_settle(model)
     so_far = counted(int(model.adapted()["step"]), "call")
     return f"{so_far} ({settling} more before a change may show)" if settling else so_far
 
 
-def ranks_text(value: Any, arm: Arm) -> str:
+def ranks_text(model: Model) -> str:
     """Say which ranks are in use."""
-    used, full = ranks(arm.model), head_dim(arm.model)
+    used, full = ranks(model), head_dim(model)
     narrow = sum(heads for rank, heads in used.items() if rank < full)
     text = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
     return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {text}"

@@ -22,7 +22,7 @@ from workbench.runner.variants.compiles import Compiles
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 NOT_COMPILED = Blocked(
     "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
@@ -36,7 +36,7 @@ def compiling_toggle(
     options: Mapping[str, str],
     *,
     apply: Callable[[str, Build], None],
-    shown: Callable[[str, Arm, Compiles], Finding],
+    shown: Callable[[str, Observed, Compiles], Finding],
     blocked: Callable[[str, Situation], Blocked | None],
     traits: Mapping[str, Collection[Trait]] = MappingProxyType({}),
     fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix,
@@ -48,11 +48,11 @@ def compiling_toggle(
             return None
         return blocked(option, situation) if situation.has(Trait.COMPILED) else NOT_COMPILED
 
-    def evidence(option: str, arm: Arm) -> Finding:
-        compiles = arm.compiles.read()
+    def evidence(option: str, observed: Observed) -> Finding:
+        compiles = observed.compiles.read()
         if not compiles.graphs:
             return no_effect("no graph was compiled")
-        return shown(option, arm, compiles)
+        return shown(option, observed, compiles)
 
     return Toggle(
         name=name,

@@ -1,10 +1,10 @@
-"""Compare what an arm computes with what it would compute with one option off.
+"""Comparison of what a variant computes with what it would compute with one option off.
 
-The arm's model, and one of the same weights without the option, are called on the arm's batch,
+The variant's model, and one of the same weights without the option, are called on its batch,
 neither compiled nor captured. Their outputs are compared bit by bit, and so are the operators that
 ran, by shapes and dtypes. Where an option changes which weights there are, the operators of both
-steps are counted on tensors without storage instead. The arm stays as it is: no weight, buffer or
-random state changes.
+steps are counted on tensors without storage instead. The variant stays as it is: no weight, buffer
+or random state changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from workbench.runner.variants.assembly import autocast as build_autocast
 from workbench.runner.variants.build import Build
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _NAMED = 3  # operators named in a sentence
 
@@ -58,10 +58,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides: as the arm is, and with the option off.
+    """Two sides: ``own``, as the variant is, and ``off``, with the option off.
 
     ``error`` is the Euclidean distance of the outputs relative to their size, 0 if all bits are
-    equal, None if the sides have other weights; ``noise`` is that of two calls of the arm's side.
+    equal, None if the sides have other weights; ``noise`` is that of two calls of the own side.
     """
 
     error: float | None
@@ -116,46 +116,46 @@ def kernel_choices(situation: Situation) -> dict[str, str]:
     return build.kernel_choices
 
 
-def compare(arm: Arm, off: Situation) -> Comparison | None:
-    """Compare the arm with a situation that differs in one option.
+def compare(observed: Observed, off: Situation) -> Comparison | None:
+    """Compare the variant with a situation that differs in one option.
 
     None if the sides have other weights, and a step depends on numbers that are not there to
     count it.
     """
-    if not _same_weights(arm.situation, off):
+    if not _same_weights(observed.situation, off):
         from torch._subclasses.fake_tensor import DataDependentOutputException
 
         from workbench.runner.variants.fake_step import count
 
         try:
             toggles = toggles_before(Stage.COMPILE)
-            own_tally, off_tally = count(arm.situation, toggles), count(off, toggles)
+            own_tally, off_tally = count(observed.situation, toggles), count(off, toggles)
         except DataDependentOutputException:
             return None
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
-    model = arm.model if arm.divided is None else None
-    own, again = (_outputs(arm, arm.situation, model) for _ in range(2))
-    other = _outputs(arm, off)
+    model = observed.model if observed.divided is None else None
+    own, again = (_outputs(observed, observed.situation, model) for _ in range(2))
+    other = _outputs(observed, off)
     return Comparison(_distance(own[0], other[0]), _distance(own[0], again[0]), own[1], other[1])
 
 
-def settled(arm: Arm, situation: Situation, calls: int) -> Model:
-    """Return a model of the arm's weights that has adapted in so many calls, each an analysis."""
+def settled(observed: Observed, situation: Situation, calls: int) -> Model:
+    """Return a model of the variant's weights that adapted in each of so many calls."""
     config = replace(situation.config, refresh_every=1)
     build = _build(replace(situation, config=config))
-    model: Model = situation.family.share(config, arm.plain_weights())
-    with _in_force(arm.model, build), torch.no_grad():
+    model: Model = situation.family.share(config, observed.plain_weights())
+    with _in_force(observed.model, build), torch.no_grad():
         for _ in range(calls):
-            build_autocast(build)(model)(*arm.all_batches.inputs)
+            build_autocast(build)(model)(*observed.all_batches.inputs)
     return model
 
 
-def kept_bytes(arm: Arm, situation: Situation) -> int:
+def kept_bytes(observed: Observed, situation: Situation) -> int:
     """Return the bytes that autograd keeps of one call on few inputs, weights left out."""
-    if not any(x.requires_grad for x in arm.model.parameters()):
+    if not any(x.requires_grad for x in observed.model.parameters()):
         return 0
     build = _build(situation)
-    model = _model(arm, build)
+    model = _model(observed, build)
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
     saved: dict[int, int] = {}
 
@@ -166,8 +166,8 @@ def kept_bytes(arm: Arm, situation: Situation) -> int:
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
-    with _in_force(arm.model, build), torch.enable_grad(), hooks:
-        made = make_bench(build, model, arm.all_batches).model(*arm.batches.few)
+    with _in_force(observed.model, build), torch.enable_grad(), hooks:
+        made = make_bench(build, model, observed.all_batches).model(*observed.batches.few)
     del made  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
 
@@ -186,12 +186,12 @@ def _build(situation: Situation) -> Build:
     return build
 
 
-def _model(arm: Arm, build: Build) -> Model:
+def _model(observed: Observed, build: Build) -> Model:
     situation = build.situation
-    model: Model = situation.family.share(situation.config, arm.plain_weights())
+    model: Model = situation.family.share(situation.config, observed.plain_weights())
     model.train(situation.workload.trains)
-    rng.take_modes(model, arm.model)
-    for name, values in arm.model.adapted().items():
+    rng.take_modes(model, observed.model)
+    for name, values in observed.model.adapted().items():
         if name in model.adapted():
             model.adapted()[name].copy_(values)
     if build.quantization:
@@ -227,16 +227,18 @@ def _unchanged(model: Model) -> Iterator[None]:
             x.copy_(buffers[name])
 
 
-def _outputs(arm: Arm, situation: Situation, model: Model | None = None) -> tuple[Tensor, Work]:
+def _outputs(
+    observed: Observed, situation: Situation, model: Model | None = None
+) -> tuple[Tensor, Work]:
     """Return all outputs of one call in a row, and what ran; of another model if none is given."""
     build, work = _build(situation), Work()
     workload = situation.workload
-    with _in_force(arm.model, build), torch.no_grad():
-        called = _model(arm, build) if model is None else model
+    with _in_force(observed.model, build), torch.no_grad():
+        called = _model(observed, build) if model is None else model
         with _unchanged(called):
-            compute = make_compute(build, make_bench(build, called, arm.all_batches))
+            compute = make_compute(build, make_bench(build, called, observed.all_batches))
         with _unchanged(called), watched(_watch(work)), _Record(work):
-            out = instrumented.computed(compute, workload, arm.all_batches)
+            out = instrumented.computed(compute, workload, observed.all_batches)
     values = [x.detach().reshape(-1) for x in tree_leaves(out) if isinstance(x, Tensor)]
     return torch.cat([x.clone() for x in values]), work
 

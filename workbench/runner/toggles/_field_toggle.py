@@ -33,10 +33,10 @@ from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 Needs = Callable[[Any, Situation], Blocked | None]
-Facts = Callable[[Any, "Arm"], str]
+Facts = Callable[[Any, "Observed"], str]
 FOLLOW = "follow"
 SWITCH: Mapping[str, tuple[str, Scalar]] = {"on": ("On", True), "off": ("Off", False)}
 
@@ -45,7 +45,7 @@ def _always(value: Any, situation: Situation) -> Blocked | None:
     return None
 
 
-def _nothing_to_add(value: Any, arm: Arm) -> str:
+def _nothing_to_add(value: Any, observed: Observed) -> str:
     return ""
 
 
@@ -64,11 +64,12 @@ def field_toggle(
 ) -> Toggle:
     """The toggle of one field; ``values`` are title and value by option, besides "follow".
 
-    ``name`` is the toggle's, if that is not the field's. ``needs(value, situation)`` says why a
-    value cannot have an effect, or must not, in a situation that has the field; ``idle(value,
-    arm)`` why it had none in an arm that has stepped, or nothing; ``facts(value, arm)`` what was
-    measured of its effect there, beside the comparison that every field has. ``same_mathematics``:
-    the model computes the same with every value.
+    ``name`` is the toggle's name, if that is not the field's. ``needs(value, situation)`` returns
+    why a value cannot have an effect, or must not, in a situation that has the field.
+    ``idle(value, observed)`` returns why the value had no effect in a variant that has stepped;
+    empty if it had one. ``facts(value, observed)`` describes what was measured of its effect,
+    beside the comparison that every field has. ``same_mathematics``: the model computes the same
+    with every value.
     """
 
     def configure(option: str, config: Any) -> dict[str, Scalar]:
@@ -86,8 +87,8 @@ def field_toggle(
             return _refused(str(error), {field: values[option][1]}, situation)
         return needs(values[option][1], situation)
 
-    def evidence(option: str, arm: Arm) -> Finding:
-        return _judged(field, values, values[option][1], arm, (needs, idle, facts))
+    def evidence(option: str, observed: Observed) -> Finding:
+        return _judged(field, values, values[option][1], observed, (needs, idle, facts))
 
     return Toggle(
         name=name or field,
@@ -108,20 +109,20 @@ def _judged(
     field: str,
     values: Mapping[str, tuple[str, Scalar]],
     wanted: Any,
-    arm: Arm,
+    observed: Observed,
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
-    """Compare the arm with one whose field has another value, and say what that changes."""
+    """Compare the variant with one whose field has another value, and say what that changes."""
     from workbench.runner.toggles import _effects as effects
 
     needs, idle, facts = by
-    situation = arm.situation
+    situation = observed.situation
     built, declared = getattr(situation.config, field), getattr(situation.base, field)
     if blocked := needs(wanted, situation):
         return no_effect(blocked.reason)
     if built != wanted:
         return no_effect(f"the model is built with {field} = {built}")
-    if why := idle(wanted, arm):
+    if why := idle(wanted, observed):
         return no_effect(why)
     other = declared if declared != wanted else next(v for _, v in values.values() if v != wanted)
     note = "" if declared != wanted else "the model's fields say so already; "
@@ -134,25 +135,24 @@ def _judged(
         if declared == wanted:
             return as_default(f"the model has {field} = {declared}, which its other fields need")
         return unknown(f"there is no model of {field} = {other} to compare with: {error}")
-    measured = facts(wanted, arm)  # of the steps, before the comparison calls the model
-    comparison = effects.compare(arm, off)
+    measured = facts(wanted, observed)  # of the steps, before the comparison calls the model
+    comparison = effects.compare(observed, off)
     if comparison is not None and comparison.identical:
         return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
     has_outputs = comparison is not None and comparison.error is not None
-    differences = [] if has_outputs else _differences(_built(arm), without)
+    differences = [] if has_outputs else _differences(_built(situation, observed.model), without)
     work = "" if comparison is None else comparison.text()
     parts = [part for part in (*differences, work, measured) if part]
     text = f"{note}against {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
 
 
-def _built(arm: Arm) -> Model:
-    """Return the arm's model; if ranks divide it, a model with the structure of all parts."""
-    situation = arm.situation
+def _built(situation: Situation, model: Model) -> Model:
+    """Return the variant's model; if ranks divide it, a model with the structure of all parts."""
     if pipeline_ranks_of(situation) == tensor_ranks_of(situation) == 1:
-        return arm.model
-    model: Model = situation.family.build(situation.config)
-    return model
+        return model
+    undivided: Model = situation.family.build(situation.config)
+    return undivided
 
 
 def _nothing(option: str, build: Build) -> None:

@@ -25,11 +25,9 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
+    from workbench.runner.interfaces import MarkedVariant, StepRecord
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
-
-Usage = Mapping[str, Mapping[str, int]]  # calls by operator and implementation
-Reasons = Mapping[str, tuple[str, str]]  # last implementation and the reason, by operator
+    from workbench.runner.variants.observed import Observed
 
 AUTO = "auto"
 FOLLOW = "follow"
@@ -82,13 +80,13 @@ def kernel_toggle(
     def apply(option: str, build: Build) -> None:
         build.choose_kernel(operator, option)
 
-    def evidence(option: str, arm: Arm) -> Finding:
+    def evidence(option: str, observed: Observed) -> Finding:
         finding = (
-            measured_finding(operator, arm.usage, arm.reasons)
+            measured_finding(operator, observed.record)
             if option == AUTO
-            else usage_finding(operator, option, arm.usage, arm.reasons)
+            else usage_finding(operator, option, observed.record)
         )
-        return against_off(finding, operator, arm, name, FOLLOW)
+        return against_off(finding, operator, observed, name, FOLLOW)
 
     return Toggle(
         name=name,
@@ -149,15 +147,15 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     return Blocked(missing, "`workbench doctor` says what to install.")
 
 
-def usage_finding(operator: str, implementation: str, usage: Usage, reasons: Reasons) -> Finding:
+def usage_finding(operator: str, implementation: str, record: StepRecord) -> Finding:
     """Say whether calls of an operator went to the implementation that was requested."""
-    calls = usage.get(operator, {})
+    calls = record.usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
         return no_effect(f"this model never calls {operator}")
     wanted = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
-    _, reason = reasons.get(operator, ("", REQUESTED))
+    _, reason = record.reasons.get(operator, ("", REQUESTED))
     standard = implementation == "torch" and reason.startswith(STANDARD)
     if standard:  # which stands for one of several
         wanted = total - calls.get("triton", 0)
@@ -171,13 +169,13 @@ def usage_finding(operator: str, implementation: str, usage: Usage, reasons: Rea
     return effective(text)
 
 
-def measured_finding(operator: str, usage: Usage, reasons: Reasons) -> Finding:
+def measured_finding(operator: str, record: StepRecord) -> Finding:
     """Say which implementation of an operator was the fastest, with the numbers."""
-    calls = usage.get(operator, {})
+    calls = record.usage.get(operator, {})
     if not calls:
         return no_effect(f"this model never calls {operator}")
     shown = ", ".join(f"{TITLES.get(name, name)} {count}" for name, count in calls.items())
-    _, reason = reasons.get(operator, ("", ""))
+    _, reason = record.reasons.get(operator, ("", ""))
     text = f"{operator}: chose {shown}; {with_titles(reason, TITLES)}"
     if reason.startswith((MEASURED, NOT_TIMED, kernels.PREFERRED)):
         return effective(text)
@@ -192,18 +190,20 @@ def with_titles(text: str, titles: Mapping[str, str]) -> str:
     return re.sub(rf"\b({names})\b(?= [\d.]| dropped| is the only)", lambda it: titles[it[1]], text)
 
 
-def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str) -> Finding:
+def against_off(
+    finding: Finding, operator: str, observed: Observed, toggle: str, off: str
+) -> Finding:
     """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
     from workbench.runner.toggles import _effects as effects
 
-    situation = effects.without(arm.situation, toggle, off)
+    situation = effects.without(observed.situation, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")
-    if chosen == arm.kernel_choices.get(operator):
+    if chosen == observed.kernel_choices.get(operator):
         return as_default(f"{finding.text}, as they do without this option")
-    auto = arm.kernel_choices.get(operator) == AUTO
-    if (auto or chosen in (AUTO, "torch")) and _stands_for_the_same(chosen, operator, arm):
+    auto = observed.kernel_choices.get(operator) == AUTO
+    if (auto or chosen in (AUTO, "torch")) and _stands_for_the_same(chosen, operator, observed):
         return no_effect(
             f"{finding.text}, as {_NAMES.get(chosen, chosen)} does here: output and work are "
             "bit-identical to the option off"
@@ -211,8 +211,8 @@ def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str
     return finding
 
 
-def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
-    """Return True if a choice stands for what the arm's calls of an operator ran."""
+def _stands_for_the_same(choice: str, operator: str, variant: MarkedVariant) -> bool:
+    """Return True if a choice stands for what the steps' calls of an operator ran."""
     from workbench.runner.profiling import instrumented
 
     same: list[bool] = []
@@ -223,5 +223,5 @@ def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
         return op.implementations[name].call(*args)
 
     with watched(watch):
-        instrumented.call(arm)
+        instrumented.call(variant)
     return bool(same) and all(same)

@@ -25,7 +25,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def operator_toggle(
@@ -54,9 +54,9 @@ def operator_toggle(
         build.choose_kernel(operator, option)
         build.transforms.append(switch)
 
-    def evidence(option: str, arm: Arm) -> Finding:
-        why = idle(arm.model)
-        return no_effect(why) if why else usage_finding(operator, option, arm.usage, arm.reasons)
+    def evidence(option: str, observed: Observed) -> Finding:
+        why = idle(observed.model)
+        return no_effect(why) if why else usage_finding(operator, option, observed.record)
 
     options = {"off": off} | implementations(operator)
     return Toggle(

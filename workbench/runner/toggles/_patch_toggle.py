@@ -21,7 +21,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _OWN = Blocked(
     "replaces modules of a model of your own or of Hugging Face; the bundled families call the "
@@ -66,11 +66,11 @@ def patch_toggle(
 
         build.transforms.append(transform)
 
-    def evidence(option: str, arm: Arm) -> Finding:
-        made: Patch | None = arm.model.patches.get(name)
+    def evidence(option: str, observed: Observed) -> Finding:
+        made: Patch | None = observed.model.patches.get(name)
         if made is None or not made.sites:
             return no_effect(f"no {what} of this model were recognized; all compute as before")
-        calls = arm.usage.get(operator, {})
+        calls = observed.record.usage.get(operator, {})
         if not calls:
             return no_effect(f"replaced {made.summary()}, but no step calls {operator}")
         shown = ", ".join(f"{count} by {name}" for name, count in calls.items())

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
-from workbench.runner.toggles._toggle import (
-    Situation,
-    Trait,
-)
+from workbench.runner.toggles._toggle import Situation, Trait
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from models import Model
+    from workbench.runner.variants.observed import Observed
 
 
 def needs_inference(value: Any, situation: Situation) -> Blocked | None:
@@ -23,17 +21,19 @@ def needs_inference(value: Any, situation: Situation) -> Blocked | None:
     )
 
 
-def nothing_placed(value: Any, arm: Arm) -> str:
+def nothing_placed(value: Any, observed: Observed) -> str:
     """Say why no addition of the model avoided new memory; empty if one did."""
-    placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
-    if not value or placed:
+    if not value or _placed(observed.model):
         return ""
-    if arm.situation.has(Trait.COMPILED):
+    if observed.situation.has(Trait.COMPILED):
         return "no addition was placed: torch.compile plans its memory itself"
     return "no addition was placed: the branches' results are narrower than the stream"
 
 
-def placed_text(value: Any, arm: Arm) -> str:
+def placed_text(value: Any, observed: Observed) -> str:
     """Say how many additions of the model avoided new memory so far."""
-    placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
-    return f"{placed} additions so far took no new memory" if value else ""
+    return f"{_placed(observed.model)} additions so far took no new memory" if value else ""
+
+
+def _placed(model: Model) -> int:
+    return sum(getattr(module, "placed", 0) for module in model.modules())

@@ -27,7 +27,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _PREFIX = "sdp_"
 _ON_CPU = ("flash", "math")
@@ -74,9 +74,9 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     def apply(option: str, build: Build) -> None:
         build.flags.append(lambda: switched(False))
 
-    def evidence(option: str, arm: Arm) -> Finding:
+    def evidence(option: str, observed: Observed) -> Finding:
         with instrumented.AttentionChoices(lambda: switched(True)) as seen:
-            instrumented.call(arm)
+            instrumented.call(observed)
         if not seen.chosen:
             return no_effect("this model never calls scaled_dot_product_attention")
         changes = [

@@ -19,7 +19,7 @@ from workbench.runner.interfaces import Traits as Traits
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 class Stage(enum.IntEnum):
@@ -105,8 +105,9 @@ class Toggle:
     ``bundled`` is set where it acts on parts that only the bundled families are known to have, and
     ``operators`` where it acts on calls of ``kernels``: on a model of one's own if it has one, by
     itself or because a toggle that ``brings`` it is on.
-    ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
-    for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
+    ``evidence(option, observed)`` returns what proves the effect, in an ``Observed`` variant that
+    runs steadily. It is called once, for every option but the first; for the first too if
+    ``chooses(observed)`` returns True: it had to choose among others.
 
     Other parts learn from the further fields what they need to know of the toggle:
 
@@ -136,11 +137,11 @@ class Toggle:
     stage: Stage
     options: Mapping[str, str]
     apply: Callable[[str, Build], None]
-    evidence: Callable[[str, Arm], Finding]
+    evidence: Callable[[str, Observed], Finding]
     blocked: Callable[[str, Situation], Blocked | None] = never_blocked
     default: Callable[[torch.device], str] | None = None
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
-    chooses: Callable[[Arm], bool] | None = None
+    chooses: Callable[[Observed], bool] | None = None
     same_mathematics: bool = False  # although it configures: the model computes the same
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
     operators: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from workbench.runner.variants.offload import LEAST_BYTES, Offload
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute
 
 
@@ -72,8 +72,8 @@ def _offloaded(compute: Compute, build: Build) -> Compute:
     return Offload(compute, build.model.parameters())
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    offload = arm.compute
+def _evidence(option: str, observed: Observed) -> Finding:
+    offload = observed.compute
     if not isinstance(offload, Offload):
         return no_effect("the step keeps what autograd saves on the GPU")
     left = f"{size_text(offload.left_bytes)} stayed"

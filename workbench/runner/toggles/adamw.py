@@ -28,7 +28,7 @@ from workbench.runner.training import optimizers
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _FAST = ("fused", "foreach")
 _EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
@@ -67,9 +67,9 @@ def _apply(option: str, build: Build) -> None:
     }
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    assert arm.trainer is not None
-    optimizer = arm.trainer.optimizer
+def _evidence(option: str, observed: Observed) -> Finding:
+    assert observed.optimizer is not None
+    optimizer = observed.optimizer
     if option in _EIGHT_BIT:
         moments = optimizers.moments(optimizer)
         text = (

@@ -15,30 +15,30 @@ from workbench.runner.toggles.precision import computing
 from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
-def _idle(value: Any, arm: Arm) -> str:
+def _idle(value: Any, observed: Observed) -> str:
     """Say why no head's number format changed; empty if one did."""
     if not value:
         return ""
-    dtype = computing(arm.situation)
-    if not arm.situation.config.rules.rounds(dtype):
+    dtype = computing(observed.situation)
+    if not observed.situation.config.rules.rounds(dtype):
         return (
             f"no head's number format changed: inputs of {str(dtype)[6:]} stay as they are unless "
             "the model allows FP8"
         )
-    if set(bits(arm.model)) == {32}:
-        after = calls(arm.model, arm.steps_to_settle())
+    if set(bits(observed.model)) == {32}:
+        after = calls(observed.model, observed.situation.workload)
         return f"every head keeps the 32 bits of its inputs after {after}: none was rounded"
     return ""
 
 
-def _facts(value: Any, arm: Arm) -> str:
+def _facts(value: Any, observed: Observed) -> str:
     if not value:
         return ""
     shown = (
-        f"{counted(heads, 'head')} in {width} bits" for width, heads in bits(arm.model).items()
+        f"{counted(heads, 'head')} in {width} bits" for width, heads in bits(observed.model).items()
     )
     return f"queries and keys: {', '.join(shown)}"
 

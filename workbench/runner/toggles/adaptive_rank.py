@@ -13,23 +13,23 @@ from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_tex
 from workbench.runner.toggles._field_toggle import field_toggle
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
-def _idle(value: Any, arm: Arm) -> str:
+def _idle(value: Any, observed: Observed) -> str:
     """Say why no head computes with fewer columns; empty if one does."""
-    full = head_dim(arm.model)
-    if not value or min(ranks(arm.model)) < full:
+    full = head_dim(observed.model)
+    if not value or min(ranks(observed.model)) < full:
         return ""
-    after = calls(arm.model, arm.steps_to_settle())
+    after = calls(observed.model, observed.situation.workload)
     return (
         f"every head keeps full rank {full} of {full} after {after}: no rank was reduced, and "
         "a step pays for the analysis alone"
     )
 
 
-def _facts(value: Any, arm: Arm) -> str:
-    return ranks_text(value, arm) if value else ""
+def _facts(value: Any, observed: Observed) -> str:
+    return ranks_text(observed.model) if value else ""
 
 
 TOGGLE = field_toggle("adaptive_rank", "Adaptive rank", __doc__, idle=_idle, facts=_facts)

@@ -30,14 +30,14 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _depth = 0
 
 
 class _Expandable:
-    """The setting for one arm, which knows what was reserved before it was first in force."""
+    """The setting for one observed, which knows what was reserved before it was first in force."""
 
     def __init__(self) -> None:
         self._before: list[_Segment] | None = None
@@ -118,8 +118,8 @@ def _apply(option: str, build: Build) -> None:
     build.flags.append(_Expandable())
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    setting = next((flag for flag in arm.flags if isinstance(flag, _Expandable)), None)
+def _evidence(option: str, observed: Observed) -> Finding:
+    setting = next((flag for flag in observed.flags if isinstance(flag, _Expandable)), None)
     if setting is None:
         return no_effect("the allocator's setting was not changed")
     within, blocks = (setting.made(expandable=kind) / 2**20 for kind in (True, False))

@@ -25,7 +25,6 @@ from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import (
-    Reasons,
     against_off,
     triton_traits,
     usage_finding,
@@ -41,8 +40,9 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
+    from workbench.runner.interfaces import MarkedVariant
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _TITLES = {
     "manual": "Manual (S x S matrix)",
@@ -112,24 +112,24 @@ def _apply(option: str, build: Build) -> None:
     build.choose_kernel("attention", option)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     if option == "auto":
-        return _chosen(arm.counted, arm.reasons)
+        return _chosen(observed.record.facts, observed.record.reasons)
     finding = against_off(
-        usage_finding("attention", option, arm.usage, arm.reasons),
+        usage_finding("attention", option, observed.record),
         "attention",
-        arm,
+        observed,
         "attention",
         "auto",
     )
-    return _torchs_choice(finding, arm) if option == "sdpa" else finding
+    return _torchs_choice(finding, observed) if option == "sdpa" else finding
 
 
-def _calls(arm: Arm) -> bool:
-    return "attention_calls" in arm.counted
+def _calls(observed: Observed) -> bool:
+    return "attention_calls" in observed.record.facts
 
 
-def _chosen(facts: Mapping[str, Scalar], reasons: Reasons) -> Finding:
+def _chosen(facts: Mapping[str, Scalar], reasons: Mapping[str, tuple[str, str]]) -> Finding:
     """Say what ``auto`` chose, what it passed over and why; a fall-back is no effect."""
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
@@ -142,10 +142,10 @@ def _chosen(facts: Mapping[str, Scalar], reasons: Reasons) -> Finding:
     return no_effect(text) if fallbacks else effective(text)
 
 
-def _torchs_choice(ran: Finding, arm: Arm) -> Finding:
+def _torchs_choice(ran: Finding, variant: MarkedVariant) -> Finding:
     """Say which of its kernels torch chose, and why none of the fused ones."""
     with instrumented.AttentionChoices(contextlib.nullcontext) as seen:
-        instrumented.call(arm)
+        instrumented.call(variant)
     if ran.status != "effective" or not seen.chosen:
         return ran
     shown = ", ".join(f"{name} {count}" for (name, _), count in seen.chosen.items())

@@ -35,7 +35,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
 # Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
@@ -79,12 +79,14 @@ def _apply(option: str, build: Build) -> None:
     build.transforms.append(lambda model: model.set_checkpointing(option))
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    blocks = arm.model.checkpointed_blocks
+def _evidence(option: str, observed: Observed) -> Finding:
+    blocks = observed.model.checkpointed_blocks
     if not blocks:
         return no_effect("no block is checkpointed")
-    text = f"{counted(blocks, 'block')} of {arm.situation.config.n_layers} recompute in backward"
-    checkpointed, plain = _kept(arm)
+    text = (
+        f"{counted(blocks, 'block')} of {observed.situation.config.n_layers} recompute in backward"
+    )
+    checkpointed, plain = _kept(observed)
     if not plain:
         return no_effect(f"{text}, but autograd keeps nothing: no parameter learns")
     if checkpointed >= plain:
@@ -96,26 +98,27 @@ def _evidence(option: str, arm: Arm) -> Finding:
     text += f"; of a short call autograd keeps {sizes}"
     if option != "operators":
         return effective(text)
-    if not arm.kept_operators:
+    if not observed.record.kept_operators:
         return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
     # A compiler traces a block more than once, so that only the names mean something there.
-    compiled = arm.situation.has(Trait.COMPILED)
+    compiled = observed.situation.has(Trait.COMPILED)
     names = ", ".join(
-        name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
+        name if compiled else f"{count} of {name}"
+        for name, count in observed.record.kept_operators.items()
     )
     text += f"; of operators the outputs are kept: {names}"
-    again = ", ".join(_not_seen(arm.usage))
+    again = ", ".join(_not_seen(observed.record.usage))
     return effective(
         f"{text}; computed again too, being no operators of torch: {again}" if again else text
     )
 
 
-def _kept(arm: Arm) -> tuple[int, int]:
+def _kept(observed: Observed) -> tuple[int, int]:
     """Return the bytes that autograd saves of a short call, with and without checkpointing."""
     from workbench.runner.toggles import _effects as effects
 
-    off = effects.without(arm.situation, TOGGLE.name, TOGGLE.off)
-    return effects.kept_bytes(arm, arm.situation), effects.kept_bytes(arm, off)
+    off = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
+    return effects.kept_bytes(observed, observed.situation), effects.kept_bytes(observed, off)
 
 
 def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -41,7 +41,7 @@ from workbench.runner.variants.compiles import keep_records
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -116,12 +116,12 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _gave_up(arm: Arm) -> bool:
-    return bool(arm.compiles.read().given_up)
+def _gave_up(observed: Observed) -> bool:
+    return bool(observed.compiles.read().given_up)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    compiles = arm.compiles.read()
+def _evidence(option: str, observed: Observed) -> Finding:
+    compiles = observed.compiles.read()
     if option == "off":
         return no_effect(
             "the model compiles itself, and gave up and went on in eager mode, as all "

@@ -31,7 +31,7 @@ from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -57,12 +57,12 @@ def _apply(option: str, build: Build) -> None:
     build.compiles_blocks = option == "blocks"
 
 
-def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
+def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     if option == "fullgraph":
         if compiles.breaks:
             return no_effect(f"{compiles.text()}, although none was allowed")
         return effective(f"{counted(compiles.graphs, 'graph')} without a break, which was demanded")
-    blocks = repeated_blocks(arm.model)
+    blocks = repeated_blocks(observed.model)
     kinds = len({type(block) for block in blocks})
     text = (
         f"{counted(len(blocks), 'block')} of {counted(kinds, 'kind')} share "

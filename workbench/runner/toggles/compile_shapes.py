@@ -23,10 +23,11 @@ from workbench.runner.toggles._toggle import Finding, Situation, as_default, eff
 from workbench.runner.variants.compiles import Compiles, without_id
 
 if TYPE_CHECKING:
-    from workbench.runner.batches import Tensors
+    from models import Model
+    from workbench.runner.batches import Batches, Tensors
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
-    from workbench.runner.workloads import Compute
+    from workbench.runner.variants.observed import Observed
+    from workbench.runner.workloads import Compute, Workload
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -41,15 +42,16 @@ def _apply(option: str, build: Build) -> None:
     build.compile_options["dynamic"] = True if option == "dynamic" else None
 
 
-def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
+def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     if option == "automatic":
         changed = [reason for reason in compiles.recompiles if "size" in reason]
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
         return as_default("every step had the same sizes, for which automatic compiles as static")
+    workload = observed.situation.workload
     tried = [
-        (size, _refusal(arm.compute, batch, arm.situation.workload.trains))
-        for size, batch in _other_sizes(arm)
+        (size, _refusal(observed.compute, batch, workload.trains))
+        for size, batch in _other_sizes(observed.batches, workload, observed.model)
     ]
     accepted = [size for size, why in tried if not why]
     refused = [f"{size}: {why}" for size, why in tried if why]
@@ -60,18 +62,20 @@ def _shown(option: str, arm: Arm, compiles: Compiles) -> Finding:
     return no_effect("; ".join(refused) or "batches that differ in shape have no size to change")
 
 
-def _other_sizes(arm: Arm) -> Iterator[tuple[str, Tensors]]:
-    """Yield the arm's batch with another size, after that size in words."""
-    batch = arm.batches.inputs
-    if arm.situation.workload.trains:
-        batch += arm.batches.targets
-    if arm.batches.loose or not all(isinstance(x, torch.Tensor) and x.ndim for x in batch):
+def _other_sizes(
+    batches: Batches, workload: Workload, model: Model
+) -> Iterator[tuple[str, Tensors]]:
+    """Yield the current batch with another size, after that size in words."""
+    batch = batches.inputs
+    if workload.trains:
+        batch += batches.targets
+    if batches.loose or not all(isinstance(x, torch.Tensor) and x.ndim for x in batch):
         return
     size = batch[0].shape[0]
-    if arm.situation.workload.name != "prefill":  # its cache is made for one batch
+    if workload.name != "prefill":  # its cache is made for one batch
         other = size - 1 if size > 2 else 2 * size
         yield f"a batch of {other} and not {size}", tuple(_resized(x, other) for x in batch)
-    if isinstance(arm.model, LanguageModel):
+    if isinstance(model, LanguageModel):
         length = batch[0].shape[1]
         shorter = max(1, length // 2)
         yield (

@@ -48,7 +48,7 @@ from workbench.runner.toggles.tensor_parallel import traffic_text
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _CHOOSING = ("mixture_of_depths", "mixture_of_recursions", "adaptive_rank", "adaptive_precision")
 
@@ -125,19 +125,19 @@ def _apply(option: str, build: Build) -> None:
     build.layout = build.layout._replace(context=RANKS[option])
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     if divided is None or divided.layout.context == 1:
         return no_effect("one device computes all tokens")
     traffic = divided.context_traffic
     tokens, sequence = (
-        arm.model.applied_tokens,
-        int(arm.situation.configuration.settings["sequence"]),
+        observed.model.applied_tokens,
+        int(observed.situation.configuration.settings["sequence"]),
     )
     text = f"this rank has {tokens} of {sequence} tokens of each sequence; {traffic_text(traffic)}"
     if tokens >= sequence or not (traffic.calls[GATHER] and traffic.calls[SCATTERED]):
         return no_effect(text)
-    return alike(divided, text + peaks_text(divided, on_gpu=arm.situation.on_gpu))
+    return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))
 
 
 TOGGLE = Toggle(

@@ -37,7 +37,7 @@ from workbench.runner.toggles.compile import LAUNCHED
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
 
@@ -115,8 +115,8 @@ def _apply(option: str, build: Build) -> None:
     build.step_wrappers.append(lambda step: _CapturedStep(step, build))
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    step = arm.step
+def _evidence(option: str, observed: Observed) -> Finding:
+    step = observed.step
     if isinstance(step, _CapturedStep) and step.graph is not None and step.replays:
         return effective(f"one graph captured and replayed {step.replays} times")
     return no_effect("no graph was captured")

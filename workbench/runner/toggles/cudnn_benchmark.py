@@ -29,7 +29,7 @@ from workbench.runner.user_models import user_model
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 @contextlib.contextmanager
@@ -58,9 +58,9 @@ def _apply(option: str, build: Build) -> None:
     build.flags.append(_benchmarking)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     with instrumented.Convolutions() as seen:
-        instrumented.call(arm)
+        instrumented.call(observed)
     through = {name: n for name, n in seen.libraries.items() if name.startswith("Cudnn")}
     shown = ", ".join(f"{count} {name}" for name, count in seen.libraries.items())
     if through and cudnn.benchmark:

@@ -31,7 +31,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 DEVICE = "device"
 _LOADING = {
@@ -69,8 +69,8 @@ def _apply(option: str, build: Build) -> None:
     build.loading = _LOADING[option]
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    loaded = arm.batches.loaded
+def _evidence(option: str, observed: Observed) -> Finding:
+    loaded = observed.batches.loaded
     if loaded is None or not loaded.read:
         return no_effect("no batch was read from the file: all of them lie on the device")
     workers = loaded.readers - {os.getpid()}

@@ -45,7 +45,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _memory(option: str, situation: Situation) -> dict[str, int]:
@@ -86,11 +86,11 @@ def _one_graph() -> AbstractContextManager[None]:
     return patch
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     if divided is None or divided.layout.data == 1:
         return no_effect("one device computes the full batch")
-    rows = len(arm.batches.inputs[0])
+    rows = len(observed.batches.inputs[0])
     text = f"{divided.layout.data} ranks compute {rows} sequences each"
     if divided.replicate is not None:
         made = divided.replicate.reductions
@@ -100,7 +100,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         )
         if not made.buckets:
             return no_effect(text)
-    text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
+    text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     return alike(divided, text)
 
 

@@ -54,7 +54,7 @@ from workbench.runner.toggles.tensor_parallel import traffic_text
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _EXCLUDED = {
     TENSOR: ("tensor parallelism divides the columns of the same experts", "off"),
@@ -112,19 +112,19 @@ def _apply(option: str, build: Build) -> None:
     build.layout = build.layout._replace(expert=RANKS[option])
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     if divided is None or divided.layout.expert == 1 or divided.weights.full is None:
         return no_effect("one rank has all experts")
     own, full, traffic = divided.weights.own, divided.weights.full, divided.expert_traffic
-    count, _ = experts_of(arm.situation.family, arm.situation.config)
+    count, _ = experts_of(observed.situation.family, observed.situation.config)
     text = (
         f"this rank has {count // divided.layout.expert} of {count} experts of each mixture, and "
         f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights; {traffic_text(traffic)}"
     )
     if own.bytes >= full.bytes or not traffic.calls[EXCHANGE]:
         return no_effect(text)
-    return alike(divided, text + peaks_text(divided, on_gpu=arm.situation.on_gpu))
+    return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))
 
 
 TOGGLE = Toggle(

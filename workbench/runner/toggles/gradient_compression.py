@@ -26,7 +26,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -49,8 +49,8 @@ def _apply(option: str, build: Build) -> None:
     build.gradient_compression = option
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    replicate = None if arm.divided is None else arm.divided.replicate
+def _evidence(option: str, observed: Observed) -> Finding:
+    replicate = None if observed.divided is None else observed.divided.replicate
     if replicate is None or not replicate.reductions.buckets:
         return no_effect("no gradients were sent")
     made = replicate.reductions

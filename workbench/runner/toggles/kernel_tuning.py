@@ -33,8 +33,10 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
+    from sessions.model import Scalar
+    from workbench.runner.interfaces import MarkedVariant
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _SHOWN = 3  # kernels named in a sentence
 _ORIGINS = {"tuned": "tuned", "disk": "from disk", "heuristic": "by heuristic"}
@@ -62,13 +64,16 @@ def _apply(option: str, build: Build) -> None:
         build.preparations.append(functools.partial(_tune, build))
 
 
-def _tune(build: Build, arm: Arm) -> None:
-    """Compute once what a step computes, with its gradients, so that every kernel is called."""
+def _tune(build: Build, variant: MarkedVariant) -> dict[str, Scalar]:
+    """Compute once what a step computes, with its gradients, so that every kernel is called.
+
+    Returns how long that took, for the ledger.
+    """
     began = time.perf_counter()
     with build.phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
-        arm.restart()
-        instrumented.call(arm, backward=True)
-    arm.ledger["autotune_s"] = round(time.perf_counter() - began, 4)
+        variant.restart()
+        instrumented.call(variant, backward=True)
+    return {"autotune_s": round(time.perf_counter() - began, 4)}
 
 
 def origins(choices: list[kernels.Choice]) -> str:
@@ -77,8 +82,8 @@ def origins(choices: list[kernels.Choice]) -> str:
     return ", ".join(f"{counts[s]} {text}" for s, text in _ORIGINS.items() if counts[s])
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    choices = arm.tiles
+def _evidence(option: str, observed: Observed) -> Finding:
+    choices = observed.record.tiles
     if not choices:
         return no_effect("no Triton kernel that has a choice of tiles was launched")
     text = f"tiles of {len(choices)} launches: {origins(choices)}"
@@ -88,7 +93,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         if not kernels.are_stored(choices):
             return no_effect(f"{text}, as without this option: no tile of these kernels is stored")
         return effective(text)
-    if spent := arm.ledger.get("autotune_s"):
+    if spent := observed.ledger.get("autotune_s"):
         text += f", in {spent:.3g} s"
     untuned = [choice for choice in choices if choice.note]
     if untuned:

@@ -19,7 +19,7 @@ from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._toggle import Situation
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
@@ -32,28 +32,32 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     )
 
 
-def _idle(value: Any, arm: Arm) -> str:
+def _idle(value: Any, observed: Observed) -> str:
     """Say why the heads have the ranks that the model's own least rank gives; empty if not."""
-    full, said = head_dim(arm.model), arm.situation.base.rank_ratio
-    used = ranks(arm.model)
+    full, said = head_dim(observed.model), observed.situation.base.rank_ratio
+    used = ranks(observed.model)
     if value < said and min(used) >= said * full:
-        after = calls(arm.model, arm.steps_to_settle())
+        after = calls(observed.model, observed.situation.workload)
         return (
             f"no head has a rank below {round(said * full)} of {full} after {after}, which "
-            f"the model's own least rank allows too: {ranks_text(value, arm)}"
+            f"the model's own least rank allows too: {ranks_text(observed.model)}"
         )
-    return _none_would_be_narrower(value, arm) if value > said else ""
+    return _none_would_be_narrower(value, observed) if value > said else ""
 
 
-def _none_would_be_narrower(value: Any, arm: Arm) -> str:
+def _facts(value: Any, observed: Observed) -> str:
+    return ranks_text(observed.model)
+
+
+def _none_would_be_narrower(value: Any, observed: Observed) -> str:
     """Say that no head would give up a column without a higher least rank; empty if one would."""
     from workbench.runner.toggles import _effects as effects
 
-    situation = arm.situation
+    situation = observed.situation
     config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)
-    model = effects.settled(arm, dataclasses.replace(situation, config=config), PATIENCE + 2)
+    model = effects.settled(observed, dataclasses.replace(situation, config=config), PATIENCE + 2)
     least = int(model.adapted()["rank_LH"].min())
-    if least < value * head_dim(arm.model):
+    if least < value * head_dim(observed.model):
         return ""
     return f"no head would compute with fewer than {least} columns without it"
 
@@ -70,5 +74,5 @@ TOGGLE = field_toggle(
     name="low_rank",
     needs=_needs,
     idle=_idle,
-    facts=ranks_text,
+    facts=_facts,
 )

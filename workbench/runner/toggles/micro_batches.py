@@ -33,7 +33,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 AUTO = "auto"
 _A_STAGE = 4
@@ -93,15 +93,15 @@ def _apply(option: str, build: Build) -> None:
     build.micro_batches = int(option)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    pipeline = None if arm.divided is None else arm.divided.pipeline
+def _evidence(option: str, observed: Observed) -> Finding:
+    pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.turns:
         return no_effect("no step was made by stages")
     forwards = [turns.forwards for turns in pipeline.turns]
     in_flight = ", ".join(str(turns.in_flight) for turns in pipeline.turns)
     text = (
-        f"{_rows(arm.situation)} rows in {forwards[0]} micro-batches; the ranks had {in_flight} of "
-        "them in flight at most"
+        f"{_rows(observed.situation)} rows in {forwards[0]} micro-batches; the ranks had "
+        f"{in_flight} of them in flight at most"
     )
     return effective(text) if set(forwards) == {int(option)} else no_effect(text)
 

@@ -29,7 +29,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 _IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace
@@ -59,14 +59,14 @@ def _apply(option: str, build: Build) -> None:
     build.transforms.append(share)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    workspaces = [getattr(module, "workspace", None) for module in arm.model.modules()]
+def _evidence(option: str, observed: Observed) -> Finding:
+    workspaces = [getattr(module, "workspace", None) for module in observed.model.modules()]
     layers = [workspace for workspace in workspaces if workspace is not None]
     if not layers:
         return no_effect("no layer of experts has a workspace")
     taken, made = layers[0].taken, layers[0].made
     if taken <= made:
-        if arm.situation.has(Trait.COMPILED):
+        if observed.situation.has(Trait.COMPILED):
             return no_effect("nothing was computed there: torch.compile plans its memory itself")
         return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
     return effective(

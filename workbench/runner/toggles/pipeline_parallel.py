@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel
     from workbench.runner.distributed.pipeline import Pipeline
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def pipeline_ranks_of(situation: Situation) -> int:
@@ -146,14 +146,14 @@ def _apply(option: str, build: Build) -> None:
     build.micro_batches = build.micro_batches or micro_batches_of(build.situation, ranks)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     pipeline = None if divided is None else divided.pipeline
     if divided is None or pipeline is None:
         return no_effect("the blocks are on one rank")
     if not pipeline.turns:
         return no_effect("no step was made by all ranks")
-    text = _describe(divided, pipeline) + peaks_text(divided, on_gpu=arm.situation.on_gpu)
+    text = _describe(divided, pipeline) + peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if problem := _problem(divided, pipeline):
         return no_effect(f"{text}; {problem}")
     return effective(f"{text}; what the stages trained is rank 0's to the last bit")

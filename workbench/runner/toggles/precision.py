@@ -37,7 +37,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 # A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
 _TF32_ERROR = 1e-5
@@ -108,48 +108,48 @@ def _apply(option: str, build: Build) -> None:
         build.scales_loss = option == "amp_fp16" and build.situation.workload.trains
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     if option == "tf32":
-        return _tf32_finding(arm)
+        return _tf32_finding(observed)
     wanted = _AUTOCAST.get(option, torch.bfloat16)
-    if arm.probe.linear_dtypes == {wanted}:
-        where = "weights too" if option == "bf16" else f"weights stay {arm.weights_dtype}"
+    if observed.probe.linear_dtypes == {wanted}:
+        where = "weights too" if option == "bf16" else f"weights stay {observed.weights_dtype}"
         return effective(f"every linear layer computed in {wanted}; {where}")
-    if not arm.probe.linear_dtypes:
-        return _products_finding(option, wanted, arm)
-    seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes))
+    if not observed.probe.linear_dtypes:
+        return _products_finding(option, wanted, observed)
+    seen = ", ".join(sorted(str(dtype) for dtype in observed.probe.linear_dtypes))
     return no_effect(f"linear layers computed in {seen}")
 
 
-def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
+def _products_finding(option: str, wanted: torch.dtype, observed: Observed) -> Finding:
     """Judge by the operators of a call on few inputs, if the model has no layer of torch.nn."""
-    model = arm.model
+    model = observed.model
     products = instrumented.ProductDtypes()
     with (
-        rng.put_back(model, arm.situation.device),
+        rng.put_back(model, observed.situation.device),
         rng.evaluating(model),
         eager(),
         torch.no_grad(),
         products,
     ):
-        arm.autocast(model)(*arm.batches.few)
+        observed.autocast(model)(*observed.batches.few)
     seen = {dtype for _, dtype in products.seen}
     dtypes = sorted(seen, key=lambda dtype: (dtype != wanted, str(dtype)))
     texts = []
     for dtype in dtypes:
         counts = [counted(n, kind) for (kind, its), n in products.seen.items() if its == dtype]
         texts.append(f"{' and '.join(counts)} of torch computed in {dtype}")
-    if option == "bf16" and arm.weights_dtype == wanted:
+    if option == "bf16" and observed.weights_dtype == wanted:
         return effective("; ".join([f"weights are {wanted}", *texts]))
     if not texts:
         return unknown("no product that is an operator of torch ran, which would have shown it")
-    text = f"{'; '.join(texts)}; weights stay {arm.weights_dtype}"
+    text = f"{'; '.join(texts)}; weights stay {observed.weights_dtype}"
     return effective(text) if wanted in dtypes else no_effect(text)
 
 
-def _tf32_finding(arm: Arm) -> Finding:
+def _tf32_finding(observed: Observed) -> Finding:
     with instrumented.Products() as seen:
-        instrumented.call(arm)
+        instrumented.call(observed)
     if not seen.errors:
         return no_effect("this model calls no FP32 matrix product or convolution of torch")
     parts = []

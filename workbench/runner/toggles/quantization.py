@@ -50,7 +50,7 @@ from workbench.runner.variants.weights import Quantized
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 _MIB = 2**20
 
@@ -106,37 +106,35 @@ def _apply(option: str, build: Build) -> None:
     build.quantization = option
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    linears = {n: m for n, m in arm.model.named_modules() if isinstance(m, nn.Linear)}
+def _evidence(option: str, observed: Observed) -> Finding:
+    linears = {n: m for n, m in observed.model.named_modules() if isinstance(m, nn.Linear)}
     layers = [
-        m for n, m in linears.items() if isinstance(m, QuantizedLinear) and n in arm.probe.ran
+        m for n, m in linears.items() if isinstance(m, QuantizedLinear) and n in observed.probe.ran
     ]
-    calls = arm.usage.get("quantized_matmul", {})
-    if not layers or not calls:
+    calls = observed.record.usage.get("quantized_matmul", {})
+    if observed.codes is None or not layers or not calls:
         return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
-    share = sum(layer.codes_NK.numel() for layer in layers) / int(arm.ledger["parameters"])
+    share = sum(layer.codes_NK.numel() for layer in layers) / int(observed.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
         f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"multiplied by codes; recorded calls: {shown}; {_memory_text(arm)}"
+        f"multiplied by codes; recorded calls: {shown}; {_memory_text(observed.codes)}"
     )
     if "torch" not in calls:
         return effective(text)
-    if arm.situation.on_gpu:
+    if observed.situation.on_gpu:
         return no_effect(f"{text}, which rounds but multiplies in full precision")
     return effective(f"{text} (the reference: right numbers, no speed)")
 
 
-def _memory_text(arm: Arm) -> str:
+def _memory_text(codes: Quantized) -> str:
     """Say how much memory the weights take, and would take without codes."""
-    weights = arm.weights
-    assert isinstance(weights, Quantized)
-    unquantized = {id(weight): weight.nbytes for weight in weights.unquantized().values()}
-    plain = weights.plain_bytes + sum(unquantized.values())
-    text = f"the weights take {weights.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
-    if why := arm.sets.why_plain(arm.situation, arm.weights_dtype):
-        codes = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
-        text += f", but the {codes} are in memory too: {why}"
+    unquantized = {id(weight): weight.nbytes for weight in codes.unquantized().values()}
+    plain = codes.plain_bytes + sum(unquantized.values())
+    text = f"the weights take {codes.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
+    if why := codes.why_plain():
+        replaced = f"{codes.plain_bytes / _MIB:.3g} MiB that codes stand for"
+        text += f", but the {replaced} are in memory too: {why}"
     return text
 
 

@@ -29,7 +29,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -49,11 +49,11 @@ def _apply(option: str, build: Build) -> None:
     build.transforms.append(fake_quantize)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     layers = [
         module
-        for name, module in arm.model.named_modules()
-        if isinstance(module, FakeQuantizedLinear) and name in arm.probe.ran
+        for name, module in observed.model.named_modules()
+        if isinstance(module, FakeQuantizedLinear) and name in observed.probe.ran
     ]
     if not layers:
         return no_effect("no linear layer multiplied by a rounded weight")

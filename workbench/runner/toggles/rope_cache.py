@@ -12,16 +12,16 @@ from workbench.runner.toggles._toggle import Finding, Stage, Toggle, effective, 
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _apply(option: str, build: Build) -> None:
     build.transforms.append(lambda model: model.share_rope_cache(True))
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    shared = int(arm.ledger["rope_cache_bytes"])
-    per_layer = int(arm.ledger["rope_cache_bytes_unshared"])
+def _evidence(option: str, observed: Observed) -> Finding:
+    shared = int(observed.ledger["rope_cache_bytes"])
+    per_layer = int(observed.ledger["rope_cache_bytes_unshared"])
     text = f"{per_layer / 1024:.0f} KiB of tables became {shared / 1024:.0f} KiB"
     return effective(text) if shared < per_layer else no_effect(text)
 

@@ -37,7 +37,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -80,8 +80,8 @@ def _apply(option: str, build: Build) -> None:
     build.schedule = option
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    pipeline = None if arm.divided is None else arm.divided.pipeline
+def _evidence(option: str, observed: Observed) -> Finding:
+    pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.turns:
         return no_effect("no step was made by stages")
     if option == "interleaved":

@@ -34,7 +34,7 @@ from workbench.runner.toggles.tensor_parallel import tensor_ranks_of, traffic_te
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -65,10 +65,12 @@ def _apply(option: str, build: Build) -> None:
     build.along_sequence = True
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    if arm.divided is None or arm.divided.layout.tensor == 1:
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
+    if divided is None or divided.layout.tensor == 1:
         return no_effect("the layers were not divided")
-    traffic, sequence = arm.divided.traffic, int(arm.situation.configuration.settings["sequence"])
+    sequence = int(observed.situation.configuration.settings["sequence"])
+    traffic = divided.traffic
     text = (
         f"between the layers this rank has {traffic.tokens or sequence} of {sequence} tokens; "
         f"{traffic_text(traffic)}"

@@ -38,7 +38,7 @@ from workbench.runner.user_models import user_model
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -125,12 +125,12 @@ def _apply(option: str, build: Build) -> None:
         build.compiles_blocks = True  # which matters only where something is compiled
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     shards = None if divided is None else divided.fully_shard
-    if divided is None or shards is None or arm.trainer is None:
+    if divided is None or shards is None or observed.optimizer is None:
         return no_effect("no rank has a shard")
-    moments = shards.moment_bytes(arm.trainer.optimizer)
+    moments = shards.moment_bytes(observed.optimizer)
     text = (
         f"this rank holds {size_text(shards.bytes)} of {size_text(shards.full_bytes)} of weights "
         f"and {size_text(moments)} of {size_text(2 * shards.full_bytes)} of moments"

@@ -32,7 +32,7 @@ from workbench.runner.toggles.precision import computing
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -71,11 +71,11 @@ def _apply(option: str, build: Build) -> None:
     build.transforms.append(switch)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    if blocked := _blocked(option, arm.situation):
+def _evidence(option: str, observed: Observed) -> Finding:
+    if blocked := _blocked(option, observed.situation):
         return no_effect(blocked.reason)
-    calls = arm.usage.get("ssd_scan", {})
-    chunks = [mixer.chunk for mixer in _mixers(arm.model)]
+    calls = observed.record.usage.get("ssd_scan", {})
+    chunks = [mixer.chunk for mixer in _mixers(observed.model)]
     if not calls or set(chunks) != {int(option)}:
         return no_effect(f"no scan took chunks of {option}")
     if int(option) == CHUNK and set(calls) == {"torch"}:

@@ -52,7 +52,7 @@ from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 WORKLOADS = ("train", "forward")
 
@@ -124,23 +124,23 @@ def traffic_text(traffic: Traffic) -> str:
     return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    divided = arm.divided
+def _evidence(option: str, observed: Observed) -> Finding:
+    divided = observed.divided
     if divided is None or divided.layout.tensor == 1 or divided.weights.full is None:
         return no_effect("the layers were not divided")
     own, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
-    layers = divisible(arm.situation.family, arm.situation.config)
+    layers = divisible(observed.situation.family, observed.situation.config)
     text = (
         f"{counted(len(layers.layers), 'layer')} divided among {divided.layout.tensor} ranks: this "
         f"one has {size_text(own.bytes)} of {size_text(full.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
-    text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
+    text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if layers.replicated:
         text += f"; complete on each rank: {'; '.join(layers.replicated)}"
     if own.bytes >= full.bytes or not traffic.bytes:
         return no_effect(text)
-    if not arm.situation.workload.trains:
+    if not observed.situation.workload.trains:
         return effective(text)
     return alike(divided, text)
 

@@ -33,7 +33,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute
 
 _GROUP = "prim::TensorExprGroup"
@@ -147,10 +147,10 @@ def _apply(option: str, build: Build) -> None:
     build.compute_wrappers.append(lambda compute: Scripted(compute, build))
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    if not isinstance(arm.compute, Scripted):
+def _evidence(option: str, observed: Observed) -> Finding:
+    if not isinstance(observed.compute, Scripted):
         return no_effect("TorchScript does not run the step")
-    instrumented.call(arm)
+    instrumented.call(observed)
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
         return no_effect("TorchScript ran the same operators one by one: its fuser joined none")

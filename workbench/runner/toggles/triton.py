@@ -39,7 +39,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 
 def _operators() -> tuple[str, ...]:
@@ -66,19 +66,19 @@ def _apply(option: str, build: Build) -> None:
         build.choose_kernel(operator, AUTO if option == AUTO else "triton")
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     choice = AUTO if option == AUTO else "triton"
     followers = [
         name
         for name in _operators()
-        if arm.usage.get(name) and arm.kernel_choices.get(name) == choice
+        if observed.record.usage.get(name) and observed.kernel_choices.get(name) == choice
     ]
     if option == AUTO:
-        chosen = [measured_finding(name, arm.usage, arm.reasons) for name in followers]
+        chosen = [measured_finding(name, observed.record) for name in followers]
         text = "; ".join(finding.text for finding in chosen)
         some = any(finding.status == "effective" for finding in chosen)
         return effective(text) if some else no_effect(text or "no operator follows this switch")
-    findings = [usage_finding(name, "triton", arm.usage, arm.reasons) for name in followers]
+    findings = [usage_finding(name, "triton", observed.record) for name in followers]
     failed = [finding.text for finding in findings if finding.status != "effective"]
     if failed or not findings:
         return no_effect("; ".join(failed) or "no operator of this model follows this switch")

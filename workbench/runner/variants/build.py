@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +12,15 @@ import torch
 
 import kernels
 from models import Model
+from sessions.model import Scalar
 from workbench.runner.distributed.mesh import ONE_RANK, Layout, chunks_of
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import MarkedVariant, Situation
 from workbench.runner.loading import Loading
 from workbench.runner.roofline.ceilings import fp32_products
-from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Compute, Step
+
+Preparation = Callable[[MarkedVariant], Mapping[str, Scalar]]  # returns facts for the ledger
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Build:
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
     )
-    preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
+    preparations: list[Preparation] = field(default_factory=list)  # before a first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)

@@ -6,7 +6,7 @@ captured. Therefore its forward and backward pass run once before, without any o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +17,13 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.profiling import instrumented
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from sessions.model import Scalar
+    from workbench.runner.interfaces import MarkedVariant
+    from workbench.runner.variants.build import Build, Preparation
 
 
-def preparations(build: Build) -> list[Callable[[Arm], None]]:
-    """Return what an arm has to do before its first step; nothing if it need not measure."""
+def preparations(build: Build) -> list[Preparation]:
+    """Return what a variant has to do before its first step; nothing if it need not measure."""
     situation = build.situation
     if not situation.on_gpu or build.layout.ranks > 1:
         return []
@@ -33,13 +34,14 @@ def preparations(build: Build) -> list[Callable[[Arm], None]]:
     if all(build.kernel_choices.get(name, "auto") != "auto" for name in names):
         return []
 
-    def measure(arm: Arm) -> None:
+    def measure(variant: MarkedVariant) -> Mapping[str, Scalar]:
         with build.phases.during(Phase.AUTOTUNE):
-            arm.restart()
+            variant.restart()
             try:
-                instrumented.call(arm, backward=True)
+                instrumented.call(variant, backward=True)
             except torch.OutOfMemoryError:
                 # Compiled it may fit. The operators' rules choose where nothing was measured.
                 free_memory()
+        return {}
 
     return [measure]

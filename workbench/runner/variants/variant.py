@@ -18,13 +18,15 @@ from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, StepRecord
 from workbench.runner.model_state.carried_state import Remembered
 from workbench.runner.profiling.probe import Probe
 from workbench.runner.training.trainer import Parameters, Trainer, Weights
 from workbench.runner.variants.attention_facts import attention_facts
+from workbench.runner.variants.build import Preparation
 from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.flops import counting_flops
+from workbench.runner.variants.observed import Observed
 from workbench.runner.variants.weights import Quantized, WeightSets
 from workbench.runner.workloads import Compute, Step
 
@@ -51,18 +53,14 @@ class Arm:
     weights: Weights | Quantized  # that the model is around
     sets: WeightSets  # which these are of
     flags: list[Callable[[], AbstractContextManager[Any]]]
-    preparations: list[Callable[[Arm], None]]
-    look: Callable[[Arm], list[Evidence]]  # for the effects of toggles
+    preparations: list[Preparation]
+    look: Callable[[Observed], list[Evidence]]  # for the effects of toggles
     probe: Probe
     ledger: dict[str, Scalar]
-    tiles: list[kernels.Choice] = field(default_factory=list)  # of the kernels of the first step
-    usage: dict[str, dict[str, int]] = field(default_factory=dict)
-    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in ``kernels``
-    kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
+    record: StepRecord = field(default_factory=StepRecord)
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
     made_s: float = 0.0  # seconds from its build to the end of its first step; 0: not made yet
-    counted: dict[str, Scalar] = field(default_factory=dict)  # facts that the first step showed
     remembered: Remembered | None = None  # by a person's model; while its numbers are checked
 
     @contextlib.contextmanager
@@ -116,14 +114,13 @@ class Arm:
             self.rounds.restart()
 
     def steps_to_settle(self) -> int:
-        """Return how many steps a model that adapts needs before what it chose can stay."""
-        adapts = self.situation.workload.name in ("forward", "train")  # the others have a cache
-        return self.model.calls_to_settle() if adapts else 0
+        """Return how many steps a model that adapts needs before its choices can stay."""
+        return self.situation.workload.steps_to_settle(self.model)
 
     def prepare(self) -> bool:
         """Run what precedes the first step; False if there is nothing. The arm is entered."""
         for prepare in self.preparations:
-            prepare(self)
+            self.ledger |= prepare(self)
         return bool(self.preparations)
 
     @contextlib.contextmanager
@@ -132,12 +129,37 @@ class Arm:
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
-        with counting_flops(self.situation, self.counted):
+        record = self.record
+        with counting_flops(self.situation, record.facts):
             yield
-        self.usage, self.reasons = kernels.usage(), kernels.reasons()
-        self.tiles = kernels.tiles()
-        self.counted |= attention_facts(self.usage, self.reasons)
-        self.kept_operators = kept_operators()
+        record.usage, record.reasons = kernels.usage(), kernels.reasons()
+        record.tiles = kernels.tiles()
+        record.facts |= attention_facts(record.usage, record.reasons)
+        record.kept_operators = kept_operators()
+
+    def observed(self) -> Observed:
+        """Return what evidence of toggles reads of this variant, now that it has stepped."""
+        return Observed(
+            situation=self.situation,
+            record=self.record,
+            probe=self.probe,
+            compiles=self.compiles,
+            ledger=self.ledger,
+            model=self.model,
+            batches=self.batches,
+            all_batches=self.all_batches,
+            compute=self.compute,
+            autocast=self.autocast,
+            step=self.step,
+            restart=self.restart,
+            optimizer=None if self.trainer is None else self.trainer.optimizer,
+            divided=self.divided,
+            plain_weights=self.plain_weights,
+            codes=self.weights if isinstance(self.weights, Quantized) else None,
+            weights_dtype=self.weights_dtype,
+            kernel_choices=self.kernel_choices,
+            flags=tuple(self.flags),
+        )
 
     def find_evidence(self) -> list[Evidence]:
         """Ask every toggle that was switched, or chose, what proves its effect; once."""
@@ -145,5 +167,5 @@ class Arm:
             with self.entered():
                 if self.divided is not None:  # it may compute, for which all must be there whole
                     self.divided.compare(self)
-                self.evidence = self.look(self)
+                self.evidence = self.look(self.observed())
         return self.evidence

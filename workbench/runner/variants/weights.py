@@ -111,6 +111,13 @@ class Quantized:
                     self._seen[layer] = version
         yield
 
+    def why_plain(self) -> str:
+        """Return why the plain weights are in memory too, as a clause; empty if they are not."""
+        weights = None if self._source is None else self._source()
+        if weights is None:
+            return ""
+        return "they were trained" if weights.changed else "other configurations compute with them"
+
     def tensors(self) -> list[Tensor]:
         """Return the codes, their scales and the other parameters."""
         distinct = {id(parameter): parameter for parameter in self.unquantized().values()}
@@ -197,13 +204,6 @@ class WeightSets:
     def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
         """Return True if captured graphs may read these weights at their addresses."""
         return _key(situation, dtype) in self._captured
-
-    def why_plain(self, situation: Situation, dtype: torch.dtype) -> str:
-        """Return why the plain weights are in memory, as a clause; empty if they are not."""
-        weights = self._plain.get(_key(situation, dtype))
-        if weights is None:
-            return ""
-        return "they were trained" if weights.changed else "other configurations compute with them"
 
     def tidy(self, used: Iterable[Use]) -> None:
         """Free unused codes, and plain weights that codes replace.

@@ -155,6 +155,11 @@ class Workload:
         """Return True if a step goes on from a cache, with ``compute(tokens, position)``."""
         return self.rounds is not None
 
+    def steps_to_settle(self, model: Model) -> int:
+        """Return how many steps a model that adapts needs before its choices can stay."""
+        adapts = self.name in ("forward", "train")  # the others have a cache
+        return model.calls_to_settle() if adapts else 0
+
     def info(self) -> WorkloadInfo:
         """Return the workload's description for the window."""
         return WorkloadInfo(

@@ -29,20 +29,24 @@ def attributed(monkeypatch):
     return attributed
 
 
+def path_of(arm):
+    return path_text(arm.record.usage, arm.situation.config, arm.model)
+
+
 @pytest.mark.parametrize("option", ["grouped", "padded", "loop", "dense"])
 def test_experts_that_are_chosen_by_name_are_the_path(option):
     arm = stepped(configuration("moe", toggles={"triton_moe_experts": option}))
-    assert path_text(arm) == f"moe_experts by {option}"
+    assert path_of(arm) == f"moe_experts by {option}"
 
 
 def test_torchs_standard_experts_are_named_by_what_ran():
     arm = stepped(configuration("moe", toggles={"triton": "off"}))
-    (ran,) = arm.usage["moe_experts"]
-    assert ran != "torch" and path_text(arm) == f"moe_experts by {ran}"
+    (ran,) = arm.record.usage["moe_experts"]
+    assert ran != "torch" and path_of(arm) == f"moe_experts by {ran}"
 
 
 def test_a_model_with_neither_has_no_path():
-    assert path_text(stepped(configuration("hydra"))) == ""
+    assert path_of(stepped(configuration("hydra"))) == ""
 
 
 def test_the_narrow_heads_of_the_experiment_reduce_their_ranks():
@@ -50,13 +54,13 @@ def test_the_narrow_heads_of_the_experiment_reduce_their_ranks():
     settings = {"batch": 1, "sequence": 16}
     base = msgspec.structs.replace(command.base, settings=settings)
     arm = stepped(msgspec.structs.replace(base, toggles={**base.toggles, **command.toggles}))
-    assert path_text(arm).startswith("0 of 4 heads compute with fewer than 32 columns: ")
+    assert path_of(arm).startswith("0 of 4 heads compute with fewer than 32 columns: ")
     with arm.entered():
         for _ in range(arm.steps_to_settle()):
             arm.step()
-    assert path_text(arm).startswith("3 of 4 heads compute with fewer than 32 columns: ")
+    assert path_of(arm).startswith("3 of 4 heads compute with fewer than 32 columns: ")
     arm = stepped(base)
-    assert path_text(arm) == ""
+    assert path_of(arm) == ""
 
 
 def test_each_rung_of_the_ladder_of_experts_shows_its_path(attributed):

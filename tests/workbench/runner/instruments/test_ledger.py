@@ -66,8 +66,8 @@ def test_automatic_attention_tells_its_choice_and_that_all_of_it_was_fused(small
     assert status == "effective"
     assert text.startswith("chose sdpa_flash 2; flash ratio 1.00, 0 of 2 calls fell back to the")
     assert "; passed over: " in text and "needs a CUDA GPU" in text
-    assert arm.counted["attention_flash_ratio"] == 1.0
-    assert (arm.counted["attention_calls"], arm.counted["attention_fallbacks"]) == (2, 0)
+    assert arm.record.facts["attention_flash_ratio"] == 1.0
+    assert (arm.record.facts["attention_calls"], arm.record.facts["attention_fallbacks"]) == (2, 0)
 
 
 def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, monkeypatch):
@@ -80,7 +80,7 @@ def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, mon
         "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the whole matrix of weights; "
         f"passed over: {why}",
     )
-    assert arm.counted["attention_reason"] == why
+    assert arm.record.facts["attention_reason"] == why
 
 
 def test_what_automatic_attention_preferred_is_told_as_that(small, monkeypatch):
@@ -107,7 +107,7 @@ def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(sma
 def test_without_attention_there_is_no_row_of_it():
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     arm = stepped(msgspec.structs.replace(own, settings={"batch": 2}), "forward")
-    assert "attention" not in collect_evidence(arm) and "attention_calls" not in arm.counted
+    assert "attention" not in collect_evidence(arm) and "attention_calls" not in arm.record.facts
 
 
 # What failed

@@ -16,7 +16,7 @@ from workbench.runner.toggles import Finding, Fix, Stage, Toggle, conflict, effe
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.observed import Observed
 
 ENTERED: list[str] = []
 
@@ -35,7 +35,7 @@ def _apply(option: str, build: Build) -> None:
     build.flags.append(_counting)
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
+def _evidence(option: str, observed: Observed) -> Finding:
     return effective(f"{len(ENTERED)} calls") if ENTERED else no_effect("no call")
 
 

@@ -76,7 +76,7 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
     }
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
     said = FAMILIES[family].operators(arm.situation.config, workload)
-    assert set(arm.usage) == said
+    assert set(arm.record.usage) == said
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
 ):
     arm = stepped(configuration(family, workload, toggles={toggle: option}))
     evidence = evidence_of(arm, toggle)
-    calls = arm.usage[operator][option]
+    calls = arm.record.usage[operator][option]
     ran = f"{operator}: all {calls} recorded calls ran {option}"
     if status == "effective":
         assert (evidence.status, evidence.text) == (status, ran)
     else:
         assert evidence.status == status and evidence.text.startswith(f"{ran}, as ")
-    arm.usage[operator]["another"] = 1
+    arm.record.usage[operator]["another"] = 1
     assert evidence_of(arm, toggle).status == "no effect"
     assert "another 1" in evidence_of(arm, toggle).text
-    del arm.usage[operator]
+    del arm.record.usage[operator]
     assert evidence_of(arm, toggle).text == f"this model never calls {operator}"
 
 

@@ -17,6 +17,7 @@ from sessions.model import Phase
 from workbench import protocol
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.interfaces import StepRecord
 from workbench.runner.toggles import all_toggles, kernel_tuning
 
 CPU = torch.device("cpu")
@@ -81,11 +82,11 @@ def test_heuristics_are_in_force_while_the_arm_is(small):
 
 def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
     arm = stepped(small)
-    assert arm.tiles == []
+    assert arm.record.tiles == []
     monkeypatch.setattr(kernels, "tiles", lambda: [TUNED])
     with arm.entered(), arm.watched():
         arm.step()
-    assert arm.tiles == [TUNED]
+    assert arm.record.tiles == [TUNED]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
 def test_the_evidence_tells_where_the_tiles_came_from_and_what_they_gave(
     option, tiles, status, text
 ):
-    arm = SimpleNamespace(tiles=tiles, ledger={"autotune_s": 4.2})
-    finding = TOGGLE.evidence(option, arm)
+    observed = SimpleNamespace(record=StepRecord(tiles=tiles), ledger={"autotune_s": 4.2})
+    finding = TOGGLE.evidence(option, observed)
     assert (finding.status, finding.text) == (status, text)
 
 
@@ -120,5 +121,6 @@ def test_the_benchmark_refuses_to_tune_where_there_is_nothing_to_tune(runner):
 
 def test_heuristics_take_effect_where_another_tile_is_stored(monkeypatch):
     monkeypatch.setattr(kernels, "are_stored", lambda choices: True)
-    evidence = TOGGLE.evidence("off", SimpleNamespace(tiles=[HEURISTIC], ledger={}))
+    observed = SimpleNamespace(record=StepRecord(tiles=[HEURISTIC]), ledger={})
+    evidence = TOGGLE.evidence("off", observed)
     assert evidence.status == "effective"

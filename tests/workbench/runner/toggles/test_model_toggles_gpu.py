@@ -47,7 +47,7 @@ def test_each_scheme_runs_in_its_own_kernel_and_is_right(scheme, kernel, capabil
         pytest.skip(f"{scheme} needs compute capability {capability}")
     toggles = HALF | {"quantization": scheme, "cuda_graphs": graphs}
     arm = judged(configuration("hydra", batch=2, sequence=64, toggles=toggles), "quantization")
-    assert set(arm.usage["quantized_matmul"]) == {kernel}
+    assert set(arm.record.usage["quantized_matmul"]) == {kernel}
 
 
 def test_the_memory_held_falls_by_what_codes_save():

@@ -38,7 +38,7 @@ class TensorCores(TorchDispatchMode):
 
 def judged(arm) -> tuple[str, str]:
     with arm.entered():
-        finding = all_toggles()["precision"].evidence("tf32", arm)
+        finding = all_toggles()["precision"].evidence("tf32", arm.observed())
     return finding.status, finding.text
 
 

@@ -63,7 +63,7 @@ def test_layers_are_replaced_run_and_stay_within_what_the_scheme_allows(build, s
     # The feed-forward width of 88 is no multiple of 16.
     assert finding.text.startswith(f"{6 if 'fp8' in scheme else 8} of 8 linear layers")
     ran = {"int8_weight_only": "dequantize", "int8_dynamic": "int_mm"}.get(scheme, "torch")
-    assert arm.usage["quantized_matmul"] == {ran: 6 if "fp8" in scheme else 8}
+    assert arm.record.usage["quantized_matmul"] == {ran: 6 if "fp8" in scheme else 8}
     judged = comparison.check(arm, situation)
     assert judged.ok, judged.text
     assert judged.relative_error > 1e-4, "nothing was rounded"
@@ -110,7 +110,7 @@ def test_a_scheme_that_ruins_the_model_is_red_though_it_is_carried_out_rightly(b
 
 def test_layers_that_multiply_by_no_codes_are_told(build):
     arm, _ = build(quantization="int8_dynamic")
-    arm.usage.pop("quantized_matmul")
+    arm.record.usage.pop("quantized_matmul")
     finding = evidence(arm)
     assert (finding.status, finding.text) == (
         "no effect",

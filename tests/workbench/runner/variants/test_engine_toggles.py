@@ -50,7 +50,7 @@ def test_what_a_policy_by_operator_cannot_see_is_said_to_be_computed_again(small
     arm = stepped(small, checkpointing="operators")
     assert "no operators of torch" not in evidence(arm, "checkpointing")[1]
     seen = {"triton": 4, "sdpa_flash": 2}
-    arm.usage |= {"attention": {"flex": 1, **seen}, "ssd_scan": {"triton": 3}}
+    arm.record.usage |= {"attention": {"flex": 1, **seen}, "ssd_scan": {"triton": 3}}
     arm.evidence = None
     text = evidence(arm, "checkpointing")[1]
     assert text.endswith(
@@ -93,8 +93,7 @@ class Bytes(torch.optim.Optimizer):
 def test_moments_in_8_bits_are_looked_for_in_the_state(least, status, text):
     optimizer = Bytes([nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(8))], least)
     optimizer.step()
-    arm = SimpleNamespace(trainer=SimpleNamespace(optimizer=optimizer))
-    said = all_toggles()["adamw"].evidence("8bit_torchao", arm)
+    said = all_toggles()["adamw"].evidence("8bit_torchao", SimpleNamespace(optimizer=optimizer))
     assert said.status == status and said.text.startswith(text)
 
 
@@ -165,7 +164,7 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     arm = stepped(own if source == "own" else small)
     with arm.entered():
-        said = all_toggles()["cudnn_benchmark"].evidence("on", arm)
+        said = all_toggles()["cudnn_benchmark"].evidence("on", arm.observed())
     assert said.status == "no effect" and said.text.startswith(text)
 
 
@@ -257,9 +256,9 @@ def test_what_is_small_or_has_gaps_stays(layers):
     offload = Offload(lambda x: (x * layers[0].weight[:1]).sum(), layers.parameters())
     offload(x)
     assert (offload.moved_tensors, offload.left_bytes) == (0, x.nbytes)
-    arm = SimpleNamespace(compute=offload)
-    said = all_toggles()["activation_offload"].evidence("on", arm)
+    observed = SimpleNamespace(compute=offload)
+    said = all_toggles()["activation_offload"].evidence("on", observed)
     assert said.status == "no effect" and "as large as 64 KiB" in said.text
     offload(x.contiguous())
-    said = all_toggles()["activation_offload"].evidence("on", arm)
+    said = all_toggles()["activation_offload"].evidence("on", observed)
     assert said.status == "effective" and said.text.startswith("128 KiB in 1 tensors go")
