@@ -20,8 +20,8 @@ from kernels.core.generations import generation
 class Hardware:
     """Facts about one device that do not change while the process runs.
 
-    On the CPU ``sm_count`` is the number of cores that this process may use, ``capability`` is (0,
-    0), and properties that only a GPU has are 0.
+    On the CPU ``sm_count`` is the number of cores, ``capability`` is (0, 0), and properties that
+    only a GPU has are 0.
     """
 
     device: str
@@ -185,20 +185,13 @@ def _gpu(index: int) -> Hardware:
     )
 
 
-def usable_cores() -> int:
-    """Return how many CPU cores this process may use; all if the system does not report it."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @functools.cache
 def _cpu() -> Hardware:
     return Hardware(
         device="cpu",
         name=_cpu_name(),
         capability=(0, 0),
-        sm_count=usable_cores(),
+        sm_count=os.cpu_count() or 1,
         threads_per_block=0,
         shared_bytes=0,
         l2_bytes=0,

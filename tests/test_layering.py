@@ -147,8 +147,8 @@ torch
 .runner.variants.weights .runner.workloads kernels models sessions | msgspec torch
 .runner.building .runner.building .runner.data .runner.distributed .runner.failures \
 .runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.revision \
-.runner.toggles .runner.training .runner.user_models .runner.variants kernels models sessions | \
-msgspec torch
+.runner.toggles .runner.training .runner.user_models .runner.variants .runner.workloads kernels \
+models sessions | msgspec torch
 .runner.config .runner.config .plugins .protocol .runner.failures .runner.interfaces \
 .runner.toggles .runner.user_models .runner.wire .runner.workloads kernels models sessions | \
 msgspec torch
@@ -172,8 +172,8 @@ kernels models sessions | msgspec onnxruntime torch
 .runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
 msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
-.runner.experiments .runner.failures .runner.suggested_fixes .runner.triton_cache .runner.wire \
-kernels sessions | torch
+.runner.experiments .runner.failures .runner.instruments .runner.suggested_fixes \
+.runner.triton_cache .runner.wire kernels sessions | torch
 .runner.main .descendants .protocol .runner.engine .runner.profiling .runner.wire |
 .runner.__main__ .runner.distributed .runner.main |
 """

@@ -73,7 +73,11 @@ class Rig:
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.clocks = ClockMeter(self.device, self._no_cycles)
-        self.memory = make_memory(self.device, resident_bytes, self.arms.others_bytes)
+        self.memory = make_memory(
+            self.device,
+            lambda arm: resident_bytes(arm.step, arm.situation),
+            self.arms.others_bytes,
+        )
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)

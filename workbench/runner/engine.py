@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels import hardware
 from sessions.sizes import size_text
 from workbench import plugins, protocol
 from workbench.runner import triton_cache
@@ -27,6 +26,7 @@ from workbench.runner.experiments.scale import ScaleRun
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
+from workbench.runner.instruments.host_facts import usable_cores
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.wire import Wire
 
@@ -66,7 +66,7 @@ class Engine:
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # OpenMP's threads spin at barriers: where the window takes a core away from one of
             # them all wait, and a step of 30 ms was seen to take a second. One core is left free.
-            torch.set_num_threads(max(1, hardware.usable_cores() - 1))
+            torch.set_num_threads(max(1, usable_cores() - 1))
         self._rig = Rig(wire, device)
 
     def serve(self) -> int:

@@ -192,7 +192,7 @@ class Arms:
         if divided is not None:
             divided.others_bytes = self.others_bytes
             batches = divided.share(all_batches)
-        cast = autocast(build)
+        cast = autocast(build.autocast, situation.device.type)
         with contextlib.ExitStack() as stack:
             if divided is not None:
                 stack.enter_context(divided.building(configuration, copy))

@@ -9,14 +9,11 @@ it captures in a process: configurations that share it are each told all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.variants.variant import Arm
+from workbench.runner.workloads import Step
 
 
 def captures_graphs(situation: Situation) -> bool:
@@ -24,9 +21,9 @@ def captures_graphs(situation: Situation) -> bool:
     return situation.has(Trait.CAPTURED, Trait.REPLAYED)
 
 
-def resident_bytes(arm: Arm) -> int:
-    """Return bytes of the arm's pools that no tensor holds; takes milliseconds where it has any."""
-    pools = {_captured(arm.step), _inductors(arm.situation)} - {None}
+def resident_bytes(step: Step, situation: Situation) -> int:
+    """Return bytes of a step's pools that no tensor holds; takes milliseconds if it has any."""
+    pools = {_captured(step), _inductors(situation)} - {None}
     if not pools:
         return 0
     return sum(
@@ -36,7 +33,7 @@ def resident_bytes(arm: Arm) -> int:
     )
 
 
-def _captured(step: Callable[[], Tensor]) -> tuple[int, int] | None:
+def _captured(step: Step) -> tuple[int, int] | None:
     """Return the pool of a step that was captured as one graph."""
     graph: torch.cuda.CUDAGraph | None = getattr(step, "graph", None)
     return None if graph is None else tuple(graph.pool())

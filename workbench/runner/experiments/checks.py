@@ -156,7 +156,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     estimate = footprint(arm.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
-    pools = resident_bytes(arm)
+    pools = resident_bytes(arm.step, arm.situation)
     measured = standing + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache - estimate.workspaces  # neither is measured
     text += (

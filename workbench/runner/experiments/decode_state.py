@@ -1,15 +1,15 @@
-"""The decode state and the text of a run's segment, of a workload that decodes."""
+"""The decode state of a run's segment, of a workload that decodes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from workbench.runner.batches import Batches
 from workbench.runner.decoding.checkpoint import SavedRound, identity_of, read_round, save_round
-from workbench.runner.decoding.generated_text import TextReader
+from workbench.runner.decoding.decoder import Decoder
+from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
-from workbench.runner.variants.variant import Arm
-from workbench.runner.wire import Wire
 
 
 def read(situation: Situation, load: str, save: str) -> SavedRound | None:
@@ -27,24 +27,24 @@ def read(situation: Situation, load: str, save: str) -> SavedRound | None:
     return read_round(load, _identity(situation)) if load else None
 
 
-def restore(saved: SavedRound, arm: Arm) -> None:
-    """Put the arm into the saved round."""
-    assert arm.decoder is not None and arm.rounds is not None
-    saved.restore(arm.decoder, arm.rounds, arm.batches)
+def restore(
+    saved: SavedRound, decoder: Decoder | None, rounds: Rounds | None, batches: Batches
+) -> None:
+    """Put a variant that decodes into the saved round."""
+    assert decoder is not None and rounds is not None
+    saved.restore(decoder, rounds, batches)
 
 
-def save(path: str, arm: Arm) -> str:
-    """Save the arm's current round; return a note for the user."""
-    assert arm.decoder is not None and arm.rounds is not None
-    return save_round(path, _identity(arm.situation), arm.decoder, arm.rounds, arm.batches)
-
-
-def text_reader(wire: Wire, segment: int, arm: Arm) -> TextReader | None:
-    """Return the reader of the text that an arm writes; None if it writes none."""
-    if arm.text is None or arm.rounds is None:
-        return None
-    data = arm.situation.configuration.data
-    return TextReader(wire, segment, arm.text, arm.rounds, arm.batches, data)
+def save(
+    path: str,
+    situation: Situation,
+    decoder: Decoder | None,
+    rounds: Rounds | None,
+    batches: Batches,
+) -> str:
+    """Save the current round of a variant that decodes; return a note for the user."""
+    assert decoder is not None and rounds is not None
+    return save_round(path, _identity(situation), decoder, rounds, batches)
 
 
 def _identity(situation: Situation) -> dict[str, Any]:

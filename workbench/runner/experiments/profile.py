@@ -8,11 +8,12 @@ step: the profiler makes the host slower, and hardly the kernels.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
+from models import Model
 from sessions.model import Scalar
 from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
@@ -39,6 +41,7 @@ from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.variant import Arm
 from workbench.runner.workloads import Step
 
@@ -104,15 +107,25 @@ class ProfileRun:
         self.steps += turns.steps
         arm = contender.arm
         assert arm is not None
+        compilation = _compilation(situation, arm.compiles, arm.step)
         peak = self._peak(arm)
         rig.state("running", "Profiling")
         rig.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
-            known, profiled_us = self._record(arm, path, arm.step, self._command.steps)
+            read = functools.partial(
+                findings.read,
+                path,
+                arm.model,
+                situation.device,
+                compiled=compilation.modules,
+                trains=situation.workload.trains,
+            )
+            steps = self._command.steps
+            known, profiled_us = self._record(arm, path, arm.step, steps, compilation)
             turns.take_commands()
             rig.state("running", "Reading the trace")
-            recorded = _read(path, arm)
+            recorded = read()
             if file is not None:
                 try:
                     findings.keep(path, file)
@@ -120,8 +133,8 @@ class ProfileRun:
                     rig.wire.send(unwritten("The trace", file, error))
                     file = None
             course = roles.course(recorded, known)
-            if (beside := self._without_graphs(arm, path)) is not None:
-                plain = _read(path, arm)
+            if (beside := self._without_graphs(arm, path, compilation)) is not None:
+                plain = read()
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
                 course = roles.replayed(roles.course(plain, beside), known)
@@ -132,7 +145,7 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(_compilation(arm), rig.device, before.void, recorded)
+        notes = findings.notes(compilation, rig.device, before.void, recorded)
         disturbed = findings.disturbed(before.median_ms, after.median_ms)
         if situation.on_gpu and disturbed:
             notes.append(disturbed)
@@ -156,19 +169,24 @@ class ProfileRun:
             torch.cuda.reset_peak_memory_stats(self._rig.device)
             arm.step()
             self._rig.synchronize()
-        return float(torch.cuda.max_memory_allocated(self._rig.device) + resident_bytes(arm))
+        resident = resident_bytes(arm.step, arm.situation)
+        return float(torch.cuda.max_memory_allocated(self._rig.device) + resident)
 
-    def _without_graphs(self, arm: Arm, path: Path) -> roles.Known | None:
+    def _without_graphs(
+        self, arm: Arm, path: Path, compilation: findings.Compilation
+    ) -> roles.Known | None:
         """Write the trace of the same step without its CUDA graphs, where it has any and can."""
         if uncaptured := getattr(arm.step, "uncaptured", None):
-            return self._record(arm, path, uncaptured, 1)[0]
+            return self._record(arm, path, uncaptured, 1, compilation)[0]
         index = self._rig.device.index
-        if not (_compilation(arm).recorded and recordings.can_launch(index)):
+        if not (compilation.recorded and recordings.can_launch(index)):
             return None
         with recordings.launched(index):
-            return self._record(arm, path, arm.step, 1)[0]
+            return self._record(arm, path, arm.step, 1, compilation)[0]
 
-    def _record(self, arm: Arm, path: Path, step: Step, steps: int) -> tuple[roles.Known, float]:
+    def _record(
+        self, arm: Arm, path: Path, step: Step, steps: int, compilation: findings.Compilation
+    ) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""
         rig = self._rig
         on_gpu = rig.device.type == "cuda"
@@ -177,11 +195,18 @@ class ProfileRun:
             # Else CUPTI stays attached, and every later step of this process is slower.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
+        blocks_compiled = arm.situation.has(Trait.COMPILED_BLOCKS)
+        optimizer = None if arm.trainer is None else arm.trainer.optimizer
         with arm.entered():
             known = known_memory(arm, rig.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
-            with _marked(arm, gradients), profiler:
-                self._step(arm, step)  # in which the profiler sets itself up
+            with (
+                _modules_marked(arm.model, compilation.modules, blocks_compiled),
+                _gradients_noted(arm.model, optimizer, gradients),
+                profiler,
+            ):
+                arm.ready()
+                step()  # in which the profiler sets itself up
                 rig.synchronize()
                 gradients.clear()
                 began = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -191,7 +216,8 @@ class ProfileRun:
                     began.record()
                 for _ in range(steps):
                     with record_function(trace.STEP):
-                        self._step(arm, step)
+                        arm.ready()
+                        step()
                 if ended is not None:
                     ended.record()
                 rig.synchronize()
@@ -202,10 +228,6 @@ class ProfileRun:
         known.gradients = gradients
         self.steps += steps
         return known, profiled_us / steps
-
-    def _step(self, arm: Arm, step: Step) -> None:
-        arm.ready()
-        step()
 
     # Telling
 
@@ -273,18 +295,12 @@ class ProfileRun:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
 
 
-def _compilation(arm: Arm) -> findings.Compilation:
-    situation, compiles = arm.situation, arm.compiles
+def _compilation(situation: Situation, compiles: Compiles, step: Step) -> findings.Compilation:
     return findings.Compilation(
         modules=situation.has(Trait.COMPILED) and compiles.graphs > 0,
         recorded=situation.has(Trait.REPLAYED) and compiles.recordings > 0,
-        captured=bool(getattr(arm.step, "uncaptured", None)),
+        captured=bool(getattr(step, "uncaptured", None)),
     )
-
-
-def _read(path: Path, arm: Arm) -> trace.Trace:
-    compiled, trains = _compilation(arm).modules, arm.situation.workload.trains
-    return findings.read(path, arm.model, arm.situation.device, compiled=compiled, trains=trains)
 
 
 def known_memory(arm: Arm, device: torch.device) -> roles.Known:
@@ -296,23 +312,27 @@ def known_memory(arm: Arm, device: torch.device) -> roles.Known:
         None if arm.trainer is None else arm.trainer.optimizer,
         () if replicate is None else replicate.tensors(),
         (arm.batches.inputs, arm.batches.targets),
-        resident_bytes(arm) if device.type == "cuda" else 0,
+        resident_bytes(arm.step, arm.situation) if device.type == "cuda" else 0,
     )
 
 
-@contextlib.contextmanager
-def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
-    """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
-    with contextlib.ExitStack() as stack:
-        if not _compilation(arm).modules:
-            stack.enter_context(marks.modules_marked(arm.model))
-        elif arm.situation.has(Trait.COMPILED_BLOCKS):
-            stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
-        if arm.trainer is not None:
-            stack.enter_context(
-                marks.before_updates(
-                    arm.trainer.optimizer,
-                    lambda: gradients.append(roles.gradient_addresses(arm.model.parameters())),
-                )
-            )
-        yield
+def _modules_marked(
+    model: Model, modules_compiled: bool, blocks_compiled: bool
+) -> AbstractContextManager[None]:
+    """Mark modules where that disturbs nothing: of compiled code only the compiled blocks."""
+    if not modules_compiled:
+        return marks.modules_marked(model)
+    if blocks_compiled:
+        return marks.blocks_marked(model, repeated_blocks(model))
+    return contextlib.nullcontext()
+
+
+def _gradients_noted(
+    model: Model, optimizer: torch.optim.Optimizer | None, gradients: list[set[int]]
+) -> AbstractContextManager[None]:
+    """Append the addresses of the gradients before each update of the optimizer, if any."""
+    if optimizer is None:
+        return contextlib.nullcontext()
+    return marks.before_updates(
+        optimizer, lambda: gradients.append(roles.gradient_addresses(model.parameters()))
+    )

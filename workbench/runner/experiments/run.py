@@ -165,7 +165,10 @@ class Run:
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device, self._infinities)
-        self._text = decode_state.text_reader(wire, index, arm)
+        self._text = None
+        if arm.text is not None and arm.rounds is not None:
+            data = arm.situation.configuration.data
+            self._text = TextReader(wire, index, arm.text, arm.rounds, arm.batches, data)
         self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
@@ -194,7 +197,7 @@ class Run:
                 self._first_step(arm)
                 arm.made_s = time.perf_counter() - began
             if self._saved is not None:
-                decode_state.restore(self._saved, arm)
+                decode_state.restore(self._saved, arm.decoder, arm.rounds, arm.batches)
                 self._rig.note("info", self._saved.note)
                 self._saved = None
             return arm
@@ -263,7 +266,9 @@ class Run:
         if last and self._start.save_state:
             self._rig.watchdog.active = False  # writing is no hang
             try:
-                self._rig.note("info", decode_state.save(self._start.save_state, arm))
+                path = self._start.save_state
+                saved = decode_state.save(path, arm.situation, arm.decoder, arm.rounds, arm.batches)
+                self._rig.note("info", saved)
             except OSError as error:
                 self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
         self._numbers.end(arm, cancelled)

@@ -42,10 +42,7 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Return how many CPU cores this process may use; all if the system does not tell.
-
-    As in ``kernels.hardware``, which loads torch, and ``kernels`` may not import this package.
-    """
+    """Return how many CPU cores this process may use; all if the system does not report it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

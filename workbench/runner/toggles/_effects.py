@@ -37,8 +37,7 @@ from workbench.runner.roofline import sdpa_flops
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Stage, Trait, toggles_before
 from workbench.runner.user_models.user_model import OwnModel
-from workbench.runner.variants.assembly import apply_toggles, make_bench, make_compute
-from workbench.runner.variants.assembly import autocast as build_autocast
+from workbench.runner.variants.assembly import apply_toggles, autocast, make_bench, make_compute
 from workbench.runner.variants.build import Build
 
 if TYPE_CHECKING:
@@ -144,9 +143,10 @@ def settled(observed: Observed, situation: Situation, calls: int) -> Model:
     config = replace(situation.config, refresh_every=1)
     build = _build(replace(situation, config=config))
     model: Model = situation.family.share(config, observed.plain_weights())
+    compute = autocast(build.autocast, situation.device.type)(model)
     with _in_force(observed.model, build), torch.no_grad():
         for _ in range(calls):
-            build_autocast(build)(model)(*observed.all_batches.inputs)
+            compute(*observed.all_batches.inputs)
     return model
 
 
@@ -167,7 +167,7 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with _in_force(observed.model, build), torch.enable_grad(), hooks:
-        made = make_bench(build, model, observed.all_batches).model(*observed.batches.few)
+        made = make_bench(situation, model, observed.all_batches).model(*observed.batches.few)
     del made  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
 
@@ -236,7 +236,7 @@ def _outputs(
     with _in_force(observed.model, build), torch.no_grad():
         called = _model(observed, build) if model is None else model
         with _unchanged(called):
-            compute = make_compute(build, make_bench(build, called, observed.all_batches))
+            compute = make_compute(build, make_bench(situation, called, observed.all_batches))
         with _unchanged(called), watched(_watch(work)), _Record(work):
             out = instrumented.computed(compute, workload, observed.all_batches)
     values = [x.detach().reshape(-1) for x in tree_leaves(out) if isinstance(x, Tensor)]

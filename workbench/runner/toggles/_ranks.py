@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from kernels import hardware
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
 from workbench.runner.distributed.mesh import Layout, chunks_of
+from workbench.runner.instruments.host_facts import usable_cores
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -155,7 +155,7 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
     if situation.on_gpu:
         count, what = torch.cuda.device_count(), "GPU"
     else:
-        count, what = hardware.usable_cores(), "CPU core"
+        count, what = usable_cores(), "CPU core"
     if ranks <= count:
         return None
     here = f"{count} {what}{'s' if count > 1 else ''}"

@@ -27,6 +27,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.variants.offload import LEAST_BYTES, Offload
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute
@@ -64,12 +66,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _apply(option: str, build: Build) -> None:
-    build.compute_wrappers.append(lambda compute: _offloaded(compute, build))
+    build.compute_wrappers.append(lambda compute: _offloaded(compute, build.model))
 
 
-def _offloaded(compute: Compute, build: Build) -> Compute:
-    assert build.model is not None
-    return Offload(compute, build.model.parameters())
+def _offloaded(compute: Compute, model: nn.Module | None) -> Compute:
+    assert model is not None
+    return Offload(compute, model.parameters())
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

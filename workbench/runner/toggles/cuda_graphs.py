@@ -36,6 +36,7 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.compile import LAUNCHED
 
 if TYPE_CHECKING:
+    from workbench.runner.instruments.phases import PhaseTracker
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
@@ -45,9 +46,9 @@ _WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state)
 class _CapturedStep:
     """Captures the step at its first call and replays it from then on."""
 
-    def __init__(self, step: Callable[[], torch.Tensor], build: Build) -> None:
+    def __init__(self, step: Callable[[], torch.Tensor], phases: PhaseTracker) -> None:
         self._step = step
-        self._phases = build.phases
+        self._phases = phases
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0
         self._output: torch.Tensor | None = None
@@ -112,7 +113,7 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
 
 
 def _apply(option: str, build: Build) -> None:
-    build.step_wrappers.append(lambda step: _CapturedStep(step, build))
+    build.step_wrappers.append(lambda step: _CapturedStep(step, build.phases))
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

@@ -32,6 +32,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute
@@ -51,9 +53,9 @@ _OFF = "Switch the other one off."
 class Scripted:
     """A computation that is recorded at its first call, and run by TorchScript from then on."""
 
-    def __init__(self, compute: Compute, build: Build) -> None:
+    def __init__(self, compute: Compute, model: nn.Module | None) -> None:
         self._compute = compute
-        self._build = build
+        self._model = model
         self._graph: Any = None
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
@@ -92,7 +94,7 @@ class Scripted:
         Something computed it outside of torch's operators, so that it would be the same in every
         call.
         """
-        model = self._build.model
+        model = self._model
         assert model is not None
         known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for node in graph.graph.nodes:
@@ -144,7 +146,7 @@ def can_fuse(device: torch.device) -> bool:
 
 
 def _apply(option: str, build: Build) -> None:
-    build.compute_wrappers.append(lambda compute: Scripted(compute, build))
+    build.compute_wrappers.append(lambda compute: Scripted(compute, build.model))
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

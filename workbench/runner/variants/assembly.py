@@ -11,7 +11,7 @@ import torch
 from models import Model
 from workbench.runner.batches import Batches
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.interfaces import Trait
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.training.trainer import Trainer, Weights
 from workbench.runner.variants.build import Build
 from workbench.runner.variants.weights import Quantized
@@ -70,7 +70,7 @@ def assemble(
     if workload.trains:
         assert isinstance(weights, Weights), "codes cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
-    bench = make_bench(build, model, batches, trainer)
+    bench = make_bench(build.situation, model, batches, trainer)
     compute = make_compute(build, bench, divided)
     if divided is None or trainer is None:
         step = workload.step(bench, compute)
@@ -85,10 +85,9 @@ def assemble(
 
 
 def make_bench(
-    build: Build, model: Model, batches: Batches, trainer: Trainer | None = None
+    situation: Situation, model: Model, batches: Batches, trainer: Trainer | None = None
 ) -> Bench:
-    """Return what the build's workload works with; without a trainer nothing is updated."""
-    situation = build.situation
+    """Return the inputs of a situation's steps; without a trainer nothing is updated."""
     configuration = situation.configuration
     return Bench(
         model,
@@ -103,22 +102,25 @@ def make_bench(
 
 def make_compute(build: Build, bench: Bench, divided: Parallel | None = None) -> Compute:
     """Return what a step computes, under autocast and with the build's wrappers around it."""
-    with _region(build):  # a KV cache is made in the dtype that will compute
+    device_type = build.situation.device.type
+    with _region(build.autocast, device_type):  # a KV cache is made in the dtype that will compute
         compute = build.situation.workload.compute(bench)
-    compute = autocast(build)(compute if divided is None else divided.part(compute, bench.model))
+    if divided is not None:
+        compute = divided.part(compute, bench.model)
+    compute = autocast(build.autocast, device_type)(compute)
     for wrap in build.compute_wrappers:
         compute = wrap(compute)
     return compute
 
 
-def autocast(build: Build) -> Callable[[Compute], Compute]:
-    """Return a wrapper that runs a function under the build's autocast, if it has one."""
-    if build.autocast is None:
+def autocast(dtype: torch.dtype | None, device_type: str) -> Callable[[Compute], Compute]:
+    """Return a wrapper that runs a function under autocast to ``dtype``, if it is given."""
+    if dtype is None:
         return lambda compute: compute
 
     def wrap(compute: Compute) -> Compute:
         def cast(*tensors: torch.Tensor) -> torch.Tensor:
-            with _region(build):
+            with _region(dtype, device_type):
                 return compute(*tensors)
 
         return cast
@@ -126,6 +128,5 @@ def autocast(build: Build) -> Callable[[Compute], Compute]:
     return wrap
 
 
-def _region(build: Build) -> torch.autocast:
-    enabled = build.autocast is not None
-    return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)
+def _region(dtype: torch.dtype | None, device_type: str) -> torch.autocast:
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)

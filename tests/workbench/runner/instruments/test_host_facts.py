@@ -8,10 +8,15 @@ from kernels import hardware
 from workbench.runner.instruments import host_facts
 
 
-def test_the_kernel_library_and_the_host_count_the_same_cores(monkeypatch):
-    """Neither may import the other: the host's facts are read where torch must not load."""
+def test_cores_are_those_of_the_process_or_all_or_at_least_one(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
-    assert host_facts.usable_cores() == hardware.usable_cores() == 3
+    assert host_facts.usable_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert host_facts.usable_cores() == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert host_facts.usable_cores() == hardware.usable_cores() == 1
+    assert host_facts.usable_cores() == 1
+
+
+def test_the_kernel_library_names_the_cpu_as_the_host_does():
+    assert hardware.of("cpu").name == host_facts.cpu_name()
