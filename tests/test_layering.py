@@ -166,11 +166,11 @@ kernels models sessions | msgspec onnxruntime torch
 .runner.toggles .runner.variants .runner.wire | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
 .runner.toggles sessions | msgspec torch
-.runner.experiments .runner.experiments .protocol .runner.building .runner.config .runner.context \
-.runner.decoding .runner.environment .runner.failed_options .runner.failures .runner.instruments \
-.runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes .runner.toggles \
-.runner.training .runner.variants .runner.wire .runner.workloads kernels models sessions | \
-msgspec torch
+.runner.experiments .runner.experiments .protocol .runner.batches .runner.building .runner.config \
+.runner.context .runner.decoding .runner.environment .runner.failed_options .runner.failures \
+.runner.instruments .runner.interfaces .runner.numerics .runner.profiling .runner.suggested_fixes \
+.runner.toggles .runner.training .runner.variants .runner.wire .runner.workloads kernels models \
+sessions | msgspec torch
 .runner.engine .plugins .protocol .runner.catalogue .runner.config .runner.context \
 .runner.experiments .runner.failures .runner.instruments .runner.suggested_fixes \
 .runner.triton_cache .runner.wire kernels sessions | torch

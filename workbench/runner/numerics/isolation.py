@@ -169,29 +169,36 @@ def _remembered(arm: Arm) -> Remembered:
     carried_state = Carried(changed, built, {}, unclear)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
     if suspects and arm.situation.has(Trait.ROUNDED):
-        constants = _constants(arm, suspects, built)
+        constants = _constants(
+            arm.situation, model, arm.plain_weights(), arm.batches, suspects, built
+        )
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear)
     return Remembered(carried_state, exact)
 
 
 def _constants(
-    arm: Arm, names: list[str], built: Mapping[str, variables.Variable]
+    situation: Situation,
+    source: Model,
+    plain_weights: Mapping[str, Tensor],
+    batches: Batches,
+    names: list[str],
+    built: Mapping[str, variables.Variable],
 ) -> dict[str, Any]:
     """Return the variables, in FP32, that the first call computes from nothing but constants."""
-    current, following = arm.batches.inputs, arm.batches.following()[0]
+    current, following = batches.inputs, batches.following()[0]
 
-    def after(size: tuple[float, int], *batches: Any) -> list[dict[str, Any]]:
+    def after(size: tuple[float, int], *inputs: Any) -> list[dict[str, Any]]:
         weights = {
             name: nudged(
                 weight.detach().to(user_model.kind(weight, torch.float32), copy=True), size, index
             )
-            for index, (name, weight) in enumerate(arm.plain_weights().items())
+            for index, (name, weight) in enumerate(plain_weights.items())
         }
-        model = arm.situation.family.share(arm.situation.config, weights)
-        rng.take_modes(model, arm.model)
+        model = situation.family.share(situation.config, weights)
+        rng.take_modes(model, source)
         left = []
-        for batch in batches:
+        for batch in inputs:
             with torch.no_grad(), eager():
                 model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
             now = variables.variables(model)
