@@ -1,4 +1,4 @@
-"""Base of every model here: what the runner may request, whatever the model computes.
+"""Base class of every model: the interface that the runner uses, whatever the model computes.
 
 A model is called with its inputs and returns one tensor; ``loss`` takes the targets too. *Metrics*
 are what a model measures of itself while it runs (routing load, ranks, gates): FP32 tensors on the
@@ -83,7 +83,7 @@ class Model(nn.Module, ABC):
         return {}
 
     def calls_to_settle(self) -> int:
-        """Return how many more calls adapt before the choices can stay; waits for the device."""
+        """Return how many more calls may change the choices; waits for the device."""
         return 0
 
     def promise(self) -> Promise | None:
@@ -115,7 +115,7 @@ class Model(nn.Module, ABC):
         return recomputed(self.checkpointing, block, *inputs)
 
     def share_rope_cache(self, shared: bool) -> None:
-        """Let all layers hold one rotary table, or each its own; the results are the same.
+        """Share one rotary table among all layers, or give each its own; the results are the same.
 
         Tables that differ in head width, length or base are never merged.
         """

@@ -68,7 +68,7 @@ def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
 
 
 def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
-    """Return the calibration of a kind, or else that with the largest floor; None without any."""
+    """Return the calibration of a kind, else the one with the largest floor, else None."""
     own = [calibration for calibration in known if calibration.kind == kind]
     return next(iter(own or known), None)
 
@@ -152,7 +152,7 @@ def floor(comparison: PairedComparison) -> float:
 
 
 def store(calibration: Calibration) -> None:
-    """Keep a calibration, in place of an earlier one of its kind; raises ``OSError``."""
+    """Store a calibration; it replaces an earlier one of its kind. Raises ``OSError``."""
     machine = filter(None, (calibration.device, calibration.software, calibration.host))
     name = ": ".join(filter(None, (", ".join(machine), calibration.kind)))
     state_files.write(path(), name, calibration, _load_all())
@@ -175,7 +175,7 @@ def describe(calibration: Calibration) -> str:
 
 
 def age(calibration: Calibration) -> str:
-    """Return how long ago it was measured, as a person says it."""
+    """Return how long ago it was measured, in words."""
     days = int((time.time() - calibration.created) // 86400)
     return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
 
@@ -201,7 +201,7 @@ def _doubt(calibration: Calibration) -> str:
 
 
 def _measured(calibration: Calibration) -> str:
-    """Return what was run, with the kind's precision, and that the host is unknown if it is."""
+    """Describe what was run and its precision, and say if the host is unknown."""
     precision = calibration.kind.partition(" in ")[2]
     unknown = "" if calibration.host else ", its host not recorded"
     return f"{calibration.measured_with}{f' in {precision}' if precision else ''}{unknown}"

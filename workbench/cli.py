@@ -1,8 +1,8 @@
 """The command line: ``workbench`` opens the window, ``workbench COMMAND`` works without one.
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (of a session that has nothing to show
-for it, too), 3 undecided (what was expected is neither shown nor refuted by what was measured: more
-seconds may do), 130 interrupted (Ctrl+C, SIGTERM, SIGHUP: what a run has measured is kept).
+Exit codes: 0 done; 1 failed; 2 the request is wrong, or the session has no data for it; 3
+undecided: the measurements neither show nor refute what was expected, and a longer run may decide;
+130 interrupted (Ctrl+C, SIGTERM, SIGHUP): the measurements so far are kept.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def report_defect(error: BaseException, log: Path | None) -> int:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Return the workbench's own words, and those of a script's command line, if there is one."""
+    """Split the arguments into the workbench's own and a script's command line, if there is one."""
     if SCRIPT not in arguments:
         return arguments, None
     index = arguments.index(SCRIPT)
@@ -143,14 +143,14 @@ def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None
 
 
 def _print_what_can_be_printed() -> None:
-    """Replace characters that the terminal's encoding lacks by "?"; they are no reason to fail."""
+    """Print "?" for characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _drop_what_is_unwritten() -> None:
-    """Keep Python from trying again at exit, with another message and exit code 120."""
+    """Drop unwritten output, or Python would try again at exit and end with exit code 120."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -160,12 +160,12 @@ def _drop_what_is_unwritten() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells programs, too, what cannot be read of the command ``line``."""
+    """Parser that reports errors in the command ``line`` as JSON too, for programs."""
 
     line: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Say it and exit with 2."""
+        """Report the error and exit with 2."""
         _answer(argparse.Namespace(json="--json" in self.line), MISTAKE, message)
         super().error(message)
 

@@ -59,7 +59,7 @@ def unit_of(scheme: str, device_type: str) -> str:
 
 @functools.cache
 def measured(name: str, device: str) -> float | str:
-    """Measure operations per second of those units, once per device; or return why not.
+    """Measure operations per second of those units, once per device; return a reason if it fails.
 
     Matrices of 8,192 rows on a GPU; of 256 on the CPU, where torch may multiply in a plain loop.
     """

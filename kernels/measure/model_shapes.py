@@ -14,7 +14,7 @@ from typing import Any
 
 from kernels.core.operator import Case, Mistake
 
-CACHED, UNUSED = 4096, 96  # keys that the cache of a decoding sequence has room for, and lacks
+CACHED, UNUSED = 4096, 96  # keys that a decoding sequence's cache can hold, and unused ones
 DECODING = {"1": (1, 1), "16": (16, 1), "256": (256, 1)}  # sequences and length by title
 LONG = {"2K": (1, 2048), "8K": (2, 4096), "16K": (4, 4096), "64K": (1, 65536)}
 _NAMED = 2  # models that the name of a case lists

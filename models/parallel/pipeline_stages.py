@@ -59,7 +59,7 @@ class Stage(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Blocks that one call of a stage computes, by their index in it, and whether with the ends."""
+    """Blocks that one call of a stage computes, and whether it includes the first or last part."""
 
     blocks: range
     first: bool

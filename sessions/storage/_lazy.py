@@ -206,7 +206,7 @@ def _sources(session: Session) -> list[Source]:
 
 
 def read_column(dataset: h5py.Dataset) -> NDArray:
-    """Return a column in memory: numbers in the machine's byte order, text as str objects."""
+    """Return a column as an array: numbers in native byte order, text as str objects."""
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return np.asarray(dataset.asstr()[()], dtype=object)
     column = dataset[()]

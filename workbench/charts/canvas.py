@@ -88,7 +88,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             overlay.setParentItem(self.vb)
 
     def report_error(self, error: Exception) -> None:
-        """Take the error of an item that could not be painted."""
+        """Store the error of an item that could not be painted."""
         if self.error is None:
             self.error = error
             self.broken.emit()
@@ -130,12 +130,12 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.showAxis("right", False)
 
     def align(self, left_px: float, right_px: float) -> None:
-        """Take at least this room left and right of the view, to line up with other plots."""
+        """Reserve at least this room left and right of the view, to line up with other plots."""
         self.axis("left").least_px = left_px
         self.layout.setColumnMinimumWidth(2, right_px)
 
     def refresh(self) -> None:
-        """Take in what the sessions have gained, and show it."""
+        """Read new data of the sessions and show it."""
         for layer in self.layers:
             layer.pull()
         if self.follow_x:
@@ -149,7 +149,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.relook()
 
     def show_x(self, start: float, stop: float) -> None:
-        """Show this range of x, with the data taken in so far."""
+        """Show this range of x of the data read so far."""
         if stop > start and [start, stop] != self.vb.viewRange()[0]:
             self._busy = True
             self.vb.setXRange(start, stop, padding=0)
@@ -179,12 +179,12 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self._settle()
 
     def set_cursor(self, x: float | None) -> None:
-        """Show the cursor's line at ``x`` and the readings there; None takes it away."""
+        """Show the cursor's line at ``x`` and the values there; None hides it."""
         self._cursor.show_at(x)
         self.header.set_cursor(x)
 
     def mark_range(self, span: tuple[float, float] | None) -> None:
-        """Show two measuring cursors; None takes them away."""
+        """Show two measuring cursors; None hides them."""
         self._marked.named = self.captions
         self._marked.show_span(span)
 
@@ -220,7 +220,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         return Frame((left, right), (bottom, top), rect.width(), rect.height(), 2.0**octaves)
 
     def _look(self) -> bool:
-        """Let the layers look at what is visible; False where there is no room for anything."""
+        """Decimate each layer for the visible range; return False if there is no room to draw."""
         rect = self.vb.rect()
         if rect.width() < 2 or rect.height() < 2:
             return False
@@ -232,7 +232,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         return True
 
     def _arrange(self) -> bool:
-        """Give axes, legend and lane the room they need; whether anything has changed."""
+        """Give axes, legend and lane the room they need; return True if that changed anything."""
         changed = [self.axis("left").fit(), self.axis("bottom").fit()]
         if self.axis("right").isVisible():
             changed.append(self.axis("right").fit())
@@ -343,7 +343,7 @@ class Cursor(Layer):
         self.line_x: float | None = None
 
     def show_at(self, x: float | None) -> None:
-        """Move the line; only two strips are painted anew."""
+        """Move the line; only two strips are repainted."""
         for line_x in (self.line_x, x):
             if line_x is not None and self.frame is not None:
                 left = float(self.frame.px(line_x)) - 2
@@ -359,7 +359,7 @@ class Cursor(Layer):
 
 
 class OffScale(Layer):
-    """Says how far samples reach that the y axis does not show."""
+    """Note on how far samples reach beyond the y axis."""
 
     z = 50.0
 

@@ -32,7 +32,7 @@ class Plan(Protocol):
 
     @property
     def allowed_s(self) -> float:
-        """Seconds that the command in flight may take; infinite where nothing bounds it."""
+        """Seconds that the current command may take; infinite if there is no limit."""
 
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
@@ -43,19 +43,19 @@ class Plan(Protocol):
         """Return the next command for an idle runner; None if all is done."""
 
     def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
-        """Take a message of the runner, once it is recorded."""
+        """Handle a message of the runner after it was recorded."""
 
     def tell(self) -> Iterable[protocol.AnyMessage]:
-        """Return what there is to record between two commands."""
+        """Return messages to record between two commands."""
 
     def cut(self, command: protocol.Command | None) -> bool:
-        """Return True if a command whose time is over is to be cancelled; from any thread."""
+        """Return True if a command that exceeds its time must be cancelled; from any thread."""
 
     def lost(self) -> bool:
-        """Return True to go on with another runner after this one is gone."""
+        """Return True to continue with a new runner after this one was lost."""
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
-        """End: no command will come any more; ``why`` where there would have been some."""
+        """End the plan; ``why`` is the reason if commands were left."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
-    """Run the command (Start, Bench) that ``choose`` makes of the catalogue.
+    """Run the command (Start, Bench) that ``choose`` returns for the catalogue.
 
     Ctrl+C cancels and keeps what was measured, and a warning in the session tells of it; a runner
     that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed. So do
@@ -95,7 +95,7 @@ def run_plan(
     watch: Watcher = lambda _message: None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
-    """Run one command after the other in one session, as ``plan`` gives them.
+    """Run the commands of ``plan`` one after the other in one session.
 
     ``command``: what starts the runner's process; the one that a person chose if None.
 
@@ -108,7 +108,7 @@ def run_plan(
 
 
 class _Driver:
-    """Runs a plan: one runner, or several after one another."""
+    """Driver of a plan: one runner, or several in sequence."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Driver:
             self._watch(message)
 
     def _record(self, message: protocol.AnyMessage) -> protocol.AnyMessage:
-        """Return the message once it is recorded, or the failure that it does not fit."""
+        """Record a message and return it, or a failure if it does not fit the session."""
         self._last_s = message.t_s = message.t_s or self._last_s
         try:
             self._recorder.record(message)
@@ -256,7 +256,7 @@ class _Driver:
 
 
 def _is_obituary(message: protocol.AnyMessage, runner: Runner) -> bool:
-    """Return True if the runner was ended because it did not hear Cancel."""
+    """Return True if the runner was killed because it did not react to Cancel."""
     died = isinstance(message, protocol.Failure) and message.kind == "died"
     return died and runner.ended_by_force
 
@@ -286,7 +286,7 @@ class _Once:
 
 
 class _Interrupt:
-    """Lets Ctrl+C cancel the run, and what else asks this process to end.
+    """Handler that cancels the run on Ctrl+C, SIGTERM and SIGHUP.
 
     KeyboardInterrupt would end the generator of messages, and with it all that is still to come.
     """
@@ -300,7 +300,7 @@ class _Interrupt:
         self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
     def cancel(self, number: int, frame: FrameType | None) -> None:
-        """Ask the runner to end the run; again: end the runner."""
+        """Ask the runner to end the run; the second call kills the runner."""
         again, self.pressed = self.pressed, True
         interrupts.note(number, frame)
         self.by = self.by or interrupts.SIGNALS[signal.Signals(number)]

@@ -86,7 +86,7 @@ class Recorder:
         return max(self._segments, default=-1) + 1
 
     def record(self, message: protocol.AnyMessage) -> Segment | None:
-        """Take one message; returns the segment that it changed, if any.
+        """Record one message; return the segment that it changed, if any.
 
         Raises ``WireError``, and leaves the session as it was, for a message that does not fit
         what came before it, or with which no program would open the session again.
@@ -229,7 +229,7 @@ class Recorder:
         session.titles = {**session.titles, **titles.offered(catalogue)}
 
     def _order(self, message: protocol.Ordered) -> Order:
-        """Return the received order, without the blocks of before: they are the session's own."""
+        """Return the received order of blocks, without those that the session already has."""
         session = self.session
         claims = self._studies.get(protocol.OWN_STUDY)
         if claims is not None and session.studies[claims].facts.get("final"):

@@ -1,4 +1,4 @@
-"""Which command starts the runner: this Python's own, or a person's, as through ssh.
+"""The command that starts the runner: this Python's own, or a user's, for example through ssh.
 
 A person's command comes from ``--runner`` or the environment, never from a session or a journal.
 Its runner may be on another host: the paths of files that the runner reads or writes are then that
@@ -29,7 +29,7 @@ _chosen: tuple[str, ...] = ()
 
 @contextlib.contextmanager
 def use(option: str | None) -> Iterator[None]:
-    """Let runners be started by the option's command, or else by the environment's.
+    """Set the command of all runners: the option's, else the environment's.
 
     Raises ``ValueError`` with one sentence for what is no command.
     """
@@ -52,7 +52,7 @@ def is_custom() -> bool:
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """Return the command as a person gives it to a shell."""
+    """Return the command as one types it into a shell."""
     return shlex.join(words)
 
 

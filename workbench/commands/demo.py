@@ -109,7 +109,7 @@ def _reason(demo: Demo) -> str:
 
 
 def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
-    """Keep the window as it is at the end."""
+    """Save a picture of the window as it is at the end."""
     if demo.outcome.paths:
         picture = folder / "window.png"
         with atomic_write.replacing(picture) as temporary:

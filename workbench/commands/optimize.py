@@ -156,7 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def study_lines(study: Study) -> list[str]:
-    """Return the study for a person."""
+    """Return the study as lines of text."""
     lines = [headline(study), ""]
     if study.tables.get(EFFECTS):
         lines.append(render(verdicts_table(study)))
@@ -185,7 +185,7 @@ def _save_preset(study: Study, path: Path) -> None:
 
 
 def _as_data(outcome: Outcome, saved: str | None, study: Study | None) -> dict[str, Any]:
-    """Return the outcome for programs."""
+    """Return the outcome as JSON data."""
     data = as_data(outcome, saved)
     if study is None:
         return data

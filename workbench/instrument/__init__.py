@@ -24,7 +24,7 @@ __all__ = ["lightning_callback", "start", "transformers_callback", "watch"]
 
 
 def start() -> None:
-    """Record this process, as its environment asks."""
+    """Record this process if its environment variables request it."""
     folder = os.environ.get(FOLDER)
     if folder:
         importlib.import_module(".hooks", __name__).install(

@@ -39,7 +39,7 @@ def transformers_callback() -> Any:
             _begin()
 
         def on_train_end(self, *arguments: Any, **keywords: Any) -> None:
-            """Leave out what follows."""
+            """Exclude the time that follows."""
             _pause()
 
         def on_log(
@@ -73,7 +73,7 @@ def lightning_callback() -> Any:
             _begin()
 
         def on_train_epoch_end(self, *arguments: Any, **keywords: Any) -> None:
-            """Leave out what follows."""
+            """Exclude the time that follows."""
             _pause()
 
     return WorkbenchCallback()

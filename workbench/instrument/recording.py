@@ -71,12 +71,12 @@ class Recording:
             self.flush()
 
     def begin_step(self) -> None:
-        """Begin a step here: the time since the last one is no step's (evaluation, a save)."""
+        """Begin a step now; the time since the last one (evaluation, a save) belongs to no step."""
         self._last_event = None if self.clock is None else self.clock.mark()
         self._last_ns, self._input_ns = now_ns(), 0
 
     def pause(self) -> None:
-        """Let the time from here to the next ``begin_step`` be no step's."""
+        """Exclude the time from now to the next ``begin_step`` from all steps."""
         self._last_ns = 0
 
     def add_input(self, start_ns: int) -> None:
@@ -86,7 +86,7 @@ class Recording:
         self._input_ns += now_ns() - start_ns
 
     def next_batch(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``fetch`` does; its time is waiting for input, counted once if nested."""
+        """Call ``fetch`` and count its time as waiting for input, once if calls are nested."""
         if self.waits_for_input:
             return fetch(*arguments)
         self.waits_for_input = True
@@ -118,7 +118,7 @@ class Recording:
         self._write(json.dumps(entry))
 
     def flush(self, wait: bool = False) -> None:
-        """Write the finished rows; ``wait`` for those whose step a GPU still computes."""
+        """Write the finished rows; with ``wait`` also those whose step the GPU still computes."""
         try:
             self.before_flush(self)
             rows = self._finished(wait)
@@ -133,7 +133,7 @@ class Recording:
         self._write(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 
     def finish(self) -> None:
-        """Write what is left: the process ends."""
+        """Write the remaining rows when the process ends."""
         if self._file < 0 and not self._rows:
             return
         self.flush(wait=True)
@@ -172,7 +172,7 @@ class Recording:
             self._folder = os.devnull
 
     def _forget(self) -> None:
-        """Begin anew in a fork, which records only if it steps itself."""
+        """Reset the recording in a fork, which records only its own steps."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._last_ns, self._last_event, self.clock = -1, 0, None, None
@@ -203,7 +203,7 @@ class GpuClock:
         return event
 
     def elapsed_ms(self, start: Any, stop: Any) -> float:
-        """Return the time between two events, and use the first one again."""
+        """Return the time between two events, and keep the first one for reuse."""
         stop.synchronize()
         milliseconds: float = start.elapsed_time(stop)
         self._free.append(start)
@@ -211,7 +211,7 @@ class GpuClock:
 
 
 class Watched:
-    """A loader whose iterations are steps; everything else is the loader's own."""
+    """Wrapper of a loader whose iterations are steps; all else is delegated to the loader."""
 
     def __init__(self, loader: Iterable[Any], recording: Recording) -> None:
         self._loader = loader

@@ -28,13 +28,13 @@ class Gaps(Layer):
         self._gaps: list[tuple[float, float]] = []
 
     def pull(self) -> None:
-        """Take in the gaps so far."""
+        """Read the gaps so far."""
         gaps = self._run.axis.gaps
         if gaps is not self._gaps:
             self._gaps, self.fresh = gaps, -math.inf
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Draw the gaps in view; those that share a pixel once."""
+        """Draw the visible gaps; those that share a pixel are drawn once."""
         theme = self._style.theme
         color = QColor(mixed(theme.muted, theme.surface, 0.6))
         positions = np.array([position for position, _ in self._gaps])

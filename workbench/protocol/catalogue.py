@@ -13,7 +13,7 @@ MANY = 40  # names that a sentence can list
 
 
 def expected(name: str, allowed: Collection[str]) -> str:
-    """Return what an unknown name could have been: "one of ...", or the nearest of many."""
+    """Return the allowed names for an error: "one of ...", or the nearest if there are many."""
     if len(allowed) <= MANY:
         return f"one of {', '.join(allowed)}"
     near = difflib.get_close_matches(name, allowed, n=5, cutoff=0)
@@ -108,5 +108,5 @@ class Blocked(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """Return why not, and what to do, for one line."""
+        """Return the reason and the fix as one line."""
         return ended(self.reason, self.fix)

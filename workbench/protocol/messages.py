@@ -69,9 +69,10 @@ class EnvironmentFound(Message, tag="environment"):
 
 
 class Availability(Message, tag="availability"):
-    """Answer to Check: the blocked options by toggle and option, and all that is wrong.
+    """Answer to Check: the blocked options by toggle and option, and all problems.
 
-    ``toggles`` is what every toggle comes to, ``left_out`` what it was to be rather.
+    ``toggles`` holds the resolved option of every toggle, ``left_out`` the preferred options that
+    cannot be used.
     """
 
     configuration: Configuration
@@ -117,7 +118,7 @@ class Progress(Message, tag="progress"):
 
 
 class Ordered(Message, tag="ordered"):
-    """The runner takes up this command; all that follows, until the next one, comes of it."""
+    """The runner starts this command; all messages until the next one belong to it."""
 
     command: RunCommand
 
@@ -199,7 +200,7 @@ class EvidenceFound(Message, tag="evidence"):
 
 
 class ComparisonStarted(Message, tag="comparison"):
-    """Two arms are built and begin to alternate; ``request`` is what the command asks for.
+    """Two arms are built and begin to alternate; ``request`` holds the arguments of the command.
 
     With ``before`` it takes the place of the comparison that consists of these blocks.
     """
@@ -213,7 +214,7 @@ class ComparisonStarted(Message, tag="comparison"):
 
 
 class ComparisonFacts(Message, tag="compared"):
-    """More of how a comparison is measured, as ``request`` holds it."""
+    """Further facts on how a comparison is measured; they extend ``request``."""
 
     comparison: int
     facts: dict[str, Scalar]
@@ -251,7 +252,7 @@ class Judged(Message, tag="judged"):
 
 
 class StudyStarted(Message, tag="study"):
-    """A study begins; ``kind`` names it ("sweep" ...), ``request`` is what the command asks for."""
+    """A study begins: ``kind`` names it ("sweep" ...), ``request`` holds its arguments."""
 
     index: int
     kind: str
@@ -272,7 +273,7 @@ class StudyRows(Message, tag="rows"):
 
 
 class StudyFacts(Message, tag="found"):
-    """More of what a study found."""
+    """Further results of a study."""
 
     study: int
     facts: dict[str, Scalar | list[Scalar]]
@@ -293,7 +294,7 @@ class Described(Message, tag="described"):
 
 
 class Failure(Message, tag="failure"):
-    """Something went wrong, for a person to read: one sentence, and what to do.
+    """Something went wrong: one sentence for the user, and what to do.
 
     ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
     ``clears``: "triton" where clearing Triton's cache of compiled kernels is the fix.
@@ -311,7 +312,7 @@ class Failure(Message, tag="failure"):
 
     @property
     def said(self) -> str:
-        """Return what went wrong and what to do, for one line."""
+        """Return the sentence and the fix as one line."""
         return ended(self.sentence, self.fix)
 
 

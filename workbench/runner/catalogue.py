@@ -1,4 +1,4 @@
-"""The runner's first message: everything that this installation has."""
+"""The runner's first message: all families, workloads, toggles and operators of this process."""
 
 from __future__ import annotations
 

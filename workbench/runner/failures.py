@@ -75,7 +75,7 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
 
 
 def explain(error: BaseException) -> Failure:
-    """Return the failure that tells a person about ``error``; the traceback goes to the log."""
+    """Return the failure that explains ``error`` to the user; the traceback goes to the log."""
     detail = _own_frames(error) + "".join(traceback.format_exception(error))
     first = str(error).strip().split("\n")[0]
     if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
@@ -168,7 +168,7 @@ def _own_frames(error: BaseException) -> str:
 
 
 def trying_again(failure: Failure) -> str:
-    """Return a sentence on a failure that more memory may cure, and that it is tried again."""
+    """Return a sentence: the failure may be due to memory, and the attempt is repeated."""
     return f"trying again with the memory free: {failure.sentence}"
 
 
@@ -236,7 +236,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _where(error: BaseException) -> str:
-    """Return the line in which it went wrong first."""
+    """Return the innermost line of source in which the error was raised."""
     stacks = [traceback.extract_tb(cause.__traceback__) for cause in _chain(error)]
     line = source_lines.innermost(stacks[-1])
     return f" at {line}" if line is not None else ""

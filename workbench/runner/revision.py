@@ -20,7 +20,7 @@ def workbench_commit() -> str:
 
 
 def describe(folder: Path) -> str:
-    """Return the commit of a folder's repository, ``+`` behind it if files have changed since.
+    """Return the commit of a folder's repository, with a ``+`` if files have changed since.
 
     Empty outside of a repository, and where git is missing.
     """

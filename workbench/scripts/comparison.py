@@ -80,13 +80,13 @@ class ScriptComparison:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session."""
+        """Store the session."""
         self._session = session
         self._began_s = time.monotonic()
         return ()
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
-        """Start the next process; None where the comparison is over."""
+        """Start the next process; return None if the comparison is over."""
         if self.failure is not None:
             return None
         if not self._waiting:

@@ -77,14 +77,14 @@ class ScriptProcess:
 
     @property
     def tail(self) -> str:
-        """The last that a hidden script printed."""
+        """The last lines that a hidden script printed."""
         with contextlib.suppress(OSError), self._output.open("rb") as file:
             file.seek(max(0, self._output.stat().st_size - TAIL_BYTES))
             return file.read().decode("utf-8", "replace").strip()
         return ""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; return False if the time is over first."""
+        """Wait for its end; return False on timeout."""
         self._waiter.join(timeout_s)
         return not self.is_running
 

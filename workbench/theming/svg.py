@@ -1,4 +1,4 @@
-"""Vector drawings without what nobody sees: empty groups, defaults, digits far below a pixel."""
+"""Compaction of SVG drawings: no empty groups, no default attributes, no invisible digits."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from workbench.runner.variants.observed import Observed
 
 
 def look(observed: Observed) -> list[Evidence]:
-    """Ask every toggle that was switched, or chose, what proves its effect; the variant is entered.
+    """Return the evidence of every toggle that is on, or had to choose; the variant is entered.
 
-    A failure makes the toggle's evidence unknown, and is raised only if it is fatal.
+    A failure makes a toggle's evidence unknown; only a fatal one is raised.
     """
     evidence = (_evidence_of(toggle, observed) for toggle in all_toggles().values())
     return [item for item in evidence if item is not None]

@@ -1,10 +1,10 @@
-"""Memory that CUDA graphs hold beside the allocator's count: what is resident in private pools.
+"""Memory in the private pools of CUDA graphs that the allocator does not count as allocated.
 
-The kernels of a graph read and write where they were captured. Between replays the allocator counts
-of its pool only what tensors hold; the rest looks free, and yet nobody else can have it. So what
-counts is whole segments, the most that any capture needed, and not what one replay touches; what
-tensors hold in them stands in the allocator's counters already. Inductor has one pool for all that
-it captures in a process: configurations that share it are each told all of it.
+The kernels of a graph read and write the addresses of its capture. Between replays the allocator
+counts only live tensors of the pool as allocated. The rest looks free, but no one else can use it.
+So the complete segments of the pool count: the most that any capture needed, less what tensors hold
+in them, which the allocator counts already. Inductor has one pool for all graphs of a process;
+configurations that share it are each charged with all of it.
 """
 
 from __future__ import annotations

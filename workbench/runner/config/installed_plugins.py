@@ -1,4 +1,4 @@
-"""Operators and model families of plug-ins, which ``kernels`` and ``models`` do not look for."""
+"""Registration of the operators and model families of plug-ins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench import plugins
 
 @functools.cache
 def register_plugins() -> None:
-    """Register them; every process that builds models calls this before it resolves names."""
+    """Register plug-ins; each process that builds models calls this before it resolves names."""
     plugins.load("operators", kernels.Operator, _register_operator)
     plugins.load("families", models.Family, models.register)
 

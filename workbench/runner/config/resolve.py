@@ -79,7 +79,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 def _settle(
     preferred: Mapping[str, Sequence[str]], situation: Situation
 ) -> tuple[protocol.LeftOut, ...]:
-    """Let each of these toggles take the first of its options that can be used, or the last.
+    """Choose for each of these toggles the first of its options that can be used, else the last.
 
     In order of stage: a later toggle sees what the earlier ones have come to.
     """
@@ -134,7 +134,7 @@ def tell_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
 
 
 def availability(configuration: Configuration, device: torch.device) -> Availability:
-    """Return what is blocked under a configuration, and what keeps it from starting as it is."""
+    """Return the blocked options of a configuration, and the problems that prevent its start."""
     try:
         situation = resolve(configuration, device)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The decode state of a run, left in a file and gone on from: see ``models.Cache.save``.
+"""The decode state of a run in a file, from which another run continues: see ``models.Cache.save``.
 
-Beside the cache stand the round, how far it is, what it has written and the random numbers that it
-draws with, so that a run in two parts writes what one run would. The next rounds' prompts and
-numbers follow from the seed.
+The file holds the cache, the number of the round, its progress, its text and the state of its
+random numbers. So two runs write the same text as one long run. The prompts and random numbers of
+later rounds follow from the seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SavedRound:
 
     @property
     def note(self) -> str:
-        """Return the note for a person once it is restored."""
+        """Return the note for the timeline after the state was restored."""
         return f"went on after {self.saved.position} tokens from {self.saved.path}"
 
     def restore(self, decoder: Decoder, rounds: Rounds, batches: Batches) -> None:
@@ -81,7 +81,7 @@ def read_round(path: str, identity: Mapping[str, Any]) -> SavedRound:
 
 
 def identity_of(configuration: Configuration, structure: Any) -> dict[str, Any]:
-    """Return what must be equal for a state to mean the same, by what a person calls it.
+    """Return the properties that must be equal for a state to fit, by their names for users.
 
     ``structure``: the configuration of the model's weights, as the toggles have changed it.
     """

@@ -42,7 +42,7 @@ class Spelling:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin(self) -> None:
-        """Begin another text."""
+        """Start a new text."""
         self._decoder.reset()
 
     def text(self, tokens: list[int]) -> str:
@@ -90,7 +90,7 @@ class TextReader:
         )
 
     def poll(self) -> None:
-        """Take a reading if one is due, and send the one that was taken if it has arrived."""
+        """Start a copy of the tokens if one is due, and send the last copy if it has arrived."""
         now_ns = time.perf_counter_ns()
         if self._reading is None and now_ns < self._due_ns:
             return

@@ -1,7 +1,7 @@
-"""Steps that come in rounds: what has to be done before the first of each, and how long it took.
+"""Rounds of decoding steps: the work before the first step of each round, and its duration.
 
-Decoding fills a cache step by step and must go back when it is full; generation then takes in
-another prompt. That is no step's time: it is done between two steps, and measured by itself.
+Decoding fills a cache step by step and starts again when it is full; generation then processes
+another prompt. That work runs between two steps. It is measured separately and is not step time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from workbench.runner.instruments import timing
 
 Begin = Callable[[int, bool], None]  # the round's number, and whether it follows another
-KEPT = 1000  # durations of beginnings that are stored until they are read
+KEPT = 1000  # durations of starts that are stored until they are read
 
 
 class Rounds:
-    """Begins a round of ``length`` steps when the one before is over."""
+    """Sequence of rounds of ``length`` steps."""
 
     def __init__(self, length: int, begin: Begin, device: torch.device) -> None:
         self.length = length
-        self.number = 0  # of the present round
+        self.number = 0  # of the current round
         self._begin = begin
         self._left = 0  # steps of the round
         self._on_gpu = device.type == "cuda"
@@ -31,11 +31,11 @@ class Rounds:
 
     @property
     def done(self) -> int:
-        """Requested steps of the present round."""
+        """Requested steps of the current round."""
         return self.length - self._left
 
     def ready(self) -> bool:
-        """Be ready for one more step; True where a round was begun for it, which took time."""
+        """Start a new round if the last one is finished. Return True if it did."""
         begins = self._left == 0
         if begins:
             self.number += 1
@@ -44,9 +44,9 @@ class Rounds:
         return begins
 
     def restart(self) -> None:
-        """Begin the present round anew, whatever steps were taken; the very first, too.
+        """Start the current round again, whatever its progress.
 
-        What began before is forgotten: at first it compiles and allocates.
+        Earlier durations are dropped: the first start also compiles and allocates.
         """
         self._pending.clear()
         self._spent_ms.clear()
@@ -57,7 +57,7 @@ class Rounds:
         self.number, self._left = number, self.length - done
 
     def spent_ms(self) -> list[float]:
-        """Return the duration of each beginning that ended since the last call; never waits."""
+        """Return the duration of each start that has ended since the last call; never waits."""
         while self._pending and timing.has_passed(self._pending[0][1]):
             start, stop = self._pending.popleft()
             self._spent_ms.append(timing.elapsed_ms(start, stop))

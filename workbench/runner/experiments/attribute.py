@@ -229,7 +229,7 @@ class AttributeRun:
         return self._rig.device.type == "cuda"
 
     def _look_at(self, contender: Contender) -> None:
-        """Build an arm and learn of it what cannot be learned while it alternates."""
+        """Build an arm and collect the facts that cannot be measured while arms alternate."""
         arm, alternation = self._arms[contender.number], self._alternation
         alternation.begin(contender)
         alternation.settle(contender)
@@ -241,7 +241,7 @@ class AttributeRun:
             arm.peak_bytes = self._peak(contender)
 
     def _look_at_all(self) -> None:
-        """Look at each arm; on a GPU with the memory to itself: only so its peak is its own."""
+        """Look at each arm; on a GPU alone in memory, so that the peak is its own."""
         alternation = self._alternation
         share = LOOKING if self._counts_memory else 1.0
         for contender in list(alternation.contenders):
@@ -281,7 +281,7 @@ class AttributeRun:
         return rig.memory.sample().peak
 
     def _guard(self, contender: Contender, act: Callable[[Contender], None]) -> None:
-        """Do something with an arm, which may fail or not fit: it is without numbers then."""
+        """Call ``act`` for an arm; if it fails or does not fit, the arm gets a reason instead."""
         alternation = self._alternation
         alone = alternation.alone
         try:
@@ -305,7 +305,7 @@ class AttributeRun:
         self._rig.wire.send(protocol.Note(kind="warning", text=text))
 
     def _build_all(self) -> None:
-        """Have every arm warm, or none where they do not fit together."""
+        """Build and warm up every arm, or none if they do not fit together."""
         alternation = self._alternation
         for contender in list(alternation.contenders):
             if contender.arm is None and not alternation.alone:
@@ -367,7 +367,7 @@ class AttributeRun:
         self._note_path(contender)  # ranks may change from block to block
 
     def _note_path(self, contender: Contender) -> None:
-        """Record what computes an arm's experts, and its ranks, unless it has made room."""
+        """Record what computes an arm's experts and its ranks, unless it was freed to make room."""
         if (variant := contender.arm) is not None:
             path = path_text(variant.record.usage, variant.situation.config, variant.model)
             self._arms[contender.number].path = path

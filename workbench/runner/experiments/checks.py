@@ -93,10 +93,10 @@ def no_syncs(arm: Arm) -> Result:
 def fixed_graph(
     arm: Arm, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
 ) -> Result:
-    """Check that what is compiled or captured is so once, and without breaks.
+    """Check that the step is compiled or captured once, and without graph breaks.
 
-    ``breaks`` are those of the first step, ``events`` counts compilations and captures so far,
-    ``steps`` runs some and tells how many.
+    ``breaks`` are those of the first step. ``events`` returns the number of compilations and
+    captures so far. ``steps`` runs some steps and returns their number.
     """
     captured = arm.situation.has(Trait.CAPTURED)
     if not captured and not is_compiled(arm.situation, arm.compiles):
@@ -139,7 +139,7 @@ def _if_it_were_compiled(arm: Arm) -> Result:
 
 
 def steady_memory(arm: Arm, steps: int) -> Result:
-    """Check that steps leave nothing behind, and take about what was estimated."""
+    """Check that steps leak no memory, and need about as much as was estimated."""
     half = max(2, steps // 2)
     with arm.entered():
         step(arm, 2)  # what is made lazily, once, is no leak
@@ -183,7 +183,7 @@ def is_compiled(situation: Situation, compiles: Compiles) -> bool:
 
 
 def step(arm: Arm, count: int) -> None:
-    """Run so many steps without timing; nothing of them is kept. Inside ``arm.entered()``."""
+    """Run ``count`` steps without timing; call it inside ``arm.entered()``."""
     for _ in range(count):
         arm.ready()
         arm.step()

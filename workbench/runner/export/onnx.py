@@ -119,7 +119,7 @@ def _family(name: str) -> Family:
 
 
 def _settle(model: Model, inputs: Tensors) -> None:
-    """Let a model that adapts choose, and then keep to its choice, as it does while decoding."""
+    """Let a model that adapts choose, and then freeze its choice, as in decoding."""
     freeze = getattr(model, "freeze", None)
     if freeze is not None:
         for _ in range(SETTLING):

@@ -29,7 +29,7 @@ class Patch:
     def replace_method(
         self, path: str, module: nn.Module, name: str, function: Call, what: str = ""
     ) -> None:
-        """Let one module compute a method by ``function(module, ...)``."""
+        """Replace a method of one module by ``function(module, ...)``."""
         self.set_attribute(vars(module), name, types.MethodType(function, module))
         self.sites[path] = f"{type(module).__name__}{what and f'.{what}'}"
 

@@ -1,9 +1,9 @@
 """Memory between steps: the caching allocator's counters, or the resident set on the CPU.
 
-Reading the allocator takes tens of microseconds, so it is sampled and not read at every step. What
-a step takes and gives back within it no sample sees: the allocator counts its peak, and of the
-resident set the kernel does (Linux: ``VmHWM``, which ``clear_refs`` lowers). Where that cannot be
-had, the peak of the resident set is that of the samples.
+Reading the allocator takes tens of microseconds, so it is sampled and not read at every step. No
+sample sees memory that a step allocates and frees again. The allocator counts its own peak; the
+kernel counts that of the resident set (Linux: ``VmHWM``, which ``clear_refs`` resets). Without such
+a counter the peak of the resident set is that of the samples.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
 class Memory(NamedTuple):
     """Bytes now, and the highest allocated since the phase began; NaN where unknown.
 
-    ``others``: of what is allocated, what is held for others than the arm that steps. The phase
-    began at ``since_ns`` of ``perf_counter_ns``, and ``before`` is the highest of what came before.
+    ``others_bytes``: the part of the allocated bytes that belongs to variants that do not step. The
+    phase began at ``since_ns`` of ``perf_counter_ns``; ``before`` is the peak before it.
     """
 
     allocated: float
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     since_ns: int = 0
 
     def peak_of(self, start_ns: int) -> float:
-        """Return the peak that counts for a step which began then."""
+        """Return the peak of the phase in which a step began."""
         return self.peak if start_ns >= self.since_ns else self.before
 
     def allocated_of(self, start_ns: int) -> float:
@@ -113,13 +113,13 @@ class GpuMemory(Generic[Stepping]):
         return now._replace(before=self._before, since_ns=self._since_ns)
 
     def follow(self, arm: Stepping | None) -> None:
-        """Begin a new peak if another arm steps than before; None if none does."""
+        """Start a new peak if another variant steps than before; None if none does."""
         if (self._arm and self._arm()) is not arm:
             self._arm = None if arm is None else weakref.ref(arm)
             self.new_phase()
 
     def new_phase(self) -> None:
-        """Begin a new peak; from any thread."""
+        """Start a new peak; can be called from any thread."""
         peak = self._peak.restart() + (self._pool_bytes or 0)
         self._before, self._since_ns = float(peak), now_ns()
         self._pool_bytes = None
@@ -144,13 +144,13 @@ class HostMemory:
         return now._replace(before=self._before, since_ns=self._since_ns)
 
     def follow(self, arm: object | None) -> None:
-        """Begin a new peak if another arm steps than before; None if none does."""
+        """Start a new peak if another variant steps than before; None if none does."""
         if (self._arm and self._arm()) is not arm:
             self._arm = None if arm is None else weakref.ref(arm)
             self.new_phase()
 
     def new_phase(self) -> None:
-        """Begin a new peak; from any thread."""
+        """Start a new peak; can be called from any thread."""
         self._before, self._since_ns = self.sample().peak, now_ns()
         self._peak, self._counts = 0.0, _forget_highest_resident()
 
@@ -165,7 +165,7 @@ def _highest_resident() -> float:
 
 
 def _forget_highest_resident() -> bool:
-    """Let it be what is resident now; whether that could be done."""
+    """Reset the kernel's peak to the current resident set; return False if that is impossible."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -77,7 +77,7 @@ class Telemetry:
                 rows = []
 
     def _tell(self, how: dict[str, str]) -> None:
-        """Tell how things are sampled, and of each measure that was lost, or is back."""
+        """Send the sampling periods, and each measure that was lost or came back."""
         if how == self._told:
             return
         device = self._sampler.device

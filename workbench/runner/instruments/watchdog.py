@@ -1,4 +1,4 @@
-"""Notices a step that does not end, and says how long building and compiling already take."""
+"""Watchdog: reports a step that does not end, and how long building and compiling take."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class RunState:
             waiting += self._record(name, value)
 
     def restore(self) -> None:
-        """Put everything back that has changed."""
+        """Restore everything that has changed."""
         for restore in self._restores:
             restore()
         for tensor, copy in self._tensors:

@@ -27,13 +27,13 @@ class Variable:
 
 
 def roots(model: OwnModel) -> list[tuple[str, Any]]:
-    """Return all that a model's code can reach, with names, for ``run_state``."""
+    """Return the objects that a model's code can reach, with names, for ``run_state``."""
     named = [("the module", model.module), ("loss", model.own_loss)]
     return [*named, *((source.file, source.names) for source in model.sources)]
 
 
 def variables(model: OwnModel) -> dict[str, Variable]:
-    """Return what the model may keep state in, by a name that a fresh build has as well."""
+    """Return the variables that may hold state, by names that a fresh build has too."""
     variables_by_name: dict[str, Variable] = {}
     functions = [model.own_loss] if model.own_loss is not None else []
     classes: dict[type, None] = {}

@@ -46,30 +46,30 @@ class Deviation:
 
     @property
     def fits(self) -> bool:
-        """Return True if nothing is off too far; what is not finite always is."""
+        """True if every error is within its bound; an error that is not finite never is."""
         off = abs(self.difference or 0.0)
         near = self.distance.relative_error <= self.tolerance and off <= self.bound
         return near and self.layer is None
 
     @property
     def means_nothing(self) -> bool:
-        """True if it fits, and so might outputs that are plainly wrong."""
+        """True if the errors fit, but the tolerance would also accept plainly wrong outputs."""
         return self.fits and self.tolerance > USEFUL
 
     @property
     def hides_layers(self) -> bool:
-        """True if it fits, and so might an error of one layer, which nothing could look for."""
+        """True if the errors fit, but no check could look for an error of a single layer."""
         return self.fits and len(self.skipped) == 2
 
     def widen(self, nudges: Nudges) -> None:
-        """Allow what choices that rounding decides can do."""
+        """Widen the bounds by the effect of choices that rounding decides."""
         farther, loss = nudges.reach
         self.tied = TIED if farther else ""
         self.layer = None if farther else self.layer
         self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
 
     def text(self) -> str:
-        """Describe all of it in words."""
+        """Describe the deviation in words."""
         if not math.isfinite(self.distance.relative_error):
             return "some outputs are not finite"
         text = f"relative error {self.distance.relative_error:.2g}{self.which}"
@@ -95,7 +95,7 @@ def other_shapes(own: Outputs, reference: Outputs) -> str:
 def find_deviation(
     model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
 ) -> tuple[Deviation, Nudges]:
-    """Return the deviation of the output that is off most, and what could explain more of it."""
+    """Return the deviation of the worst output, and nudges that may explain a part of it."""
     arm = model.arm
     errors, least = _distances(own, reference), _distances(plain, reference)
     output_index, which = _worst(arm.weights_dtype, own, errors, least)
@@ -144,7 +144,7 @@ def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
 def _worst(
     weights_dtype: torch.dtype, own: Outputs, errors: list[Distance], least: list[Distance]
 ) -> tuple[int, str]:
-    """Return which output is off by most of what it may be, and words for it.
+    """Return the output with the largest error relative to its bound, and words for it.
 
     ``least`` are the plain model's distances.
     """

@@ -1,4 +1,4 @@
-"""A marked step: one small eager forward pass that shows which number formats really compute."""
+"""Probe: one small eager forward pass that shows the dtypes of all linear layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Probe:
 def probe(
     model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute], *, compiles_itself: bool
 ) -> Probe:
-    """Run ``model`` once on few inputs as its arm would, and look at every linear layer.
+    """Run ``model`` once on few inputs in the precision of its steps, and look at linear layers.
 
     ``compiles_itself``: the model may compile parts of itself, if it comes from the user's own
     file; nothing is compiled here.

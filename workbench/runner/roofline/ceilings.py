@@ -1,4 +1,4 @@
-"""Measures what this device reaches at best, once, and takes it from the kept file after that."""
+"""Ceilings of this device: measured once, and read from a file after that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Roof:
         self.measured: Ceilings | None = None
 
     def at_start(self) -> None:
-        """Take and tell what is kept, or why it is not used; measures nothing."""
+        """Read and send the stored ceilings, or why they are not used; measure nothing."""
         self.measured, why = ceilings.load(*self._identity())
         if self.measured is not None or why:
             self._tell("kept", why)
@@ -47,9 +47,9 @@ class Roof:
         return self.measure() if self.measured is None else self.measured
 
     def measure(self) -> Ceilings:
-        """Measure, store and send; report what cannot be stored as well.
+        """Measure, store and send the ceilings; report if they cannot be stored.
 
-        Not kept either is what was measured beside others: every later run would trust it.
+        Ceilings that other processes disturbed are not stored: every later run would trust them.
         """
         name, driven, version = self._identity()
         began_ns = time.perf_counter_ns()
@@ -110,7 +110,7 @@ class Roof:
 
 
 def _keep(measured: Ceilings) -> str:
-    """Store them; why they are not kept, in a clause, if they are not."""
+    """Store the ceilings; return why they are not stored, or an empty text."""
     if measured.disturbed:
         return f"ceilings that were measured while {measured.disturbed} are not kept"
     try:

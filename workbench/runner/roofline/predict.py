@@ -80,7 +80,7 @@ class Predictor:
         return prediction.predict(self.least(a), self.least(b), self._idle.get(_key(a), math.nan))
 
     def profiled(self, situation: Situation, idle: float) -> None:
-        """Remember in what share of a configuration's steps the GPU had nothing to do."""
+        """Store the fraction of a configuration's step in which the GPU was idle."""
         if not situation.has(Trait.CAPTURED):
             self._idle[_key(situation)] = idle
 
@@ -99,7 +99,7 @@ class Predictor:
         return Least(us, captured=captured)
 
     def rows(self, situation: Situation) -> list[Row] | str:
-        """Return what each operator of a step needs at least, or why that is unknown."""
+        """Return the least time of each operator of a step, or why it is unknown."""
         tally = self._tally(situation)
         if isinstance(tally, str):
             return tally

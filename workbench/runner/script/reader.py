@@ -1,4 +1,4 @@
-"""Reads what the processes of a script record, while they write it."""
+"""Reader of the recordings of a script's processes, while they write them."""
 
 from __future__ import annotations
 

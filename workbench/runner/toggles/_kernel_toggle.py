@@ -60,9 +60,10 @@ def kernel_toggle(
     help: str,
     needs: Callable[[str, Situation], Blocked | None] = _always,
 ) -> Toggle:
-    """Return the switch of one operator: follow the switch for all, or decide alone.
+    """Return the toggle of one operator: follow the toggle of all operators, or choose by itself.
 
-    ``needs(option, situation)`` says why an implementation that can run here cannot in a situation.
+    ``needs(option, situation)`` returns why an implementation that can run on this device cannot
+    run in a situation.
     """
     options = implementations(operator)
     follows = "triton" in options
@@ -193,7 +194,7 @@ def with_titles(text: str, titles: Mapping[str, str]) -> str:
 def against_off(
     finding: Finding, operator: str, observed: Observed, toggle: str, off: str
 ) -> Finding:
-    """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
+    """Return another finding if the same kernels run with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
     from workbench.runner.toggles import _effects as effects
@@ -212,7 +213,7 @@ def against_off(
 
 
 def _stands_for_the_same(choice: str, operator: str, variant: MarkedVariant) -> bool:
-    """Return True if a choice stands for what the steps' calls of an operator ran."""
+    """Return True if ``choice`` selects the implementations that the operator's calls ran."""
     from workbench.runner.profiling import instrumented
 
     same: list[bool] = []

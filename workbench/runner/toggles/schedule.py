@@ -1,4 +1,4 @@
-"""In which order a pipeline's stages take their micro-batches.
+"""The order in which a pipeline's stages compute their micro-batches.
 
 *One forward, one backward* (1F1B, Narayanan et al., arXiv 2104.04473): a stage keeps the
 activations of no more micro-batches than there are stages from it on. *All forward, then all

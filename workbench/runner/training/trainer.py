@@ -143,7 +143,7 @@ class Weights:
         return Trainer(self._optimizer(options), self._scaler if scales_loss else None)
 
     def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an AdamW count on from that which stepped last, whose moments it shares.
+        """Copy the step counts from the AdamW that stepped last, whose moments are shared.
 
         Counts lie on the device for some ways to step, and on the host for others.
         """
@@ -223,7 +223,7 @@ def _create_state(optimizer: torch.optim.AdamW) -> None:
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return AdamW's groups: what decays, and what is marked with ``no_weight_decay``, if any."""
+    """Return AdamW's groups: parameters with decay, and any marked ``no_weight_decay``."""
     distinct = list(_distinct(parameters))
     spared = [parameter for parameter in distinct if getattr(parameter, "no_weight_decay", False)]
     decaying = [

@@ -1,4 +1,4 @@
-"""Switches of the whole process, torch's and Python's, which a file may set for itself."""
+"""Process-wide flags of torch and Python that a user's model file may set."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ALL: tuple[_Switch, ...] = (
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """Put back afterwards whatever is switched inside."""
+    """Restore all flags on exit."""
     before = [get() for get, _ in _ALL]
     try:
         yield

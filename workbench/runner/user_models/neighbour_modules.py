@@ -1,4 +1,4 @@
-"""Modules that lie beside a person's model file: which it imports, and importing them.
+"""Modules beside a user's model file: finding its imports, and importing them.
 
 A package beside the file may have the name of a bundled one (``models``, ``kernels`` ...). The
 person's code then gets the person's package and ours gets ours: every import statement of that

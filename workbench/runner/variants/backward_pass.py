@@ -1,8 +1,7 @@
-"""The backward pass of a training step, timed by itself: forward pass and loss come before it.
+"""Steps that are the backward pass of a training step alone.
 
-A step is then the backward pass alone. The forward pass that it needs runs between two steps, where
-nothing is timed, and no optimizer step follows. Activations that are computed again (checkpointing)
-count, as they are computed in the backward pass.
+The forward pass runs before each step and is not timed; no optimizer step follows. Checkpointed
+activations are computed again in the backward pass, so that they count.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Pace = tuple[Callable[[], bool], Step]  # what is called before each step, and t
 
 
 def backward_pass(arm: Arm) -> Pace:
-    """Return the calls before and for the backward pass of an arm; raises ``Mistake``."""
+    """Return the untimed call and the step of an arm's backward pass; raises ``Mistake``."""
     trainer = arm.trainer
     if trainer is None:
         raise Mistake("timed: only a training step has a backward pass; choose workload train")
@@ -36,7 +35,7 @@ def backward_pass(arm: Arm) -> Pace:
     def ready() -> bool:
         arm.ready()
         losses[:] = [arm.compute(*batch)]
-        return True  # which was not the step's time
+        return True  # this time does not belong to the step
 
     def step() -> torch.Tensor:
         loss = losses.pop()

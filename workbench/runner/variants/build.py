@@ -25,7 +25,7 @@ Preparation = Callable[[MarkedVariant], Mapping[str, Scalar]]  # returns facts f
 
 @dataclass
 class Build:
-    """The changes of toggles while an arm is built; applied in order of their stage."""
+    """The changes that toggles make to a variant before it is built, in order of their stage."""
 
     situation: Situation
     phases: PhaseTracker
@@ -69,5 +69,5 @@ class Build:
         return chunks_of(self.layout, self.schedule)
 
     def choose_kernel(self, operator: str, implementation: str) -> None:
-        """Let ``operator`` run ``implementation`` in this arm; the last choice wins."""
+        """Let ``operator`` run ``implementation``; the last choice wins."""
         self.kernel_choices[operator] = implementation

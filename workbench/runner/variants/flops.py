@@ -15,7 +15,7 @@ from workbench.runner.roofline import sdpa_flops
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
-    """Return ``model_flops`` of a step, for a ledger; nothing where it is not known."""
+    """Return ``model_flops`` of a step, for the ledger; empty if it is unknown."""
     family, workload = situation.family, situation.workload
     if situation.is_own_model:
         return {}
@@ -34,7 +34,7 @@ def model_flops(situation: Situation) -> dict[str, Scalar]:
 
 @contextlib.contextmanager
 def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator[None]:
-    """Count the first step of a model of one's own into ``counted``.
+    """Count the FLOPs of a user's model in its first step into ``counted``.
 
     Compiled or captured, the first step is no plain one: its FLOPs stay unknown.
     """

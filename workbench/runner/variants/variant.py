@@ -1,4 +1,4 @@
-"""An arm: one configuration built and ready to step."""
+"""A built configuration that is ready to step; ``Arm``, as it is one arm of a comparison."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ class Arm:
     model: Model
     batches: Batches  # of this rank
     all_batches: Batches  # of all ranks, in the same buffers
-    divided: Parallel | None  # where there are several
+    divided: Parallel | None  # this rank's side, if there are several ranks
     trainer: Trainer | None
     step: Step
-    compute: Compute  # what the step computes, autocast and compiled, without its update
+    compute: Compute  # the computation of a step without its update, autocast and compiled
     autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
-    rounds: Rounds | None  # what begins every so many steps
+    rounds: Rounds | None  # of a workload that decodes: each starts again from the prompt
     text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
     decoder: Decoder | None  # of a workload that decodes
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
-    weights: Weights | Quantized  # that the model is around
-    sets: WeightSets  # which these are of
+    weights: Weights | Quantized  # the model's parameters
+    sets: WeightSets  # all sets of weights of this process
     flags: list[Callable[[], AbstractContextManager[Any]]]
     preparations: list[Preparation]
-    look: Callable[[Observed], list[Evidence]]  # for the effects of toggles
+    look: Callable[[Observed], list[Evidence]]  # asks the toggles for evidence
     probe: Probe
     ledger: dict[str, Scalar]
     record: StepRecord = field(default_factory=StepRecord)
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
-    made_s: float = 0.0  # seconds from its build to the end of its first step; 0: not made yet
-    remembered: Remembered | None = None  # by a person's model; while its numbers are checked
+    made_s: float = 0.0  # seconds from the start of its build to the end of its first step
+    remembered: Remembered | None = None  # state of a user's model, while its numbers are checked
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter the process-wide flags of this arm, and leave them as they were."""
+        """Set the process-wide flags of this variant, and reset them on exit."""
         with contextlib.ExitStack() as stack:
             for flag in self.flags:
                 stack.enter_context(flag())
@@ -80,7 +80,10 @@ class Arm:
             yield
 
     def ready(self) -> bool:
-        """Be ready for the next step; True where that took time that is not the step's."""
+        """Prepare the next step: a new batch, or a new round if the last one is finished.
+
+        Return True if a round was started; its time does not belong to the step.
+        """
         if self.rounds is not None:
             return self.rounds.ready()
         if self.situation.workload.feeds:
@@ -89,26 +92,29 @@ class Arm:
 
     @property
     def keeper(self) -> Trainer | None:
-        """Its trainer; where ranks have shares, that of the whole, which other arms go on from."""
+        """The trainer whose optimizer state other variants continue from.
+
+        If ranks shard the weights, it is the trainer of the unsharded weights on rank 0.
+        """
         return self.trainer if self.divided is None else self.divided.keeper or self.trainer
 
     def plain_weights(self) -> Parameters:
-        """Return full-precision, unsharded parameters; outside of ``entered()`` these are current.
+        """Return full-precision, unsharded parameters; up to date only outside ``entered()``.
 
-        They are drawn from the seed again if only quantized codes are in memory.
+        They are initialised from the seed again if only quantized codes are in memory.
         """
         if self.divided is not None and self.divided.full is not None:
             return self.divided.full
         if isinstance(self.weights, Weights) and self.divided is None:
-            return self.weights.parameters  # and not the model's: it might hold others by mistake
+            return self.weights.parameters  # not the model's, which may hold others by mistake
         if not self.quantization:
             return self.model.weights()
         return self.sets.for_a_while(self.situation, self.weights_dtype)
 
     def restart(self) -> None:
-        """Begin the round of steps anew; nothing where there are no rounds.
+        """Start a new round of steps, if there are rounds.
 
-        Before the first step, and after it: a capture takes that one several times.
+        Called before and after the first step, since a capture runs that step several times.
         """
         if self.rounds is not None:
             self.rounds.restart()
@@ -118,14 +124,14 @@ class Arm:
         return self.situation.workload.steps_to_settle(self.model)
 
     def prepare(self) -> bool:
-        """Run what precedes the first step; False if there is nothing. The arm is entered."""
+        """Run the preparations of the first step, inside ``entered()``; False if there are none."""
         for prepare in self.preparations:
             self.ledger |= prepare(self)
         return bool(self.preparations)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record which kernels the first step calls, and what it keeps, for the evidence."""
+        """Record the kernels that the first step calls, and the outputs that it keeps."""
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
@@ -138,7 +144,7 @@ class Arm:
         record.kept_operators = kept_operators()
 
     def observed(self) -> Observed:
-        """Return what evidence of toggles reads of this variant, now that it has stepped."""
+        """Return the part of this variant that evidence reads; it must have stepped."""
         return Observed(
             situation=self.situation,
             record=self.record,
@@ -162,10 +168,10 @@ class Arm:
         )
 
     def find_evidence(self) -> list[Evidence]:
-        """Ask every toggle that was switched, or chose, what proves its effect; once."""
+        """Return the evidence of every toggle that is on, or had to choose; collected once."""
         if self.evidence is None:
             with self.entered():
-                if self.divided is not None:  # it may compute, for which all must be there whole
+                if self.divided is not None:  # evidence may compute, which needs all ranks
                     self.divided.compare(self)
                 self.evidence = self.look(self.observed())
         return self.evidence

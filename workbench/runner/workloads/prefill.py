@@ -1,6 +1,6 @@
 """Prefill: a prompt through the model into an empty KV cache, and the first token after it.
 
-All at once, or in pieces: each sees what the cache holds of those before it.
+The prompt is processed at once or in pieces; each piece attends to the cache of earlier ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a comparison builds both arms again, so that its interval holds what differs between builds.
+"""When a comparison builds both arms again, so that its interval covers differences of builds.
 
 Two builds of one step lie at other addresses and differ by some tenths of a percent for as long as
 they live. Which of them a run gets is chance, so a verdict about configurations needs several.
@@ -41,7 +41,7 @@ class Plan:
     why: str = ""
 
     def seconds(self, spent_s: float) -> float:
-        """Return how long to measure a build after so much time was spent on all of them."""
+        """Return how long to measure the next build, after ``spent_s`` for all builds so far."""
         return max(self.slice_s, self.growth * spent_s)
 
     @property
@@ -90,7 +90,7 @@ def plan_for(contenders: list[Contender], count: int, budget_s: float, before: i
 
 
 def rebuild_seconds(contender: Contender) -> float:
-    """Return how long building and warming up took, the last time that it was done."""
+    """Return how long the last build and warm-up took, in seconds."""
     return contender.warm_up_s + (0.0 if contender.arm is None else contender.arm.made_s)
 
 
