@@ -92,11 +92,11 @@ class Recorder:
         what came before it, or with which no program would open the session again.
         """
         try:
-            return self._take(message)
+            return self._apply(message)
         except SessionError as error:
             raise protocol.WireError(one_line(str(error), LONGEST_REASON)) from None
 
-    def _take(self, message: protocol.AnyMessage) -> Segment | None:
+    def _apply(self, message: protocol.AnyMessage) -> Segment | None:
         session = self.session
         if not isinstance(message, protocol.Catalogue):
             content.check_time(message.t_s + self._offset_s)
@@ -175,12 +175,12 @@ class Recorder:
                 check_comparison(alone, len(session.segments), {})
                 session.comparisons[number] = with_blocks(comparison, [message.block])
             case protocol.NumericsChecked():
-                self._take_numerics(message)
+                self._add_numerics(message)
             case protocol.EnergyMeasured():
                 number = self._comparison(message.comparison)
                 self._state(number, energy=msgspec.to_builtins(message.energy))
             case protocol.Judged():
-                self._take_judgement(message)
+                self._set_judgement(message)
             case protocol.StudyStarted():
                 start_s = message.t_s + self._offset_s
                 study = Study(message.kind, message.title, start_s, dict(message.request))
@@ -188,7 +188,7 @@ class Recorder:
                 self._studies[message.index] = len(session.studies)
                 session.studies.append(study)
             case protocol.StudyRows():
-                self._take_rows(message)
+                self._add_rows(message)
             case protocol.StudyFacts():
                 number = self._study(message.study)
                 study = session.studies[number]
@@ -347,7 +347,7 @@ class Recorder:
         except KeyError:
             raise protocol.WireError(f"comparison {index} was never started") from None
 
-    def _take_numerics(self, message: protocol.NumericsChecked) -> None:
+    def _add_numerics(self, message: protocol.NumericsChecked) -> None:
         number = self._comparison(message.comparison)
         if not 0 <= message.arm < len(self.session.comparisons[number].arms):
             raise protocol.WireError(f"comparison {message.comparison} has no arm {message.arm}")
@@ -355,7 +355,7 @@ class Recorder:
         checked = {**numerics, str(message.arm): msgspec.to_builtins(message.numerics)}
         self._state(number, numerics=checked)
 
-    def _take_judgement(self, message: protocol.Judged) -> None:
+    def _set_judgement(self, message: protocol.Judged) -> None:
         number = self._comparison(message.comparison)
         judgement = message.judgement
         history = self.session.comparisons[number].facts["history"]
@@ -382,7 +382,7 @@ class Recorder:
         except KeyError:
             raise protocol.WireError(f"study {index} was never started") from None
 
-    def _take_rows(self, message: protocol.StudyRows) -> None:
+    def _add_rows(self, message: protocol.StudyRows) -> None:
         # A new study each time: another thread may be saving the old one.
         number = self._study(message.study)
         study = self.session.studies[number]

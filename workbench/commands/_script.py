@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Segment], dict[str, An
         seconds=arguments.seconds,
         aside=arguments.json,
     )
-    outcome = headless.run_plan(plan, watch=_tell_journal, command=WATCHER)
+    outcome = headless.run_plan(plan, watch=_print_journal, command=WATCHER)
     _conclude(outcome, plan.failure)
     saved = settle(outcome, arguments.output)
     session = outcome.session
@@ -126,7 +126,7 @@ def _chosen(arguments: argparse.Namespace, side: str) -> dict[str, str]:
         raise Mistaken(str(error)) from None
 
 
-def _tell_journal(message: protocol.AnyMessage) -> None:
+def _print_journal(message: protocol.AnyMessage) -> None:
     """Report a journal that cannot be written when it happens: the script may run for days."""
     if isinstance(message, protocol.Failure) and message.kind == protocol.JOURNAL:
         say(message.said)

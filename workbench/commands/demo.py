@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
         demo = Demo(window.workspace, arguments.out, say, WindowStage(window))
-        demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
+        demo.ended.connect(lambda: _save_picture(demo, window, arguments.out))
         if not arguments.json:
             demo.judged.connect(answer)
             demo.ended.connect(lambda: _report(demo, visible))
@@ -108,7 +108,7 @@ def _reason(demo: Demo) -> str:
     return "done" if demo.outcome.paths and not demo.outcome.failures else "failed"
 
 
-def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
+def _save_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
     """Save a picture of the window as it is at the end."""
     if demo.outcome.paths:
         picture = folder / "window.png"

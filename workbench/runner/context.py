@@ -200,9 +200,9 @@ class Rig:
             columns["reserved"] = [memory.reserved] * len(laps)
         self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
         if any(lap.phase == Phase.STEADY and lap.start_ns >= memory.since_ns for lap in laps):
-            self._tell_own(memory)
+            self._send_own_peak(memory)
 
-    def _tell_own(self, memory: Memory) -> None:
+    def _send_own_peak(self, memory: Memory) -> None:
         """Tell the segment's highest peak without what was held for other configurations."""
         arm = None if self._arm is None else self._arm()
         peaks = [memory.peak - memory.others_bytes]

@@ -116,11 +116,11 @@ def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> 
     The wire reports what a preset leaves out.
     """
     situations = [resolve_runnable(configuration, device) for configuration in configurations]
-    tell_left_out(wire, situations)
+    report_left_out(wire, situations)
     return situations
 
 
-def tell_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
+def report_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
     """Report, once, every option that was preferred and is not used."""
     for option in dict.fromkeys(
         option for situation in situations for option in situation.left_out

@@ -222,7 +222,7 @@ class Parallel:
         world = None if self.rank else self._assemble()
         full = self.weights.full
         if self.keeper is not None and full is not None:
-            full.hand_over(self.keeper.optimizer)
+            full.sync_step_counts(self.keeper.optimizer)
         with self._together(world):
             self._load(arm)
             self._prepare()

@@ -58,7 +58,7 @@ class AttributeRun:
             2 * verdict.MIN_PAIRS,
             "Configurations are being compared; stop before changing one.",
         )
-        self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
+        self._alternation.when_alone = lambda: self._send_facts(**self._alternation.rebuilding())
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
         self._can_be: Callable[[design.Subset], bool] = bool  # by places of the names
@@ -217,7 +217,7 @@ class AttributeRun:
         if self._blocked:
             options = [f"{name}={command.toggles[name]}" for name in self._blocked]
             self._send("blocked", {"toggle": [*options], "reason": [*self._blocked.values()]})
-        self._tell(
+        self._send_facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
             base=label(base.configuration, rig.device),
         )
@@ -277,7 +277,7 @@ class AttributeRun:
         rig = self._rig
         rig.memory.new_phase()
         blocks.warm_up_block(rig, contender)
-        self._alternation.take_commands()
+        self._alternation.handle_commands()
         return rig.memory.sample().peak
 
     def _guard(self, contender: Contender, act: Callable[[Contender], None]) -> None:
@@ -401,7 +401,7 @@ class AttributeRun:
         self._send_arms(medians)
         if final:
             more_s = estimation.more_s(self._effects)
-            self._tell(
+            self._send_facts(
                 final=True,
                 seconds=seconds,
                 **({} if more_s is None else {"more_s": more_s}),
@@ -431,5 +431,5 @@ class AttributeRun:
             protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
         )
 
-    def _tell(self, **facts: Scalar) -> None:
+    def _send_facts(self, **facts: Scalar) -> None:
         self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))

@@ -61,9 +61,9 @@ class BenchRun:
             self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
         self._rig.state("running", "Timing kernels")
         for done, name in enumerate(names):
-            self._tell(done / len(names), name)
+            self._send_progress(done / len(names), name)
             self._bench(name, dtype, chosen[name])
-        self._tell(1.0, "")
+        self._send_progress(1.0, "")
 
     def _dtype(self) -> torch.dtype:
         requested, device = self._command.dtype, self._rig.device
@@ -113,7 +113,7 @@ class BenchRun:
                 self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))
             self._facts(row)
             self._steps(row)
-            self._take_commands()
+            self._handle_commands()
         self._segments.clear()
         self._sent.clear()
 
@@ -181,7 +181,7 @@ class BenchRun:
 
     def _enough(self, timed: Sequence[Timings]) -> bool:
         """Return True if all ratios to the first are as narrow as a verdict requires."""
-        self._take_commands()
+        self._handle_commands()
         first, *remaining = ((timings.us, timings.rounds) for timings in timed)
         if not remaining or not verdict.is_look(timed[0].rounds[-1]):
             return False
@@ -194,10 +194,10 @@ class BenchRun:
             for logs in log_ratios
         )
 
-    def _tell(self, fraction: float, text: str) -> None:
+    def _send_progress(self, fraction: float, text: str) -> None:
         self._rig.wire.send(protocol.Progress(task="timing kernels", fraction=fraction, text=text))
 
-    def _take_commands(self) -> None:
+    def _handle_commands(self) -> None:
         if self._rig.wire.cancelled.is_set():
             raise Cancelled
         while (command := self._rig.wire.pending()) is not None:

@@ -69,7 +69,7 @@ class CompareRun:
             "Two configurations are being compared; stop before changing one.",
             len(self._blocks),
         )
-        self._alternation.when_alone = self._tell_alone
+        self._alternation.when_alone = self._send_rebuilding
         self._began = self._ended = 0.0  # by the alternation's clock
         self._began_ns = 0
         self._judgement: Judgement | None = None
@@ -194,7 +194,7 @@ class CompareRun:
             )
         )
 
-    def _tell_alone(self) -> None:
+    def _send_rebuilding(self) -> None:
         """Send whether arms are rebuilt: memory may run out long after the announcement."""
         if self._index >= 0:
             facts = self._alternation.rebuilding()
@@ -236,7 +236,7 @@ class CompareRun:
             spent_s = self._alternation.now() - self._began
             if complete and verdict.is_look(complete):
                 self._judge()
-            self._tell(spent_s / command.budget_s)
+            self._send_progress(spent_s / command.budget_s)
             judgement = self._judgement
             enough = judgement is not None and judgement.settled and self._decides(judgement)
             if (
@@ -343,7 +343,7 @@ class CompareRun:
             return ""
         return rig.disturbance(self._began_ns, time.perf_counter_ns())
 
-    def _tell(self, fraction: float) -> None:
+    def _send_progress(self, fraction: float) -> None:
         judgement = self._judgement
         text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
         self._rig.wire.send(

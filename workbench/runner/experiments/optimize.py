@@ -189,7 +189,7 @@ class OptimizeRun:
                 },
             )
         )
-        self._tell(
+        self._send_facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
             base=label(configuration, rig.device),
         )
@@ -244,7 +244,7 @@ class OptimizeRun:
 
     def _conclude(self, search: Search, verdicts: Verdicts) -> None:
         assert self._bench is not None
-        self._tell(**final_facts(search, verdicts), **self._bench.alternation.rebuilding())
+        self._send_facts(**final_facts(search, verdicts), **self._bench.alternation.rebuilding())
 
     def _send(
         self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
@@ -253,7 +253,7 @@ class OptimizeRun:
             protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
         )
 
-    def _tell(self, **facts: Scalar) -> None:
+    def _send_facts(self, **facts: Scalar) -> None:
         self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
 
 

@@ -82,13 +82,13 @@ class RunnerBench:
     def usable(self, point: Point) -> tuple[Point | None, str]:
         """Return the point, or with what its changes need; None and why if it cannot be used."""
         if point not in self._usable:
-            self.alternation.take_commands()
+            self.alternation.handle_commands()
             self._usable[point] = self._find_usable(point)
         return self._usable[point]
 
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one."""
-        self.alternation.take_commands()
+        self.alternation.handle_commands()
         if self._rig.roof.measured is None:  # measuring the ceilings takes longer than it saves
             return math.nan
         with self._rig.unwatched():
@@ -230,7 +230,7 @@ class RunnerBench:
             return math.nan
         rig.memory.new_phase()
         blocks.warm_up_block(rig, contender)
-        self.alternation.take_commands()
+        self.alternation.handle_commands()
         memory = rig.memory.sample()
         peaks = [memory.peak - memory.others_bytes]
         assert contender.arm is not None

@@ -68,9 +68,9 @@ class ProfileRun:
         files = files or [None] * len(situations)
         try:
             for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
-                self._tell(number / len(situations))
+                self._send_progress(number / len(situations))
                 self._profile(situation, file)
-            self._tell(1.0)
+            self._send_progress(1.0)
         finally:
             rig.watchdog.active = False
 
@@ -123,7 +123,7 @@ class ProfileRun:
             )
             steps = self._command.steps
             known, profiled_us = self._record(arm, path, arm.step, steps, compilation)
-            turns.take_commands()
+            turns.handle_commands()
             rig.state("running", "Reading the trace")
             recorded = read()
             if file is not None:
@@ -144,7 +144,7 @@ class ProfileRun:
         turns.warm_up(contender)
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
-            turns.take_commands()
+            turns.handle_commands()
         notes = findings.notes(compilation, rig.device, before.void, recorded)
         disturbed = findings.disturbed(before.median_ms, after.median_ms)
         if situation.on_gpu and disturbed:
@@ -229,7 +229,7 @@ class ProfileRun:
         self.steps += steps
         return known, profiled_us / steps
 
-    # Telling
+    # Sending
 
     def _send(
         self,
@@ -291,7 +291,7 @@ class ProfileRun:
         if next(iter(columns.values())):
             self._rig.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
 
-    def _tell(self, fraction: float) -> None:
+    def _send_progress(self, fraction: float) -> None:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
 
 

@@ -79,7 +79,7 @@ class Run:
         self._deadline_ns: int | None = None
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
-        self._evidence = SegmentEvidence(self._tell_evidence)
+        self._evidence = SegmentEvidence(self._send_evidence)
         self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
         self._pairing = Pairing(rig, start)
@@ -96,7 +96,7 @@ class Run:
                 self._deadline_ns = time.perf_counter_ns() + int(self._start.seconds * 1e9)
             while True:
                 self._step()
-                self._take_commands()
+                self._handle_commands()
         except (RunEnded, Cancelled):
             raise
         except Exception as error:
@@ -213,7 +213,7 @@ class Run:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
-                    self._tell_evidence(failed)
+                    self._send_evidence(failed)
                 raise
         return failure
 
@@ -360,10 +360,10 @@ class Run:
         steady = [lap for lap in laps if lap.phase == Phase.STEADY]
         self._steady += len(steady)
         if steady and not math.isnan(self._least_ms):
-            self._tell_impossible(statistics.median(lap.step_ms for lap in steady))
+            self._report_impossible_steps(statistics.median(lap.step_ms for lap in steady))
         self._evidence.look(arm, self._steady)
 
-    def _tell_impossible(self, step_ms: float) -> None:
+    def _report_impossible_steps(self, step_ms: float) -> None:
         """Report, once a segment, that its steps are faster than the device can run them."""
         if why := impossible(step_ms, self._least_ms, self._rig.device.type):
             self._least_ms = math.nan
@@ -396,7 +396,7 @@ class Run:
 
     # Commands
 
-    def _take_commands(self) -> None:
+    def _handle_commands(self) -> None:
         toggles: dict[str, str] = {}
         while (command := self._rig.wire.pending()) is not None:
             match command:
@@ -472,7 +472,7 @@ class Run:
     def _facts(self, **ledger: Scalar) -> None:
         self._rig.wire.send(protocol.Facts(segment=self._rig.segments - 1, ledger=ledger))
 
-    def _tell_evidence(self, evidence: list[Evidence]) -> None:
+    def _send_evidence(self, evidence: list[Evidence]) -> None:
         segment = self._rig.segments - 1
         self._rig.wire.send(protocol.EvidenceFound(segment=segment, evidence=evidence))
 

@@ -99,11 +99,11 @@ class ScaleRun:
         self._announce()
         try:
             for number, point in enumerate(self._points):
-                self._tell(number / len(self._points), point.name)
+                self._send_progress(number / len(self._points), point.name)
                 self._measure(point)
             if self._command.lanes:
                 self._record_all()
-            self._tell(1.0, "")
+            self._send_progress(1.0, "")
         finally:
             self._rig.watchdog.active = False
 
@@ -207,7 +207,7 @@ class ScaleRun:
         try:
             run.execute()
         except (Cancelled, RunEnded):
-            self._take(point, run)
+            self._report_point(point, run)
             raise
         except Exception as error:  # noqa: BLE001 - ranks and models may raise anything
             failure = explain(error)
@@ -215,7 +215,7 @@ class ScaleRun:
             self._report(point, outcome=outcome, reason=failure.sentence)
             fatal = error if is_fatal(error) else None
         else:
-            self._take(point, run)
+            self._report_point(point, run)
             if not point.row:
                 self._report(point, outcome=FAILED, reason="no pair of blocks counted")
             return
@@ -228,7 +228,7 @@ class ScaleRun:
             raise fatal
         self._rig.arms.forget_all()
 
-    def _take(self, point: Point, run: CompareRun) -> None:
+    def _report_point(self, point: Point, run: CompareRun) -> None:
         """Report the result of a comparison, if it has one."""
         judgement = run.judgement
         if judgement is None or judgement.ratio is None or len(run.numerics) < 2:
@@ -288,7 +288,7 @@ class ScaleRun:
         """Record the lanes of all points, the most ranks first: they are there."""
         measured = [point for point in self._points if point.contender is not None]
         for point in reversed(measured):
-            self._tell(1.0, f"recording the ranks of {point.name}")
+            self._send_progress(1.0, f"recording the ranks of {point.name}")
             try:
                 self._record(point)
             except (Cancelled, RunEnded):
@@ -362,7 +362,7 @@ class ScaleRun:
     def _find(self, facts: dict[str, Scalar | list[Scalar]]) -> None:
         self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
 
-    def _tell(self, fraction: float, text: str) -> None:
+    def _send_progress(self, fraction: float, text: str) -> None:
         self._rig.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
 
 

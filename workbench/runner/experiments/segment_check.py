@@ -29,22 +29,22 @@ class SegmentCheck:
     def __init__(self, rig: Rig, when: str) -> None:
         self._rig = rig
         self._when = when
-        self._told = False
+        self._is_reported = False
         self._steady_ns = 0  # since when the segment has been steady; 0: it has not
 
     def begin(self, situation: Situation) -> None:
         """Begin a segment; what is known of its configuration is reported at once."""
-        self._told, self._steady_ns = False, 0
+        self._is_reported, self._steady_ns = False, 0
         known = self._rig.arms.numbers_of(situation)
         if known is not None and self._when != "never":
-            self._tell(known)
+            self._send_numerics(known)
 
     def due(self, settling: int, steady: int) -> bool:
         """Return True if the check should run now.
 
         ``settling`` is how many steps the model needs to adapt. ``steady`` counts steady steps.
         """
-        if self._told or self._when != "steady":
+        if self._is_reported or self._when != "steady":
             return False
         if steady < max(STEADY_STEPS, settling):
             return False
@@ -70,10 +70,10 @@ class SegmentCheck:
 
     def end(self, arm: Arm, cancelled: bool) -> None:
         """End the segment; ``cancelled``: whoever requested it has gone."""
-        if self._told:
+        if self._is_reported:
             return
         if self._when == "steady":
-            self._tell(Numerics(reference="", ok=None, text=EARLY))
+            self._send_numerics(Numerics(reference="", ok=None, text=EARLY))
         elif self._when == "last" and not cancelled and not self._rig.wire.cancelled.is_set():
             self._look(arm, self._rig.check_cancelled)
 
@@ -84,14 +84,14 @@ class SegmentCheck:
         rig.phases.check()
         numerics = comparison.check(arm, arm.situation, between)
         rig.arms.keep_numbers(arm.situation, numerics)
-        self._tell(numerics)
+        self._send_numerics(numerics)
         return numerics
 
     def _give_way(self) -> None:
         if self._rig.wire.waiting:
             raise comparison.PutOff
 
-    def _tell(self, numerics: Numerics) -> None:
-        self._told = True
+    def _send_numerics(self, numerics: Numerics) -> None:
+        self._is_reported = True
         facts = protocol.Facts(segment=self._rig.segments - 1, ledger=checked.facts(numerics))
         self._rig.wire.send(facts)

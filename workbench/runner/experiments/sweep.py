@@ -24,7 +24,7 @@ from sessions.studies import sweep
 from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
-from workbench.runner.config.resolve import resolve, tell_left_out
+from workbench.runner.config.resolve import report_left_out, resolve
 from workbench.runner.config.values import LONGEST_S, check_choice
 from workbench.runner.context import Rig
 from workbench.runner.experiments.paired import blocks
@@ -82,13 +82,13 @@ class SweepRun:
         try:
             for done, point in enumerate(points):
                 name = self._name(point)
-                self._tell(done / len(points), f"{done + 1} of {len(points)}, {name}")
-                self._take(point, name)
-            self._tell(1.0, "")
+                self._send_progress(done / len(points), f"{done + 1} of {len(points)}, {name}")
+                self._measure_point(point, name)
+            self._send_progress(1.0, "")
         finally:
             self._rig.watchdog.active = False
-            self._tell_of_unchecked()
-            self._find(final=True)
+            self._report_unchecked()
+            self._send_facts(final=True)
 
     # The request
 
@@ -126,7 +126,7 @@ class SweepRun:
             points += [self._point(size, arm, toggles) for arm, toggles in arms]
         if all(point.mistake for point in points):
             raise Mistake(points[0].mistake)
-        tell_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
+        report_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
         for point in sorted(points, key=self._size_of, reverse=True):
             if not point.mistake:
                 self._smallest[self._kind(point)] = point
@@ -134,9 +134,9 @@ class SweepRun:
 
     def _kind(self, point: Point) -> Kind:
         """Return what the numbers of a point have in common with those of others."""
-        return (point.arm, *self._told_apart(point).values())
+        return (point.arm, *self._distinguishing_values(point).values())
 
-    def _told_apart(self, point: Point) -> dict[str, Scalar]:
+    def _distinguishing_values(self, point: Point) -> dict[str, Scalar]:
         """Return its values of the fields that are no sizes, by the columns of the tables."""
         axes = zip("xy", self._command.axes.items(), point.values, strict=False)
         return {name: value for name, axis, value in axes if not _is_size(*axis)}
@@ -190,7 +190,7 @@ class SweepRun:
             )
         )
         on_gpu = rig.device.type == "cuda"
-        self._find(
+        self._send_facts(
             clock="GPU" if on_gpu else "host",
             memory="allocated on the GPU" if on_gpu else "resident set of the process",
         )
@@ -218,12 +218,12 @@ class SweepRun:
 
     # Measuring
 
-    def _take(self, point: Point, name: str) -> None:
+    def _measure_point(self, point: Point, name: str) -> None:
         """Measure a point, or learn why not; report it either way."""
         self._kinds.setdefault(self._kind(point), point)
         if point.situation is None or point.mistake:
-            self._tell_point(point, sweep.REFUSED, point.mistake)
-            self._builder.take_commands()
+            self._send_point(point, sweep.REFUSED, point.mistake)
+            self._builder.handle_commands()
             return
         fatal: Exception | None = None
         try:
@@ -232,7 +232,7 @@ class SweepRun:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything: it is a point
             failure = explain(error)
-            self._tell_point(point, _OUTCOMES.get(failure.kind, sweep.FAILED), failure.sentence)
+            self._send_point(point, _OUTCOMES.get(failure.kind, sweep.FAILED), failure.sentence)
             fatal = error if is_fatal(error) else None
         else:
             return
@@ -265,7 +265,7 @@ class SweepRun:
             notes.append(f"took no effect: {', '.join(idle)}")
         typical = sweep.typical(medians)
         tokens = float(arm.ledger.get("tokens_per_step", math.nan))
-        self._tell_point(
+        self._send_point(
             point,
             sweep.MEASURED if medians else sweep.VOID,
             "; ".join(notes),
@@ -288,19 +288,19 @@ class SweepRun:
             numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
         except Cancelled:
             text = "not checked: cancelled"
-            self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
+            self._send_numbers(point, Numerics(reference="", ok=None, text=text))
             raise
         text = f"at {self._size(point)}: {numerics.text}"
-        self._tell_numbers(point, msgspec.structs.replace(numerics, text=text))
+        self._send_numbers(point, msgspec.structs.replace(numerics, text=text))
 
-    def _tell_of_unchecked(self) -> None:
+    def _report_unchecked(self) -> None:
         """Report "not checked" for arms whose smallest size was never measured."""
         for kind, point in sorted(self._kinds.items(), key=lambda item: item[1].arm):
             if kind not in self._checked:
-                values = [str(value) for value in self._told_apart(point).values()]
+                values = [str(value) for value in self._distinguishing_values(point).values()]
                 at = f"at {', '.join(values)}: " if values else ""
                 text = f"{at}not checked: its smallest size was not measured"
-                self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
+                self._send_numbers(point, Numerics(reference="", ok=None, text=text))
 
     def _warm_up(self, contender: Contender) -> bool:
         """Step until the phase is steady, and what adapts has chosen; whether it became steady.
@@ -316,7 +316,7 @@ class SweepRun:
         while True:
             began = self._builder.now()
             block = blocks.run_block(rig, dataclasses.replace(contender, steps=steps), 0)
-            self._builder.take_commands()
+            self._builder.handle_commands()
             if block is not None:
                 self.steps += block.steps
                 contender.step_ms = max(block.median_ms, 1e-3)
@@ -345,7 +345,7 @@ class SweepRun:
         began = self._builder.now()
         while len(medians) + len(voids) < TRIES * BLOCKS:
             block = blocks.run_block(rig, contender, len(medians) + len(voids) + 1)
-            self._builder.take_commands()
+            self._builder.handle_commands()
             if block is None:
                 continue  # a command came in between
             self.steps += block.steps
@@ -370,9 +370,9 @@ class SweepRun:
         else:
             self._rig.arms.forget_all()
 
-    # Telling
+    # Sending
 
-    def _tell_point(
+    def _send_point(
         self, point: Point, outcome: str, reason: str, blocks: int = 0, **measures: float
     ) -> None:
         """Send a point, and the exponents anew."""
@@ -385,11 +385,11 @@ class SweepRun:
         if fitted := sweep.fits(self._points):
             self._send(sweep.FITS, fitted, replace=True)
 
-    def _tell_numbers(self, point: Point, numerics: Numerics) -> None:
+    def _send_numbers(self, point: Point, numerics: Numerics) -> None:
         self._checked.add(self._kind(point))
         right = None if numerics.ok is None else float(numerics.ok)
         row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": numerics.text}
-        row |= _cells(self._told_apart(point))
+        row |= _cells(self._distinguishing_values(point))
         self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
 
     def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
@@ -397,10 +397,10 @@ class SweepRun:
             protocol.StudyRows(study=self._index, table=table, columns=columns, replace=replace)
         )
 
-    def _find(self, **facts: Scalar) -> None:
+    def _send_facts(self, **facts: Scalar) -> None:
         self._rig.wire.send(protocol.StudyFacts(study=self._index, facts={**facts}))
 
-    def _tell(self, fraction: float, text: str) -> None:
+    def _send_progress(self, fraction: float, text: str) -> None:
         self._rig.wire.send(protocol.Progress(task="sweep", fraction=fraction, text=text))
 
 

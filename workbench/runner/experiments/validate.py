@@ -68,7 +68,7 @@ class ValidateRun:
                     )
                 )
                 self._report(name, self._ask(name))
-                self._arms.take_commands()
+                self._arms.handle_commands()
         finally:
             rig.watchdog.active = False
             rig.arms.forget(situation, COPY)
@@ -180,7 +180,7 @@ class ValidateRun:
         assert self._contender is not None
         self._contender.steps = self._command.steps
         while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
-            self._arms.take_commands()
+            self._arms.handle_commands()
         self.steps += done.steps
         return done.steps
 
@@ -252,7 +252,7 @@ class ValidateRun:
                 free_memory()
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
-            self._arms.take_commands()
+            self._arms.handle_commands()
         worst = next(
             status for status in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if status in states
         )

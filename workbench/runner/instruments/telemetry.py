@@ -36,7 +36,7 @@ class Telemetry:
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(
-                target=self._told_of, args=(lane, what), name=f"telemetry-{name}", daemon=True
+                target=self._run_lane, args=(lane, what), name=f"telemetry-{name}", daemon=True
             )
             for name, lane, what in (
                 ("fast", self._fast_lane, "clocks, utilization and memory of the device"),
@@ -53,7 +53,7 @@ class Telemetry:
         """Stop sampling."""
         self._stopped.set()
 
-    def _told_of(self, lane: Callable[[], None], what: str) -> None:
+    def _run_lane(self, lane: Callable[[], None], what: str) -> None:
         """Run a lane; report if it dies, because all that it reads is missing from then on."""
         try:
             lane()
@@ -72,11 +72,11 @@ class Telemetry:
             late, self._slow_sample = self._slow_sample, {}
             rows.append((self._wire.seconds(), sample | late))
             if len(rows) >= BATCH:
-                self._tell(self._sampler.how())
+                self._send_sampling(self._sampler.how())
                 self._send(rows)
                 rows = []
 
-    def _tell(self, how: dict[str, str]) -> None:
+    def _send_sampling(self, how: dict[str, str]) -> None:
         """Send the sampling periods, and each measure that was lost or came back."""
         if how == self._told:
             return

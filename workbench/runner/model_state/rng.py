@@ -61,7 +61,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def take_modes(model: nn.Module, other: nn.Module) -> None:
+def copy_modes(model: nn.Module, other: nn.Module) -> None:
     """Let every module be in the mode of its namesake in another of the same structure."""
     modes = {name: module.training for name, module in other.named_modules()}
     for name, module in model.named_modules():

@@ -196,7 +196,7 @@ def _constants(
             for index, (name, weight) in enumerate(plain_weights.items())
         }
         model = situation.family.share(situation.config, weights)
-        rng.take_modes(model, source)
+        rng.copy_modes(model, source)
         left = []
         for batch in inputs:
             with torch.no_grad(), eager():

@@ -105,7 +105,7 @@ class Plain:
         """
         model = self.model(None)
         if adapted:
-            take_choices(model, self.arm.model)
+            copy_choices(model, self.arm.model)
         if self.arm.quantization and quantized:
             quantize_linears(model, self.arm.quantization)
         with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ class Plain:
         model = share(self.situation, self.arm.model, self.arm.remembered, weights, dtype)
         fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
-        rng.take_modes(model, self.arm.model)
+        rng.copy_modes(model, self.arm.model)
         return model
 
     def _given(
@@ -200,7 +200,7 @@ def count_hooks(model: Model) -> int:
     )
 
 
-def take_choices(model: Model, other: Model) -> None:
+def copy_choices(model: Model, other: Model) -> None:
     """Let a model that adapts go on from what another of its structure has chosen."""
     for name, tensor in other.adapted().items():
         model.adapted()[name].copy_(tensor)

@@ -19,7 +19,7 @@ from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.isolation import kept_state
 from workbench.runner.numerics.outputs import measurable
-from workbench.runner.numerics.reference import Plain, plain_kernels, take_choices
+from workbench.runner.numerics.reference import Plain, copy_choices, plain_kernels
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
@@ -80,7 +80,7 @@ def _error(model: Plain) -> float:
     with torch.no_grad(), eager():
         with plain_kernels(), fp32_products(tf32=False):
             plain = model.model(torch.float32)
-            take_choices(plain, arm.model)
+            copy_choices(plain, arm.model)
             restore = kept_state(plain, arm.batches, arm.situation.device)
             # Of each call its own, which a model may overwrite.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)

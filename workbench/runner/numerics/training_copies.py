@@ -55,7 +55,7 @@ def copy_of(
     fake_quantize_as(model, arm.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
-    rng.take_modes(model, arm.model)
+    rng.copy_modes(model, arm.model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in arm.keeper.optimizer.state.items():
         if not fresh and id(parameter) in copies:

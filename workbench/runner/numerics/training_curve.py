@@ -29,7 +29,7 @@ from torch import Tensor
 from workbench.runner.batches import Batches, Tensors
 from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
-from workbench.runner.numerics.reference import plain_kernels, take_choices
+from workbench.runner.numerics.reference import copy_choices, plain_kernels
 from workbench.runner.numerics.routing_ties import Nudge
 from workbench.runner.numerics.training_copies import (
     copy_of,
@@ -290,7 +290,7 @@ def _plain_course(
         stack.enter_context(eager())
         model, trainer, copies = copy_of(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
-            take_choices(model, arm.model)
+            copy_choices(model, arm.model)
             trainer.scaler = _scaler(arm.keeper, arm.situation.device)
         losses = []
         parts = 1 if arm.divided is None else arm.divided.parts

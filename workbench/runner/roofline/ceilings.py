@@ -39,7 +39,7 @@ class Roof:
         """Read and send the stored ceilings, or why they are not used; measure nothing."""
         self.measured, why = ceilings.load(*self._identity())
         if self.measured is not None or why:
-            self._tell("kept", why)
+            self._send("kept", why)
 
     @property
     def ceilings(self) -> Ceilings:
@@ -71,7 +71,7 @@ class Roof:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._tell("measured", _keep(self.measured))
+        self._send("measured", _keep(self.measured))
         return self.measured
 
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -103,7 +103,7 @@ class Roof:
         name = hardware.of(self.device).name
         return name, on_cpu or driver(self.device), str(torch.__version__)
 
-    def _tell(self, source: str, why: str) -> None:
+    def _send(self, source: str, why: str) -> None:
         self._wire.send(protocol.CeilingsFound(ceilings=self.measured, source=source, why=why))
         if self.measured is not None:
             self._known(self.measured)

@@ -62,7 +62,7 @@ class ScriptWatch:
         while not wire.cancelled.is_set():
             has_ended = (self._folder / ENDED).exists()  # before the last entries are read
             for entry in self._reader.read():
-                self._take(entry)
+                self._handle(entry)
             if has_ended:
                 reason = "done"
                 break
@@ -72,29 +72,29 @@ class ScriptWatch:
         self._conclude()
         wire.send(protocol.Finished(reason=reason, steps=self.steps))
 
-    def _take(self, entry: Entry) -> None:
+    def _handle(self, entry: Entry) -> None:
         for name, take in (
-            ("pid", self._take_process),
-            ("facts", self._take_facts),
-            ("gpu", self._take_gpu),
-            ("memory", self._take_memory),
-            ("rows", self._take_rows),
-            ("compiled", self._take_compiled),
-            ("evidence", self._take_evidence),
-            ("values", lambda _: self._take_values(entry)),
-            ("error", self._take_error),
+            ("pid", self._handle_process),
+            ("facts", self._handle_facts),
+            ("gpu", self._handle_gpu),
+            ("memory", self._handle_memory),
+            ("rows", self._handle_rows),
+            ("compiled", self._handle_compiled),
+            ("evidence", self._handle_evidence),
+            ("values", lambda _: self._handle_values(entry)),
+            ("error", self._handle_error),
         ):
             if name in entry:
                 take(entry[name])
 
-    def _take_process(self, pid: int) -> None:
+    def _handle_process(self, pid: int) -> None:
         with contextlib.suppress(psutil.Error):
             self._process = psutil.Process(pid)
 
-    def _take_facts(self, facts: dict[str, str]) -> None:
+    def _handle_facts(self, facts: dict[str, str]) -> None:
         self._wire.send(protocol.EnvironmentFound(facts=facts))
 
-    def _take_gpu(self, gpu: dict[str, Any]) -> None:
+    def _handle_gpu(self, gpu: dict[str, Any]) -> None:
         facts = {
             "device": gpu["name"],
             "gpu": gpu["name"],
@@ -109,9 +109,9 @@ class ScriptWatch:
             facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
             self._note("warning", f"the GPU is not sampled: NVML: {error}")
-        self._take_facts(facts)
+        self._handle_facts(facts)
 
-    def _take_memory(self, sizes: list[float] | None) -> None:
+    def _handle_memory(self, sizes: list[float] | None) -> None:
         if sizes is None:
             self._memory = None if self._process is None else resident_bytes(self._process)
             if self._telemetry is None and self._process is not None:
@@ -146,7 +146,7 @@ class ScriptWatch:
             )
         self._enter_phase(self._phases.phase)
 
-    def _take_rows(self, rows: list[list[Any]]) -> None:
+    def _handle_rows(self, rows: list[list[Any]]) -> None:
         names = ("t_s", "gpu_ms", "wall_ms", "allocated", "reserved", "peak", "phase", "block")
         columns: dict[str, list[float | None]] = {name: [] for name in names}
         waits: list[float] = []
@@ -187,7 +187,7 @@ class ScriptWatch:
             message = protocol.PhaseChanged(t_s=self._phase_s, segment=self._segment, phase=phase)
             self._wire.send(message)
 
-    def _take_compiled(self, records: list[list[Any]]) -> None:
+    def _handle_compiled(self, records: list[list[Any]]) -> None:
         for name, graphs, reason in records:
             self._compiled["graphs"] += graphs
             if reason:
@@ -196,10 +196,10 @@ class ScriptWatch:
                     reason = re.sub(r"^\W*\d+/\d+: ", "", reason)  # the number of its graph
                     self._note("info", f"recompiled {name}: {reason}")
 
-    def _take_evidence(self, rows: list[list[str]]) -> None:
+    def _handle_evidence(self, rows: list[list[str]]) -> None:
         self._evidence = [Evidence(*row) for row in rows]
 
-    def _take_values(self, entry: Entry) -> None:
+    def _handle_values(self, entry: Entry) -> None:
         named = {re.sub(r"\W", "_", name): value for name, value in entry["values"].items()}
         self._send_metrics(named, self._wire.seconds(entry["at_ns"]))
 
@@ -210,7 +210,7 @@ class ScriptWatch:
             }
             self._wire.send(protocol.Metrics(t_s=t_s, segment=self._segment, values=metrics))
 
-    def _take_error(self, text: str) -> None:
+    def _handle_error(self, text: str) -> None:
         if text not in self._errors:
             self._errors.add(text)
             self._note("warning", f"a part of the script is not recorded: {text}")

@@ -190,7 +190,7 @@ def _model(observed: Observed, build: Build) -> Model:
     situation = build.situation
     model: Model = situation.family.share(situation.config, observed.plain_weights())
     model.train(situation.workload.trains)
-    rng.take_modes(model, observed.model)
+    rng.copy_modes(model, observed.model)
     for name, values in observed.model.adapted().items():
         if name in model.adapted():
             model.adapted()[name].copy_(values)

@@ -142,7 +142,7 @@ class Weights:
             self._scaler = torch.amp.GradScaler(device.type)
         return Trainer(self._optimizer(options), self._scaler if scales_loss else None)
 
-    def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def sync_step_counts(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the step counts from the AdamW that stepped last, whose moments are shared.
 
         Counts lie on the device for some ways to step, and on the host for others.

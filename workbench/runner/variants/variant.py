@@ -72,7 +72,7 @@ class Arm:
             stack.enter_context(kernels.using(**self.kernel_choices))
             stack.enter_context(self.compiles.following())
             if self.trainer is not None and isinstance(self.weights, Weights):
-                self.weights.hand_over(self.trainer.optimizer)
+                self.weights.sync_step_counts(self.trainer.optimizer)
                 if self.divided is None:
                     self.weights.entries += 1
             if self.divided is not None:

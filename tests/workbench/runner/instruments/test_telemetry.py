@@ -64,7 +64,7 @@ def test_what_is_lost_and_comes_back_is_told_once_and_kept_in_the_session():
     sampled = Telemetry(wire, sampler, lambda sample: None)
     there = {"busy": "every 0.05 s"}
     for how in (there, there, {"busy": f"{ABSENT}NVML: Unknown Error"}, there):
-        sampled._tell(how)
+        sampled._send_sampling(how)
     notes = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
     assert notes == [
         ("warning", "telemetry: busy is no longer measured (NVML: Unknown Error)"),

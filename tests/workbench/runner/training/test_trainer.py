@@ -104,13 +104,13 @@ def test_a_way_to_step_counts_on_where_another_left_off(weights, first):
     before, after = (weights.trainer(o, scales_loss=False) for o in (first, second))
     for state in after.optimizer.state.values():
         state["step"] = state["step"].clone()
-    weights.hand_over(before.optimizer)
+    weights.sync_step_counts(before.optimizer)
     for _ in range(3):
         before.update(sum(p.sum() for p in parameters))
-    weights.hand_over(after.optimizer)
+    weights.sync_step_counts(after.optimizer)
     after.update(sum(p.sum() for p in parameters))
     counts = {float(after.optimizer.state[p]["step"]) for p in parameters}
-    weights.hand_over(before.optimizer)
+    weights.sync_step_counts(before.optimizer)
     counts |= {float(before.optimizer.state[p]["step"]) for p in parameters}
     assert len(counts) == 1 and counts.pop() >= 4
     for parameter in parameters:
@@ -126,7 +126,7 @@ def test_counts_lie_on_the_gpu_where_it_reads_them_and_nowhere_else(first):
     (parameter,) = weights.parameters.values()
     for options in (first, second, first):
         optimizer = trainers[id(options)].optimizer
-        weights.hand_over(optimizer)
+        weights.sync_step_counts(optimizer)
         trainers[id(options)].update(parameter.sum())
         state = optimizer.state[parameter]["step"]
         assert state.is_cuda is options["fused"]

@@ -61,7 +61,7 @@ def _joules(
     """Return the joules of a step; NaN if no block could be measured."""
     steps = max(blocks.LEAST_STEPS, math.ceil(1000 * BLOCK_S / contender.step_ms))
     for attempt in range(TRIES):
-        alternation.take_commands()
+        alternation.handle_commands()
         longer = dataclasses.replace(contender, steps=steps << attempt)
         with PowerMeter(counter) as meter:
             done = blocks.run_block(rig, longer, 0)

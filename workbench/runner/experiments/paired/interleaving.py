@@ -139,7 +139,7 @@ class Alternation:
     def settle(self, contender: Contender) -> None:
         """Warm up, send the evidence, and settle how long a block is."""
         rig = self._rig
-        self.take_commands()
+        self.handle_commands()
         if contender.arm is None:  # it has made room for another
             self.build(contender)
         rig.segment = contender.segment
@@ -170,7 +170,7 @@ class Alternation:
         adapting = _steps_to_settle(contender)
         while math.isnan(contender.step_ms) or (not steady and self.now() < until) or adapting > 0:
             done = self._attempt(contender, blocks.warm_up_block)
-            self.take_commands()
+            self.handle_commands()
             if done is None:
                 adapting = _steps_to_settle(contender)  # it may have been built anew
             else:
@@ -189,19 +189,19 @@ class Alternation:
                 self.warm_up(contender)
             run = functools.partial(blocks.run_block, number=self._number + 1)
             done = self._attempt(contender, run)
-            self.take_commands()
+            self.handle_commands()
             if done is None:
                 continue  # a command came in between, or memory was short: it goes on
             tries += 1
             self._number += 1
             self.steps += done.steps
             keep(done)
-            self._tell_diverged(contender, done)
+            self._report_divergence(contender, done)
             if not done.void:
                 return True
         return False
 
-    def _tell_diverged(self, contender: Contender, done: TimedBlock) -> None:
+    def _report_divergence(self, contender: Contender, done: TimedBlock) -> None:
         """Tell, once of each, that what is timed computes with numbers that mean nothing."""
         if done.diverged and not contender.diverged:
             contender.diverged = True
@@ -209,7 +209,7 @@ class Alternation:
             configuration = contender.situation.configuration
             self._rig.wire.send(suggested_fixes.cure(advice, configuration, self._rig.device))
 
-    def take_commands(self) -> None:
+    def handle_commands(self) -> None:
         """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
         rig = self._rig
         self._rig.check_cancelled()
@@ -259,7 +259,7 @@ class Alternation:
         taken = []
         for contender in order:
             taken.append(rebuilding.take_memory(self._rig.device, chance))
-            self.take_commands()
+            self.handle_commands()
             self.build(contender)
             if self.alone:
                 return

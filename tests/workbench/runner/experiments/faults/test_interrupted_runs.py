@@ -72,7 +72,7 @@ def test_a_paused_comparison_goes_on_when_it_is_told_to_and_not_before(small, wa
     prediction = protocol.Predict(base=small, other=small)
     wire = QueuedWire(protocol.Pause(), SHARED, prediction, protocol.Pause(), protocol.Resume())
     wire.rig.watchdog.active = watched
-    Alternation(wire.rig, 1.0, 1, "busy").take_commands()
+    Alternation(wire.rig, 1.0, 1, "busy").handle_commands()
     assert not wire.commands and wire.watched_when_asked == [False] * 4
     assert wire.rig.watchdog.active is watched
     assert [m.state for m in wire.of(protocol.State)] == ["paused", "running"]
