@@ -37,8 +37,8 @@ def tree(monkeypatch):
 
 
 def said(**compiled) -> tuple[str, str]:
-    arm = SimpleNamespace(compiles=Compiles(graphs=2, **compiled))
-    finding = all_toggles()["compile"].evidence("reduce-overhead", arm.observed())
+    observed = SimpleNamespace(compiles=Compiles(graphs=2, **compiled))
+    finding = all_toggles()["compile"].evidence("reduce-overhead", observed)
     return finding.status, finding.text.partition("; ")[2]
 
 
