@@ -60,7 +60,7 @@ class Arm:
     record: StepRecord = field(default_factory=StepRecord)
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
-    made_s: float = 0.0  # seconds from the start of its build to the end of its first step
+    made_s: float = 0.0  # seconds from its build to the end of its first step; 0: before that
     remembered: Remembered | None = None  # state of a user's model, while its numbers are checked
 
     @contextlib.contextmanager
