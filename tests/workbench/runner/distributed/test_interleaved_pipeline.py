@@ -55,7 +55,7 @@ def test_chunks_have_each_block_once_in_the_order_of_their_turns(n_blocks, ranks
 
 
 @needs_cores
-def test_two_ranks_pass_each_micro_batch_twice_and_say_so(configuration, arms, interleaved):
+def test_two_ranks_pass_each_micro_batch_twice_and_say_so(interleaved):
     evidence = collect_evidence(interleaved)
     status, text = evidence["schedule"]
     assert status == "effective", text
@@ -63,9 +63,7 @@ def test_two_ranks_pass_each_micro_batch_twice_and_say_so(configuration, arms, i
     status, text = evidence["pipeline_parallel"]
     assert status == "effective", text
     assert text.startswith("3, 2 blocks on 2 stages, which 4 micro-batches passed in two chunks")
-    one_stage = stepped(configuration, arms=arms, pipeline_parallel="2")
-    estimated, plain = (footprint(arm.situation) for arm in (interleaved, one_stage))
-    assert estimated.weights == plain.weights == interleaved.divided.weights.own.bytes
+    assert footprint(interleaved.situation).weights == interleaved.divided.weights.own.bytes
     assert_right(interleaved)
 
 
