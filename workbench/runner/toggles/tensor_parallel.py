@@ -4,9 +4,10 @@ As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): attention by its key/value
 layers and experts by their columns, a state-space mixer by its heads, or groups of them (the norm
 over a single group, which then spans the ranks, runs as steps of PyTorch). What a layer gives is
 summed over the ranks, and in training the gradient of what it took; embedding, head, norms and
-routers are on every rank, each for all tokens without sequence parallelism. Saves the memory of what is divided, weights, gradients, moments and what
-a layer keeps for its backward pass, and costs a sum of the stream a layer each way, for which every
-rank waits: pays where a step does not fit one GPU, or its products are large beside the stream.
+routers are on every rank, each for all tokens without sequence parallelism. Saves the memory of
+what is divided, weights, gradients, moments and what a layer keeps for its backward pass, and costs
+a sum of the stream a layer each way, for which every rank waits: pays where a step does not fit one
+GPU, or its products are large beside the stream.
 Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16): each of two ranks has 0.67 of weights,
 gradients and moments, and they sum 48 times 12 MiB a step. The first GPU also keeps the whole
 weights and moments, which other configurations go on from, and so has to hold these too. The ranks
