@@ -160,11 +160,12 @@ class Pipeline:
         if output.x is None:
             assert output.loss is not None
             return output.loss.view(1)
-        if output.loss is not None and output.x.requires_grad:
-            output = output._replace(x=_Inject.apply(output.x, output.loss, self._share))
-        if self._build.schedule == "zero_bubble" and output.x._base is not None:
-            return output.x.clone()  # torch detaches it in place, as it may no view
-        return output.x
+        stream: Tensor = output.x
+        if output.loss is not None and stream.requires_grad:
+            stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
+        if self._build.schedule == "zero_bubble" and stream._base is not None:
+            return stream.clone()  # torch detaches it in place, as it may no view
+        return stream
 
     def outputs(self, arm: DividedVariant) -> Any:
         """Return the logits on rank 0; the last stage computes them."""
@@ -254,10 +255,7 @@ class Pipeline:
 
     def _own_turns(self) -> Turns:
         done = self._torch_stages[0].counts
-        passes = (done[name] for name in ("forwards", "backwards", "weights", "in_flight"))
-        return Turns(
-            sum(self._applied_blocks), *passes, done["sends"], done["receives"], done["bytes"]
-        )
+        return Turns(sum(self._applied_blocks), *(done[name] for name in Turns._fields[1:]))
 
     def _begin(self) -> None:
         self._losses.clear()
