@@ -53,6 +53,7 @@ GRAPHS = {**WHOLE, "cuda_graphs": "on"} if torch.cuda.is_available() else WHOLE
 DATA = {"data_parallel": "2"}
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
+ZERO_BUBBLE = {"pipeline_parallel": "2", "schedule": "zero_bubble"}
 VARIANTS = {
     "one GPU": AMP,
     "one GPU, compiled": COMPILED,
@@ -72,6 +73,7 @@ VARIANTS = {
     "pipeline, 4, compiled whole": {**WHOLE, "pipeline_parallel": "2", "micro_batches": "4"},
     "interleaved": {**AMP, **INTERLEAVED, "micro_batches": "8"},
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
+    "zero bubble, 4": {**AMP, **ZERO_BUBBLE, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}

@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--long-sequence", type=int, default=32768)
     parser.add_argument("--budget", type=float, default=8.0)
     parser.add_argument("--device-options", nargs="*", default=[*AMP, *COMPILED])
+    parser.add_argument("--with", dest="beside", default="", help="as of workbench scale")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     most = max(map(int, options.ranks.split(",")))
@@ -73,6 +74,8 @@ def run_part(options: argparse.Namespace, part: str) -> int:
     command = ["scale", family, "--preset", options.preset, "--ranks", options.ranks]
     command += ["--mode", mode, "--kinds", kinds, "--budget", str(options.budget)]
     command += ["--set", f"batch={batch}", "--set", f"sequence={sequence}"]
+    if options.beside:
+        command += ["--with", options.beside]
     if part == "context":  # longer than the presets allow
         command += ["--set", f"max_sequence={sequence}"]
     for toggle in toggles:

@@ -146,6 +146,10 @@ class Worker:
         """Return True if a signal has stopped the process; False for one on another host."""
         return self.process is not None and is_stopped(self.process.pid)
 
+    def report_stopped(self) -> None:
+        """Report that a signal stopped the process, which is ended for that."""
+        self._observer.fail(self.error(" was stopped by a signal, and was ended"))
+
     def error(self, predicate: str, failure: Failure | None = None) -> RankError:
         """Return an error whose sentence names the rank, its host and its step."""
         local = self.process is not None
@@ -179,7 +183,7 @@ class Worker:
                 case Ended():
                     code = message.code
                     if message.stopped:
-                        self._observer.fail(self.error(" was stopped by a signal, and was ended"))
+                        self.report_stopped()
         if self.process is not None:
             try:
                 code = self.process.wait(_DYING_S)

@@ -53,6 +53,11 @@ class CountsCalls:
         self.counts["backwards"] += 1
         return self._torch.backward_one_chunk(*arguments, **options)
 
+    def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        """Run the backward pass of one micro-batch for weights alone."""
+        self.counts["weights"] += 1
+        return self._torch.backward_weight_one_chunk(*arguments, **options)
+
     def get_fwd_send_ops(self, *arguments: Any) -> list[dist.P2POp]:
         """Return the messages with an output."""
         return self._counted("sends", self._torch.get_fwd_send_ops(*arguments))

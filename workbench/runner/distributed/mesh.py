@@ -72,11 +72,12 @@ class Layout(NamedTuple):
 
 ONE_RANK = Layout()
 CHUNKS = 2  # of each rank in an interleaved pipeline
+IN_CHUNKS = ("interleaved", "zero_bubble")  # schedules
 
 
 def chunks_of(layout: Layout, schedule: str) -> int:
     """Return in how many chunks each rank of a pipeline computes its blocks."""
-    return CHUNKS if layout.pipeline > 1 and schedule == "interleaved" else 1
+    return CHUNKS if layout.pipeline > 1 and schedule in IN_CHUNKS else 1
 
 
 class Mesh:

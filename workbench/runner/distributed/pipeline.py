@@ -9,6 +9,7 @@ weights are made once per step, and the division by the number of micro-batches 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -33,6 +34,7 @@ SCHEDULES = {
     "1f1b": "Schedule1F1B",
     "gpipe": "ScheduleGPipe",
     "interleaved": "ScheduleInterleaved1F1B",
+    "zero_bubble": "ScheduleInterleavedZeroBubble",
 }
 Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``kernels``
 
@@ -43,6 +45,7 @@ class Turns(NamedTuple):
     blocks: int  # that the last micro-batch passed
     forwards: int
     backwards: int
+    weights: int  # backward passes for weights alone
     in_flight: int  # micro-batches between their passes, at most
     sends: int
     receives: int
@@ -68,6 +71,10 @@ class _Part(nn.Module):
     def __init__(self, pipeline: Pipeline, compute: Any, chunk: int) -> None:
         super().__init__()
         self._pipeline, self._compute, self._chunk = pipeline, compute, chunk
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield the stage's parameters, for schedules that compute their gradients apart."""
+        return cast("Iterator[nn.Parameter]", self._pipeline.parameters())
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Run the chunk on a micro-batch."""
@@ -95,6 +102,10 @@ class Pipeline:
         self._applied_blocks = [0] * self.chunks  # by the last micro-batch
         self._losses: list[Tensor] = []
         self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield what this rank trains."""
+        yield from (p for p in self._weights.own.parameters.values() if p.requires_grad)
 
     def part(self, model: Model) -> Compute:
         """Return the stage's part of the loss and of the stream."""
@@ -149,10 +160,12 @@ class Pipeline:
         if output.x is None:
             assert output.loss is not None
             return output.loss.view(1)
-        if output.loss is not None and output.x.requires_grad:
-            injected: Tensor = _Inject.apply(output.x, output.loss, self._share)
-            return injected
-        return output.x
+        stream: Tensor = output.x
+        if output.loss is not None and stream.requires_grad:
+            stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
+        if self._build.schedule == "zero_bubble" and stream._base is not None:
+            return stream.clone()  # torch detaches it in place, as it may no view
+        return stream
 
     def outputs(self, arm: DividedVariant) -> Any:
         """Return the logits on rank 0; the last stage computes them."""
@@ -242,10 +255,7 @@ class Pipeline:
 
     def _own_turns(self) -> Turns:
         done = self._torch_stages[0].counts
-        passes = (done["forwards"], done["backwards"], done["in_flight"])
-        return Turns(
-            sum(self._applied_blocks), *passes, done["sends"], done["receives"], done["bytes"]
-        )
+        return Turns(sum(self._applied_blocks), *(done[name] for name in Turns._fields[1:]))
 
     def _begin(self) -> None:
         self._losses.clear()
@@ -283,7 +293,9 @@ class Pipeline:
         from torch.distributed.pipelining import schedules
 
         stages = [self._torch_stage(compute, chunk) for chunk in range(self.chunks)]
-        kind = getattr(schedules, SCHEDULES["interleaved" if self.chunks > 1 else schedule])
+        if self.chunks > 1:  # else two chunks of a rank would be one stage
+            schedule = self._build.schedule
+        kind = getattr(schedules, SCHEDULES[schedule])
         for stage in stages:
             stage.counts = stages[0].counts
         scheduled = stages if self.chunks > 1 else stages[0]

@@ -23,7 +23,7 @@ import psutil
 from workbench import descendants
 
 DESCRIPTOR = "WORKBENCH_RANK_SUPERVISOR"  # the variable with the worker's socket to this process
-STOPPED_S = 1.5  # before rank 0 misses heartbeats, and for no reason that is known there
+STOPPED_S = 1.5  # until a stopped worker is ended
 GRACE_S = 2.0  # for a worker to end after rank 0 has closed the connection
 _COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from workbench.runner.distributed import mesh
 from workbench.runner.distributed.connection import Connection, Worker
 from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Ready, Step
+from workbench.runner.distributed.supervisor import STOPPED_S
 from workbench.runner.failures import RankError
 
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
@@ -263,11 +264,15 @@ class World:
         """Report workers that have stopped sending heartbeats, as long as the world exists."""
         while self.alive:
             for worker in self.workers:
-                is_steady = self._steady > STEADY_STEPS or worker.is_stopped()
-                limit_s = SILENCE_S if is_steady else LONG_SILENCE_S
-                if time.monotonic() - worker.heard_s > limit_s and not self._closing:
+                silence_s = time.monotonic() - worker.heard_s
+                limit_s = SILENCE_S if self._steady > STEADY_STEPS else LONG_SILENCE_S
+                if silence_s > STOPPED_S and worker.is_stopped():
+                    worker.report_stopped()
+                elif silence_s > limit_s and not self._closing:
                     self.fail(worker.error(f" gave no sign of life for {limit_s:g} s"))
-                    worker.kill()  # closes its connections: a collective of gloo ends by that alone
+                else:
+                    continue
+                worker.kill()  # closes its connections: a collective of gloo ends by that alone
             time.sleep(_POLL_S)
 
 

@@ -11,7 +11,13 @@ micro-batches pass in turn: ranks wait half as long, and send twice as often. Co
 and eight micro-batches: they wait for 0.06 instead of 0.11 of a step, if all blocks take equally
 long.
 
-Neither order saves the host's work on each micro-batch, so their number counts first. On two H200s
+*Zero bubble* (ZB1P, Qi et al., arXiv 2401.10241) has the stages of *interleaved*, and computes the
+gradients of weights apart from those of inputs: the neighbour waits for the latter alone, and the
+former fill times in which a rank would wait. Each layer's backward pass is started twice, and the
+graph of a micro-batch stays until the second one. The paper's other schedule, ZBV, needs the first
+and the last stage on one rank, and stages here follow each other around all ranks.
+
+No order saves the host's work on each micro-batch, so their number counts first. On two H200s
 in AMP BF16 a step of HYDRA base, 32 x 1024 tokens, took 69.8 ms with 4 micro-batches in 1F1B, and
 120.5 ms with 8; the rank with most needed 7.4 GiB, and 4.5 GiB.
 """
@@ -22,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from models.parallel.pipeline_stages import chain
 from workbench.protocol import Blocked
-from workbench.runner.distributed.mesh import CHUNKS
+from workbench.runner.distributed.mesh import CHUNKS, IN_CHUNKS
 from workbench.runner.toggles._ranks import PIPELINE, RANKS, SHARDING, WAITING_STAGES
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -49,7 +55,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch pipeline parallelism on.",
             {PIPELINE: "2"},
         )
-    return _not_in_chunks(situation) if option == "interleaved" else None
+    return _not_in_chunks(situation) if option in IN_CHUNKS else None
 
 
 def _not_in_chunks(situation: Situation) -> Blocked | None:
@@ -84,13 +90,17 @@ def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.turns:
         return no_effect("no step was made by stages")
-    if option == "interleaved":
+    if option in IN_CHUNKS:
         text = (
             f"each rank has {pipeline.chunks} chunks, which {pipeline.micro_batches} micro-batches "
             f"passed in {pipeline.turns[0].forwards} turns"
         )
         turns = pipeline.chunks * pipeline.micro_batches
         is_seen = pipeline.chunks > 1 and pipeline.turns[0].forwards == turns
+        if option == "zero_bubble":
+            apart = [turns.weights for turns in pipeline.turns]
+            text += f"; gradients of weights were computed apart {', '.join(map(str, apart))} times"
+            is_seen = is_seen and any(apart)
         return effective(text) if is_seen else no_effect(text)
     in_flight = [turns.in_flight for turns in pipeline.turns]
     text = (
@@ -110,6 +120,7 @@ TOGGLE = Toggle(
         "1f1b": "One forward, one backward",
         "gpipe": "All forward, then all backward",
         "interleaved": "Interleaved, two stages per rank",
+        "zero_bubble": "Zero bubble, two stages per rank",
     },
     apply=_apply,
     evidence=_evidence,

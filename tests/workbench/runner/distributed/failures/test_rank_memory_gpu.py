@@ -20,6 +20,14 @@ pytestmark = on_gpus
 TENSOR = {"tensor_parallel": "2"}
 SEQUENCE = {**TENSOR, "sequence_parallel": "on"}
 STAGES = {"pipeline_parallel": "2"}
+INTERLEAVED = {**STAGES, "schedule": "interleaved"}
+ZERO_BUBBLE = {**STAGES, "schedule": "zero_bubble"}
+DATA = {"data_parallel": "2"}
+GRADIENTS, FULL, OFFLOAD = (
+    {**DATA, "sharding": sharding} for sharding in ("gradients", "full", "offload")
+)
+CONTEXT = {"context_parallel": "2"}
+EXPERTS = {"expert_parallel": "2"}
 CCGQA = {"ccgqa": True, "n_kv_heads": 4}
 
 
@@ -59,6 +67,15 @@ def peak_and_estimate(configuration: Configuration, **toggles: str) -> tuple[int
         ("hydra", CCGQA, BF16, TENSOR),
         ("hydra", {"mixture_of_depths": True}, BF16, TENSOR),
         ("hydra", {}, BF16, STAGES),
+        ("hydra", {}, BF16, INTERLEAVED),
+        ("hydra", {}, BF16, ZERO_BUBBLE),
+        ("hydra", {}, BF16, DATA),
+        ("hydra", {}, BF16, GRADIENTS),
+        ("hydra", {}, BF16, FULL),
+        ("hydra", {}, {**BF16, "adamw": "foreach"}, OFFLOAD),
+        ("hydra", {}, BF16, CONTEXT),
+        ("mamba2", {}, BF16, CONTEXT),
+        ("moe", {}, BF16, EXPERTS),
         ("moe", {}, BF16, TENSOR),
         ("mamba2", {}, BF16, TENSOR),
         ("mamba2", {"n_groups": 2}, BF16, TENSOR),
