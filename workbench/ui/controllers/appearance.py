@@ -45,8 +45,11 @@ class Appearance(QObject):
         self._containers.append(container)
         container.setStyleSheet(stylesheet.CONTAINER)
         container.installEventFilter(self)
-        for dock in container.findChildren(QDockWidget, options=_DIRECT):
-            dock.visibilityChanged.connect(lambda _, dock=dock: self._dress_part(dock))
+        for part in container.findChildren(QWidget, options=_DIRECT):
+            if isinstance(part, QDockWidget):
+                part.visibilityChanged.connect(lambda _, dock=part: self._dress_part(dock))
+            elif part.testAttribute(Qt.WidgetAttribute.WA_WState_Polished):  # a bar of tabs
+                self._dress_part(part)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Dress a part of a container, such as a dialog, before it is shown for the first time."""

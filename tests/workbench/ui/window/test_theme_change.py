@@ -7,8 +7,8 @@ import time
 from collections import Counter
 
 import pytest
-from PySide6.QtCore import QPoint
-from PySide6.QtWidgets import QApplication, QMenu, QToolTip, QWidget
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QApplication, QMenu, QTabBar, QToolTip, QWidget
 from shown_window import opened
 
 from workbench.theming import stylesheet
@@ -44,6 +44,12 @@ def pixels(image, step):
     """Count the colours of every pixel that is ``step`` from the next in both directions."""
     xs, ys = range(0, image.width(), step), range(0, image.height(), step)
     return Counter(image.pixelColor(x, y).name() for x in xs for y in ys)
+
+
+def test_tabs_are_styled_when_the_window_is_first_seen(window):
+    """Qt polishes their bars while it makes the docks."""
+    bars = window.dock_area.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+    assert bars and {bar.styleSheet() for bar in bars} == {stylesheet.sheet(DARK)}
 
 
 def test_a_hidden_panel_is_styled_when_it_is_seen(window):
