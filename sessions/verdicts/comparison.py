@@ -184,7 +184,8 @@ def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
 def _warnings(differing: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     warnings = []
     names = [difference.name for difference in differing]
-    if models := ", ".join(filter(is_of_model, names)):
+    models = ", ".join(filter(is_of_model, names))
+    if models and any(arm.ratio and arm.ratio.verdict == DIFFERENT_MODELS for arm in arms):
         warnings.append(f"Different models ({models}): a ratio of their step times is no speed-up.")
     if workloads := ", ".join(filter(is_of_workload, names)):
         warnings.append(

@@ -164,7 +164,7 @@ def _with_work(ratio: SegmentRatio, base: Measurement, other: Measurement) -> Se
         if why := measurement.segment.ledger.get(work.INVALID):
             note = f"{whose}{work.INVALID}: {why}"
             return SegmentRatio(ratio.ratio, verdict=work.INVALID, note=note)
-    difference, _ = work.difference(base.configuration, other.configuration)
+    difference, _ = work.difference_of_segments(base.segment, other.segment)
     if not difference or not math.isfinite(ratio.ratio):
         return ratio
     if KERNELS in (base.configuration.family, other.configuration.family):
@@ -230,7 +230,7 @@ def _of_pairs(
 
 def _rounds(base: Measurement, other: Measurement) -> NDArray:
     """Return the log ratios of the rounds in which two implementations of one case were timed."""
-    difference, _ = work.difference(base.configuration, other.configuration)
+    difference, _ = work.difference_of_segments(base.segment, other.segment)
     is_kernel = base.configuration.family == other.configuration.family == KERNELS
     if difference or not is_kernel or base.session is not other.session:
         return np.empty(0)

@@ -14,6 +14,9 @@ import msgspec
 from sessions.model import Configuration, PairedComparison, Segment, Session
 
 INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
+MODEL_DIGEST = "model_digest"  # the fact of a segment by which two run the same model or not
+# Of an attribution's request: toggles of other models whose option is the base's own field.
+SAME_MODEL = "same_model"
 DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
 # Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.
 DIFFERENCE, DIFFERING = "difference", "differing"
@@ -71,35 +74,52 @@ def is_of_workload(name: str) -> bool:
     return name.partition(".")[0] in _WORKLOAD
 
 
-def difference(first: Configuration, second: Configuration) -> tuple[str, list[str]]:
+def difference(
+    first: Configuration, second: Configuration, digests: Sequence[object] = ("", "")
+) -> tuple[str, list[str]]:
     """Return ``DIFFERENT_MODELS`` or ``OTHER_WORK`` and by which fields; "" for a fair comparison.
 
-    Fields have flat names, as in ``Configuration.flat``.
+    Fields have flat names, as in ``Configuration.flat``. ``digests`` of both models' mathematics
+    decide if both are known: an option of a toggle may equal the model's own field.
     """
-    if names := _differing(first, second, is_of_model):
+    names = _differing(first, second, is_of_model)
+    if all(digests):
+        names = (names or ["model"]) if digests[0] != digests[1] else []
+    if names:
         return DIFFERENT_MODELS, names
     if names := _differing(first, second, is_of_workload):
         return OTHER_WORK, names
     return "", []
 
 
-def facts_of(arms: Sequence[Configuration]) -> dict[str, Any]:
+def difference_of_segments(first: Segment, second: Segment) -> tuple[str, list[str]]:
+    """Return ``difference`` of what two segments ran."""
+    digests = [segment.ledger.get(MODEL_DIGEST, "") for segment in (first, second)]
+    return difference(first.configuration, second.configuration, digests)
+
+
+def facts_of(arms: Sequence[Segment]) -> dict[str, Any]:
     """Return the facts by which a comparison of these arms tells that its ratio is no speed-up."""
-    kind, names = difference(arms[0], arms[-1]) if arms else ("", [])
+    kind, names = difference_of_segments(arms[0], arms[-1]) if arms else ("", [])
     return {DIFFERENCE: kind, DIFFERING: names} if kind else {}
+
+
+def segments_of(session: Session, comparison: PairedComparison) -> list[Segment]:
+    """Return the segments of a comparison's arms; empty if the session lacks one."""
+    indices, known = comparison.facts.get("segments", []), range(len(session.segments))
+    if not isinstance(indices, list) or any(index not in known for index in indices):
+        return []
+    return [session.segments[index] for index in indices]
 
 
 def arms_of(session: Session, comparison: PairedComparison) -> list[Configuration]:
     """Return the configurations of a comparison's arms; empty if the session lacks a segment."""
-    indices, known = comparison.facts.get("segments", []), range(len(session.segments))
-    if not isinstance(indices, list) or any(index not in known for index in indices):
-        return []
-    return [session.segments[index].configuration for index in indices]
+    return [segment.configuration for segment in segments_of(session, comparison)]
 
 
 def explained(session: Session, comparison: PairedComparison) -> PairedComparison:
     """Return the comparison with ``facts_of`` its arms, which older files lack."""
-    more = facts_of(arms_of(session, comparison))
+    more = facts_of(segments_of(session, comparison))
     if not more or DIFFERENCE in comparison.facts:
         return comparison
     return msgspec.structs.replace(comparison, facts={**comparison.facts, **more})

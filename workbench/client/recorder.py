@@ -322,9 +322,7 @@ class Recorder:
                 **message.request,
                 "segments": segments,
                 "history": [],
-                **work.facts_of(
-                    [self.session.segments[segment].configuration for segment in segments]
-                ),
+                **work.facts_of([self.session.segments[segment] for segment in segments]),
                 **_foretold(message),
             },
         )

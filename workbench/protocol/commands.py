@@ -88,6 +88,7 @@ class Compare(Command, tag="compare"):
     ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
     built, the budget divided among the builds; 0: several times if that is cheap, else once.
     ``energy``: measure joules a step afterwards, in up to half of the budget more.
+    ``require_same_work``: refuse two different models, of which no speed can be expected.
     """
 
     base: Configuration
@@ -104,6 +105,7 @@ class Compare(Command, tag="compare"):
     floor_note: str = ""  # whose floor it is, where it is not that of what is compared
     build_count: int = 0
     energy: bool = True
+    require_same_work: bool = False
 
 
 class Predict(Command, tag="predict"):

@@ -19,6 +19,7 @@ from PySide6.QtGui import (
     QIconEngine,
     QPainter,
     QPixmap,
+    QPixmapCache,
 )
 
 from workbench.theming.theme import Theme
@@ -116,6 +117,11 @@ class GlyphEngine(QIconEngine):
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
         """Return the icon on a transparent ground; ``size`` is in the pixels of the screen."""
+        colour = self._disabled if mode == QIcon.Mode.Disabled else self._colour
+        key = f"{self._glyph} {colour} {size.width()}x{size.height()}"
+        made = QPixmap()
+        if QPixmapCache.find(key, made):
+            return made
         made = QPixmap(size)
         made.fill(Qt.GlobalColor.transparent)
         if size.isEmpty():  # Qt asks for these while it lays out; there is nothing to paint on
@@ -123,6 +129,7 @@ class GlyphEngine(QIconEngine):
         painter = QPainter(made)
         self.paint(painter, made.rect(), mode, state)
         painter.end()
+        QPixmapCache.insert(key, made)
         return made
 
     def clone(self) -> QIconEngine:

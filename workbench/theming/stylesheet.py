@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from string import Template
 
 from PySide6.QtCore import QTemporaryDir
 from PySide6.QtGui import QColor, QPalette
-from PySide6.QtWidgets import QApplication, QWidget
 
 from workbench.theming.icons import mixed
 from workbench.theming.theme import Theme
@@ -28,9 +26,15 @@ _SVG = (
     ' stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
 
+# Of the widgets that hold the dressed parts; it is the same in every theme.
+CONTAINER = """
+QMainWindow::separator { background: palette(window); width: 6px; height: 6px; }
+QMainWindow::separator:hover { background: palette(highlight); }
+"""
+
 _SHEET = Template("""
 * { outline: 0; }
-QMainWindow, QDialog { background: $window; }
+QDialog { background: $window; }
 QToolTip { background: $raised; color: $text; border: 1px solid $line; padding: 4px 6px;
            qproperty-textFormat: PlainText; }
 QLabel { qproperty-textFormat: PlainText; }
@@ -142,8 +146,6 @@ QTabBar::tab:hover { color: $text; }
 QTabBar QToolButton { padding: 0; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
 QTabBar::tab:selected:focus { background: $hover; border-bottom-color: $text; }
-QMainWindow::separator { background: $window; width: 6px; height: 6px; }
-QMainWindow::separator:hover { background: $accent; }
 QWidget[panel="true"], QScrollArea[panel="true"] { background: $surface; border: 0; }
 QWidget[dock_title="true"] { background: $window; }
 QLabel[muted="true"] { color: $muted; }
@@ -190,18 +192,6 @@ QProgressBar::chunk { background: $accent; border-radius: 3px; }
 """)
 
 
-def apply(application: QApplication, roots: Iterable[QWidget], theme: Theme) -> None:
-    """Give the application's palette and these windows, with all within, this theme.
-
-    A style sheet of the application would also dress what belongs to no window: pyqtgraph makes a
-    hundred such widgets a plot, and a change of theme took 1.3 s where it takes 0.2 s.
-    """
-    application.setPalette(palette(theme))
-    style_sheet = sheet(theme)
-    for root in roots:
-        root.setStyleSheet(style_sheet)
-
-
 def palette(theme: Theme) -> QPalette:
     """Return the tokens as Qt's colour roles, for what the style sheet does not reach."""
     roles = QPalette.ColorRole
@@ -237,6 +227,7 @@ def palette(theme: Theme) -> QPalette:
     return made
 
 
+@cache
 def sheet(theme: Theme) -> str:
     """Return the style sheet in one theme's colours."""
     tokens = {

@@ -30,6 +30,7 @@ def _open(arguments: argparse.Namespace) -> int:
     if trouble:
         sys.stderr.write(f"workbench: {trouble}.\n")
         return 1
+    from PySide6.QtCore import QTimer
     from PySide6.QtWidgets import QApplication
 
     from workbench.theming import fonts
@@ -50,7 +51,7 @@ def _open(arguments: argparse.Namespace) -> int:
             offer_recovery(window)
         window.show()
         if not (arguments.replay or arguments.files or window.settings.tour_shown):
-            window.start_tour()
+            QTimer.singleShot(0, window.start_tour)  # once the window is laid out
         code: int = application.exec()
         watch.end()
         errors.end()

@@ -35,7 +35,6 @@ class PanelWindow(QMainWindow):
         self.workspace: Workspace = workspace
         self.settings: Settings = settings
         self.appearance: Appearance = appearance
-        appearance.dress(self)
         workspace.keep_in(settings)
         message_boxes.use_folder(settings.folder)
         self.failures = FailurePanel(
@@ -47,6 +46,8 @@ class PanelWindow(QMainWindow):
         layout.addWidget(self.failures)
         layout.addWidget(self.dock_area, 1)
         self.setCentralWidget(body)
+        for container in (self, body, self.dock_area):
+            appearance.dress(container)
         self._closes = False  # the user has decided about unsaved work
         workspace.session.sessionChanged.connect(self._show_profile)
         workspace.session.eventsWanted.connect(lambda: self.dock_area.bring("events"))

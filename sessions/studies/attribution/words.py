@@ -14,7 +14,7 @@ from sessions.studies.attribution.estimation import WHOLE_STEP
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
-from sessions.verdicts.work import DIFFERENT_MODELS, makes_other_model
+from sessions.verdicts.work import DIFFERENT_MODELS, SAME_MODEL, makes_other_model
 
 KIND = ATTRIBUTION
 
@@ -230,9 +230,10 @@ def _unit(study: Study) -> str:
 
 def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:
     """Return the verdict of an effect, or "different models" if a toggle makes another."""
-    toggles = study.request.get("toggles", [])
-    own = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
-    is_other = any(makes_other_model(str(name).partition("=")[0]) for name in own)
+    toggles, same = study.request.get("toggles", []), study.request.get(SAME_MODEL, [])
+    options = toggles if row["kind"] == "total" else str(row["name"]).replace("=", " ").split()
+    names = {str(option).partition("=")[0] for option in options}
+    is_other = any(makes_other_model(name) and name not in same for name in names)
     verdict = str(row["verdict"]) or "not measured"
     return DIFFERENT_MODELS if is_other and row["verdict"] else verdict
 

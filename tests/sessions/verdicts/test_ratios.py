@@ -167,6 +167,25 @@ def test_a_ratio_of_different_models_keeps_its_interval_and_claims_no_speed_up(c
     assert compare_tables.tone(arms[1]) == ("good" if word == "FASTER" else "text")
 
 
+@pytest.mark.parametrize(
+    ("digests", "word"),
+    [(("a", "a"), "FASTER"), (("a", "b"), "different models"), (("a", ""), "different models")],
+)
+def test_digests_of_the_models_decide_where_both_are_known(digests, word):
+    other = msgspec.structs.replace(B, toggles={**B.toggles, "window": "512"})
+    session = session_of((A, 10.0), (other, 5.0))
+    for segment, digest in zip(session.segments, digests, strict=True):
+        segment.ledger |= {work.MODEL_DIGEST: digest} if digest else {}
+    compared(session, 0, 1, np.random.default_rng(0).normal(math.log(0.5), 0.01, 20))
+    assert ratio_of(session).verdict == word
+    assert session.comparisons[0].facts.get(work.DIFFERENCE, "FASTER") == word
+
+
+def test_equal_settings_of_versions_whose_models_differ_are_different_models():
+    assert work.difference(A, A, ("a", "b")) == (work.DIFFERENT_MODELS, ["model"])
+    assert work.difference(A, A, ("a", "")) == ("", [])
+
+
 def test_an_invalid_segment_claims_nothing():
     session = session_of((A, 10.0), (B, 0.1))
     compared(session, 0, 1, np.random.default_rng(0).normal(math.log(0.01), 0.01, 20))

@@ -171,7 +171,7 @@ def test_what_pointing_tells_stays_off_the_edge_whatever_the_theme_and_its_room(
     label = filled.readout
     label.resize(100, 3)
     for theme in (LIGHT, DARK):
-        stylesheet.apply(qapp, [filled], theme)
+        filled.setStyleSheet(stylesheet.sheet(theme))
     filled.resize(901, 500)
     filled.grab()
     assert label.mapTo(filled, label.contentsRect().topLeft()).x() >= 12

@@ -21,11 +21,13 @@ from sessions.model import Scalar
 from sessions.studies.attribution import design, estimation
 from sessions.studies.attribution.rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
+from sessions.verdicts.work import SAME_MODEL
 from workbench import protocol
 from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
 from workbench.runner.building.paths import path_text
 from workbench.runner.config.availability import require_unblocked
+from workbench.runner.config.model_digest import difference_of_situations
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
@@ -174,6 +176,16 @@ class AttributeRun:
             contender.timed = self._command.timed
             self._alternation.contenders.append(contender)
 
+    def _same_model(self, base: Situation) -> list[Scalar]:
+        """Return the toggles of other models whose option is the base's own field."""
+        return [
+            name
+            for number, name in enumerate(self._names)
+            if all_toggles()[name].makes_other_model
+            and self._can_be(frozenset([number]))
+            and not difference_of_situations(base, self._situation(base, [name]))[0]
+        ]
+
     def _title(self, names: Sequence[str]) -> str:
         if not names:
             return "base"
@@ -206,6 +218,8 @@ class AttributeRun:
             question["timed"] = command.timed
         if self._orders:
             question["orders"] = len(self._orders)
+        if same := self._same_model(base):
+            question[SAME_MODEL] = same
         title = f"{configuration.family} {configuration.workload}: {command.mode}"
         if command.timed == estimation.BACKWARD:
             title += " of the backward pass"

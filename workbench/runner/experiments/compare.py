@@ -21,6 +21,7 @@ from sessions.model import (
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.building.labels import title
+from workbench.runner.config.model_digest import difference_of_situations
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import Rig
@@ -150,6 +151,12 @@ class CompareRun:
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         situations = demand(rig.wire, rig.device, command.base, command.other)
+        kind, fields = difference_of_situations(*situations)
+        if kind and command.require_same_work:
+            raise Mistake(
+                f"A and B are {kind} ({', '.join(fields)}), and the ratio of their steps is no "
+                "speed-up; compare two ways to run one model, or leave --expect out"
+            )
         a, b = (situation.configuration for situation in situations)
         titles = title(a, b, rig.device), title(b, a, rig.device)
         self._alternation.contenders = [

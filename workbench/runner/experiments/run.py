@@ -21,6 +21,7 @@ from sessions.verdicts.regression import SKETCH
 from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
+from workbench.runner.config.model_digest import model_facts
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_limits
 from workbench.runner.context import Rig
@@ -149,6 +150,7 @@ class Run:
                 configuration=situation.configuration,
                 label=label(situation.configuration, rig.device),
                 reused=reused,
+                ledger=model_facts(situation),
             )
         )
         rig.watchdog.active = True

@@ -100,7 +100,9 @@ class Group:
     def cells(self, columns: int) -> list[str]:
         """Return the row's cells: how many segments, and what they belong to."""
         mark = "▾" if self.expanded else "▸"
-        return [mark, f"{self.title} ({len(self.segments)} segments)", *[""] * (columns - 2)]
+        count = len(self.segments)
+        words = f"{count} segment{'s' * (count != 1)}"
+        return [mark, f"{self.title} ({words})", *[""] * (columns - 2)]
 
 
 Row = int | Group  # a segment's index, or a group

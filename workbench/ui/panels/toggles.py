@@ -121,6 +121,7 @@ class TogglesPanel(QWidget):
         self._column.addWidget(self._groups)
         self._column.addStretch(1)
         self._refresh()
+        self._groups.show()  # at once, or the rows are squeezed into the panel for a moment
 
     def _choose(self, name: str, option: str) -> None:
         self._configuration.set_toggle(name, option)

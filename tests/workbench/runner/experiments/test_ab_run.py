@@ -23,7 +23,8 @@ from runner_driver import Driver
 
 from models.execution.cuda_graph import CaptureError
 from sessions.model import Configuration, Numerics, Phase
-from sessions.verdicts import verdict
+from sessions.storage import hdf5
+from sessions.verdicts import verdict, work
 from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
 from workbench.client import journal
@@ -115,9 +116,32 @@ def test_a_truly_slower_arm_is_called_slower_and_the_faster_one_faster(runner, s
     deep = with_(small, model={**small.model, "n_layers": 12})
     comparison = compare_pairs(runner, small, deep, 20)
     assert comparison.verdict == "SLOWER" and comparison.low > 2
+    assert comparison.facts[work.DIFFERENCE] == work.DIFFERENT_MODELS
     comparison = compare_pairs(runner, deep, small, 20, order="abba")
     assert comparison.verdict == "FASTER" and comparison.high < 0.5
     assert comparison.order[:8] == [0, 1, 1, 0, 0, 1, 1, 0]
+
+
+def test_an_option_that_equals_another_models_field_builds_the_same_model(runner, small, tmp_path):
+    """The ratio got the heading "different models" for the name of the toggle alone."""
+    first, second = (
+        with_(small, model={**small.model, "window": window}, settings={"batch": 1, "sequence": 33})
+        for window in (32, 16)
+    )
+    compare_pairs(runner, first, with_(second, toggles={"window": "32"}), 1)
+    hdf5.save(runner.session, tmp_path / "s.h5")
+    session = hdf5.load(tmp_path / "s.h5")
+    assert work.DIFFERENCE not in session.comparisons[-1].facts
+    assert work.difference_of_segments(*session.segments[-2:]) == ("", [])
+
+
+def test_a_speed_is_expected_of_one_model_only(runner, small):
+    deep = with_(small, model={**small.model, "n_layers": 3})
+    runner.send(protocol.Compare(base=small, other=deep, require_same_work=True))
+    assert runner.finish().reason == "failed"
+    failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
+    assert failure.kind == "mistake"
+    assert failure.sentence.startswith("A and B are different models (model.n_layers), and the")
 
 
 def test_training_arms_are_compared_by_their_losses_too(runner, small):

@@ -17,7 +17,8 @@ from sessions.model import Phase
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution import estimation
-from sessions.studies.attribution.words import headline, rows
+from sessions.studies.attribution.words import effects_table, headline, rows
+from sessions.verdicts import work
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
@@ -209,6 +210,17 @@ def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
     assert study.facts["final"] and study.facts["rounds"] == 3
     (step, _) = rows(study, "effects")
     assert step["rounds"] == 2 and np.isfinite(step["ratio"])
+
+
+def test_an_option_that_the_base_has_by_itself_is_no_other_model(rig, small):
+    for window, is_same in ((32, True), (16, False)):
+        model = {**small.model, "window": window}
+        base = msgspec.structs.replace(small, model=model, settings={"batch": 1, "sequence": 33})
+        rig.wire.sent.clear()
+        study, _ = attribute(rig, base, {"window": "32"}, budget_s=0.2)
+        assert (study.request.get(work.SAME_MODEL) == ["window"]) is is_same
+        cells = {cell for row in effects_table(study).rows for cell in row}
+        assert (work.DIFFERENT_MODELS in cells) is not is_same
 
 
 def test_every_combination_is_an_arm_of_a_factorial(rig, small):

@@ -34,6 +34,8 @@ def test_the_segments_of_a_study_are_one_row_until_it_is_expanded(qtbot, segment
     group = model.rows[1]
     assert isinstance(group, Group) and list(group.segments) == [1, 2, 3]
     assert model.index(1, 1).data() == "Sweep: batch 1 to 8 (3 segments)"
+    alone = Group(0, "Profile", range(1), expanded=False)
+    assert alone.cells(2)[1] == "Profile (1 segment)"
     click(qtbot, segments, 1)
     assert [row for row in model.rows if isinstance(row, int)] == [0, 1, 2, 3, 4, 5]
     assert model.index(2, 0).data() == "1", "the first of the study's own rows"

@@ -157,7 +157,7 @@ def test_what_a_sweep_found_stays_off_the_edge_whatever_the_theme_and_its_room(q
     headline = panel.headline
     headline.resize(100, 3)
     for theme in (LIGHT, DARK):
-        stylesheet.apply(qapp, [panel], theme)
+        panel.setStyleSheet(stylesheet.sheet(theme))
     panel._pages.setCurrentIndex(1)
     panel.grab()
     assert headline.mapTo(panel, headline.contentsRect().topLeft()).x() >= 12

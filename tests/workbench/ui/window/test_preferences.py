@@ -143,6 +143,9 @@ def dock_of(control):
 def test_a_window_begins_in_the_theme_that_was_chosen(qapp, workspace, settings, theme):
     settings.theme = theme
     appearance = Appearance(qapp, workspace.theme, settings)
-    appearance.dress(root := QWidget())
+    container = QWidget()
+    part = QWidget(container)
+    appearance.dress(container)
+    container.show()
     assert workspace.theme.current.name == theme
-    assert workspace.theme.current.surface in root.styleSheet()
+    assert workspace.theme.current.surface in part.styleSheet()

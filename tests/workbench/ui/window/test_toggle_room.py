@@ -46,6 +46,16 @@ def visible_rows(panel):
     ]
 
 
+def test_rows_have_their_room_as_soon_as_the_toggles_are_known(qtbot, panel):
+    """For a moment all rows were squeezed into the height of the window, over one another."""
+    panel.resize(320, 200)
+    panel.rows.clear()
+    panel._fill()
+    rows = [row for row in panel.rows.values() if row.isVisible()]
+    assert len(rows) > 5
+    assert all(row.height() >= row.minimumSizeHint().height() for row in rows)
+
+
 def test_fifteen_toggles_are_visible_and_nothing_is_squeezed(qtbot, window):
     panel = window.toggles
     window.resize(1440, 900)

@@ -18,6 +18,7 @@ from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
+from workbench.runner.config.model_digest import model_facts
 from workbench.runner.context import Rig
 from workbench.runner.experiments.paired import blocks, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
@@ -75,6 +76,7 @@ class Alternation:
                 configuration=configuration,
                 label=f"{contender.name}: {contender.title or label(configuration, rig.device)}",
                 reused=rig.arms.has(contender.situation, contender.copy),
+                ledger=model_facts(contender.situation),
             )
         )
         rig.state("building", f"Building {contender.name}")

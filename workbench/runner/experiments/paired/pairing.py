@@ -22,9 +22,9 @@ from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.verdicts import verdict
 from sessions.verdicts.background import BACKGROUND
 from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
-from sessions.verdicts.work import difference
 from workbench import protocol
 from workbench.runner.building.labels import title
+from workbench.runner.config.model_digest import difference_of_situations
 from workbench.runner.context import Rig
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import LEAST_STEPS, Contender
@@ -143,7 +143,11 @@ class Pairing:
         rig, base, now = self._rig, self._baseline, self._now
         assert base is not None and now is not None
         a, b = base.situation.configuration, now.situation.configuration
-        if a == b or difference(a, b)[0] or arm.divided is not None:
+        if (
+            a == b
+            or difference_of_situations(base.situation, now.situation)[0]
+            or arm.divided is not None
+        ):
             return False  # itself, another model, or ranks that would have to follow
         if not rig.arms.has(base.situation):
             rig.note("info", "no background pairing: the baseline is no longer in memory")

@@ -1,0 +1,50 @@
+"""The digest of a model's mathematics, by which two configurations are found to build one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+from sessions.model import Scalar
+from sessions.verdicts.work import MODEL_DIGEST, difference
+from workbench.runner.interfaces import Situation
+from workbench.runner.toggles import all_toggles
+
+
+def model_digest(situation: Situation) -> str:
+    """Return a digest of the model's fields as the toggles change them; "" for a model of a user.
+
+    Fields that leave the mathematics alone do not count, and neither do those that have the default
+    of their class: the digest stays the same when a later version adds a field.
+    """
+    if situation.is_own_model:
+        return ""
+    alone = {
+        name
+        for toggle in all_toggles().values()
+        if toggle.configure is not None and toggle.same_mathematics
+        for option in toggle.options
+        if option != toggle.off
+        for name in toggle.configure(option, situation.config)
+    }
+    fields = {
+        field.name: value
+        for field in dataclasses.fields(situation.config)
+        if field.name not in alone
+        and (value := getattr(situation.config, field.name)) != field.default
+    }
+    text = json.dumps([situation.family.name, fields], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_facts(situation: Situation) -> dict[str, Scalar]:
+    """Return the digest as the fact of a segment."""
+    digest = model_digest(situation)
+    return {MODEL_DIGEST: digest} if digest else {}
+
+
+def difference_of_situations(first: Situation, second: Situation) -> tuple[str, list[str]]:
+    """Return ``work.difference`` of two configurations that are resolved."""
+    digests = model_digest(first), model_digest(second)
+    return difference(first.configuration, second.configuration, digests)
