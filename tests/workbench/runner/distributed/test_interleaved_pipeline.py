@@ -17,6 +17,7 @@ from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.variants.variant import Arm
 
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
+ZERO_BUBBLE = {"pipeline_parallel": "2", "schedule": "zero_bubble"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_chunks_have_each_block_once_in_the_order_of_their_turns(n_blocks, ranks
 
 
 @needs_cores
-def test_two_ranks_pass_each_micro_batch_twice_and_say_so(configuration, arms, interleaved):
+def test_two_ranks_pass_each_micro_batch_twice_and_say_so(interleaved):
     evidence = collect_evidence(interleaved)
     status, text = evidence["schedule"]
     assert status == "effective", text
@@ -96,8 +97,18 @@ def test_the_check_of_numbers_notices_chunks_in_another_order(interleaved, monke
     assert_fault_is_noticed(interleaved, swap_chunks, monkeypatch)
 
 
+@needs_cores
+def test_gradients_of_weights_are_computed_apart_and_right(configuration, arms):
+    arm = stepped(configuration, steps=3, arms=arms, **ZERO_BUBBLE)
+    status, text = collect_evidence(arm)["schedule"]
+    assert status == "effective", text
+    assert "gradients of weights were computed apart 8, 8 times" in text
+    assert_right(arm, *ZERO_BUBBLE)
+
+
 @pytest.mark.slow
 @needs_cores
+@pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO_BUBBLE], ids=lambda s: s["schedule"])
 @pytest.mark.parametrize(
     ("family", "model", "toggles"),
     [
@@ -110,12 +121,12 @@ def test_the_check_of_numbers_notices_chunks_in_another_order(interleaved, monke
         ("hydra", {"mixture_of_depths": True}, {}),
     ],
 )
-def test_other_models_and_options_train_right_in_chunks(configuration, family, model, toggles):
+def test_other_models_and_options_train_right_in_chunks(
+    configuration, family, model, toggles, schedule
+):
     base = configuration.model if family == "hydra" else {}
     configuration = msgspec.structs.replace(configuration, family=family, model=base | model)
-    assert_right(
-        stepped(configuration, steps=2, arms=Arms(), **INTERLEAVED, **toggles), *INTERLEAVED
-    )
+    assert_right(stepped(configuration, steps=2, arms=Arms(), **schedule, **toggles), *schedule)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +144,6 @@ def test_what_cannot_be_interleaved_gives_a_reason(
     model, settings = configuration.model | fields, {"batch": batch, "sequence": 16}
     configuration = msgspec.structs.replace(configuration, model=model, settings=settings)
     toggles = {"pipeline_parallel": "2", **toggles}
-    assert reason in blocked(configuration, **toggles)["schedule"]["interleaved"].reason
+    options = blocked(configuration, **toggles)["schedule"]
+    assert reason in options["interleaved"].reason
+    assert reason in options["zero_bubble"].reason
