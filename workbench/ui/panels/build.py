@@ -322,8 +322,11 @@ class BuildPanel(QWidget):
         self._shown_problems = shown
         _widgets.clear(self._problems)
         self._problems_host.setVisible(bool(problems or left))
+        edited = self._configuration.edited
+        is_unfinished = edited is not None and config_edit.lacks_own_model(edited)
+        look = ("info", "accent") if is_unfinished else ("error", "bad")
         for problem in problems:
-            last = self._tell(problem, "problem", "error", "bad")
+            last = self._tell(problem, "problem", *look)
         if off:
             title = "Switch them off" if len(off) > 1 else "Switch it off"
             _offer(

@@ -46,6 +46,11 @@ def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str
     return msgspec.structs.replace(changed, model={"source": path}, toggles=toggles)
 
 
+def lacks_own_model(configuration: Configuration) -> bool:
+    """Return True if no file was chosen yet for a model of the user's own."""
+    return configuration.family == OWN and not configuration.model.get("source")
+
+
 def with_family(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
     """Return the configuration for another family, with its default preset."""
     family = family_of(catalogue, name)

@@ -173,6 +173,8 @@ class ConfigurationModel(QObject):
         availability, catalogue = self.availability, self.catalogue
         if availability is None or catalogue is None or not availability.problems:
             return []
+        if config_edit.lacks_own_model(availability.configuration):
+            return ["Choose the file of your model: browse, or drop it on the window."]
         sentences = []
         for name in self.unusable():
             toggle = config_edit.toggle_of(catalogue, name)

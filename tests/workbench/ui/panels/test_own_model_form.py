@@ -4,9 +4,10 @@ import msgspec
 from fake_session import session
 from PySide6.QtCore import QMimeData, QPoint, Qt, QUrl
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QComboBox, QLineEdit, QPushButton
+from PySide6.QtWidgets import QComboBox, QLabel, QLineEdit, QPushButton
 
 from sessions.tables import segments_table
+from workbench.protocol import Availability
 from workbench.ui.panels._own_model import CONTRACT, applies, file_title
 from workbench.ui.panels._segment_model import condensed
 from workbench.ui.state import config_edit
@@ -64,6 +65,28 @@ def test_the_form_has_a_browse_button_the_contract_and_only_what_applies(ready, 
         )
     )
     assert not panel._own.isVisible() and panel.findChild(QComboBox, "preset").isVisible()
+
+
+def problem_line(window, configuration, problem) -> QLabel:
+    """Let the runner refuse the configuration, and return the line that says why."""
+    model = window.workspace.configuration
+    model.availability = Availability(configuration=configuration, blocked={}, problems=[problem])
+    model.availabilityChanged.emit()
+    return build(window).findChildren(QLabel, "problem")[-1]
+
+
+def test_until_a_file_is_chosen_the_form_asks_for_it_and_reports_no_error(ready):
+    with_own_family(ready)
+    configuration = ready.workspace.configuration
+    changed = config_edit.with_family(configuration.catalogue, configuration.edited, "own")
+    configuration.edit(changed)
+    line = problem_line(ready, changed, "own: no file is named")
+    assert line.text() == "Choose the file of your model: browse, or drop it on the window."
+    assert line.property("tone") == "accent"
+    named = msgspec.structs.replace(changed, model={"source": "missing.py"})
+    configuration.edit(named)
+    line = problem_line(ready, named, "no such file")
+    assert (line.text(), line.property("tone")) == ("no such file", "bad")
 
 
 def test_fields_that_say_nothing_about_a_file_are_left_out():
