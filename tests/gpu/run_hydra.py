@@ -227,7 +227,7 @@ def disturbance() -> dict:
 
     from workbench.runner.building.arms import Arms
     from workbench.runner.config.resolve import resolve
-    from workbench.runner.context import Rig
+    from workbench.runner.context import RunnerContext
     from workbench.runner.instruments.phases import PhaseTracker
 
     class Silent:
@@ -249,7 +249,7 @@ def disturbance() -> dict:
         settings={"batch": 8, "sequence": 512},
         toggles={**OFF, "precision": "bf16", "cuda_graphs": "on"},
     )
-    rig = Rig(Silent(), device)  # type: ignore[arg-type]
+    context = RunnerContext(Silent(), device)  # type: ignore[arg-type]
     arm = Arms().get(resolve(configuration, device), PhaseTracker(lambda phase: None))
     with arm.entered():
         for _ in range(20):
@@ -259,8 +259,8 @@ def disturbance() -> dict:
         bare, watched, host = [], [], []
         for _ in range(12):
             bare.append(_bare(arm))
-            watched.append(_watched(arm, rig))
-        host = [_host_cost(rig) for _ in range(5)]
+            watched.append(_watched(arm, context))
+        host = [_host_cost(context) for _ in range(5)]
     return {
         "bare_step_ms": stats.median(bare),
         "watched_step_ms": stats.median(watched),
@@ -282,42 +282,42 @@ def _bare(arm, steps: int = 200) -> float:
     return start.elapsed_time(stop) / steps
 
 
-def _watched(arm, rig, steps: int = 200) -> float:
+def _watched(arm, context, steps: int = 200) -> float:
     torch.cuda.synchronize()
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    rig.clock.begin()
+    context.clock.begin()
     now_ns = flushed_ns = 0
     for _ in range(steps):
         arm.batches.advance()
         arm.step()
-        phase = rig.phases.step_phase(now_ns)
-        now_ns = rig.watchdog.beat_ns = rig.clock.lap(phase)
+        phase = context.phases.step_phase(now_ns)
+        now_ns = context.watchdog.beat_ns = context.clock.lap(phase)
         if now_ns - flushed_ns > 33_000_000:
             flushed_ns = now_ns
-            rig.send_steps(rig.clock.drain())
-            rig.clock.begin()
+            context.send_steps(context.clock.drain())
+            context.clock.begin()
     stop.record()
     stop.synchronize()
-    rig.clock.drain(wait=True)
+    context.clock.drain(wait=True)
     return start.elapsed_time(stop) / steps
 
 
-def _host_cost(rig, steps: int = 2000) -> float:
+def _host_cost(context, steps: int = 2000) -> float:
     """Microseconds that marking and sending cost a step, with no step between."""
     torch.cuda.synchronize()
-    rig.clock.begin()
+    context.clock.begin()
     now_ns = flushed_ns = 0
     began = time.perf_counter()
     for _ in range(steps):
-        phase = rig.phases.step_phase(now_ns)
-        now_ns = rig.watchdog.beat_ns = rig.clock.lap(phase)
+        phase = context.phases.step_phase(now_ns)
+        now_ns = context.watchdog.beat_ns = context.clock.lap(phase)
         if now_ns - flushed_ns > 33_000_000:
             flushed_ns = now_ns
-            rig.send_steps(rig.clock.drain())
-            rig.clock.begin()
+            context.send_steps(context.clock.drain())
+            context.clock.begin()
     cost = (time.perf_counter() - began) / steps * 1e6
-    rig.clock.drain(wait=True)
+    context.clock.drain(wait=True)
     return cost
 
 

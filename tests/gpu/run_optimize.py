@@ -35,7 +35,7 @@ from sessions.studies.optimization.space import Candidate, Failure, Measurement,
 from sessions.studies.optimization.verdicts import Verdicts
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize import OptimizeRun
 
 FINALISTS, FINAL_ROUNDS = 3, 12
@@ -59,7 +59,7 @@ def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
         exclude=[name for name in options.exclude.split(",") if name],
         seed=seed,
     )
-    return OptimizeRun(Rig(RecordingWire(), device), command).prepare()
+    return OptimizeRun(RunnerContext(RecordingWire(), device), command).prepare()
 
 
 def numbers_of(texts: list[str]) -> dict[str, int]:

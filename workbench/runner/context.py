@@ -49,7 +49,7 @@ RECENT_NS = 200_000_000
 
 
 @dataclass
-class Rig:
+class RunnerContext:
     """The instruments around one device, all reporting to one wire."""
 
     wire: Wire

@@ -14,7 +14,7 @@ from workbench.runner import triton_cache
 from workbench.runner.catalogue import catalogue
 from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import availability
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.bench import BenchRun
 from workbench.runner.experiments.compare import CompareRun
@@ -42,7 +42,7 @@ class LongRun(Protocol):
         """Run to the end."""
 
 
-RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
+RUNS: Mapping[type[protocol.Command], Callable[[RunnerContext, Any], LongRun]] = {
     protocol.Start: Run,
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
@@ -67,19 +67,19 @@ class Engine:
             # OpenMP's threads spin at barriers: where the window takes a core away from one of
             # them all wait, and a step of 30 ms was seen to take a second. One core is left free.
             torch.set_num_threads(max(1, usable_cores() - 1))
-        self._rig = Rig(wire, device)
+        self._context = RunnerContext(wire, device)
 
     def serve(self) -> int:
         """Take commands until Quit; returns the exit code."""
-        device = self._rig.device
+        device = self._context.device
         register_plugins()
         self._wire.answer = lambda check: availability(check.configuration, device)
         self._wire.send(catalogue(device, self._wire.created))
         for plugin in plugins.skipped():
-            self._rig.note("warning", plugin.sentence)
-        self._rig.roof.at_start()
-        self._rig.start()
-        self._rig.state("idle")
+            self._context.note("warning", plugin.sentence)
+        self._context.roof.at_start()
+        self._context.start()
+        self._context.state("idle")
         command: protocol.Command | None = None
         while not isinstance(command, protocol.Quit):
             passed_on = None
@@ -87,15 +87,15 @@ class Engine:
                 failure, passed_on = self._run(command)
                 if failure is not None and failure.fatal:
                     return LOST_CONTEXT
-                self._rig.state("idle")
+                self._context.state("idle")
             elif isinstance(command, protocol.Predict):
-                self._rig.answer(command)
-                self._rig.state("idle")
+                self._context.answer(command)
+                self._context.state("idle")
             elif isinstance(command, protocol.ClearTritonCache):
                 self._clear_triton_cache()
-                self._rig.state("idle")
+                self._context.state("idle")
             elif isinstance(command, protocol.Cancel):
-                self._rig.state("idle")  # the answer that keeps us from being terminated
+                self._context.state("idle")  # the answer that keeps us from being terminated
             # Apply, Pause, Resume and Stop were meant for a run that ended before they were read.
             command = passed_on or self._wire.next()
         return 0
@@ -113,7 +113,9 @@ class Engine:
                 )
             )
         else:
-            self._rig.note("info", f"Triton's cache: {entries} kernels, {size_text(size)}, deleted")
+            self._context.note(
+                "info", f"Triton's cache: {entries} kernels, {size_text(size)}, deleted"
+            )
 
     def _run(
         self, command: protocol.Command
@@ -121,7 +123,7 @@ class Engine:
         """Run one run to its end; returns what failed, if anything, and which command ended it."""
         assert isinstance(command, protocol.RunCommand)
         self._wire.send(protocol.Ordered(command=command))
-        run = RUNS[type(command)](self._rig, command)
+        run = RUNS[type(command)](self._context, command)
         failure: protocol.Failure | None = None
         passed_on: protocol.Command | None = None
         try:
@@ -136,10 +138,10 @@ class Engine:
             reason, failure = "failed", explain(error)
         if failure is not None:
             configuration = getattr(run, "configuration", getattr(command, "configuration", None))
-            failure = cure(failure, configuration, self._rig.device)
+            failure = cure(failure, configuration, self._context.device)
             self._wire.send(failure)
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":
-                self._rig.arms.forget_all()
+                self._context.arms.forget_all()
         self._wire.send(protocol.Finished(reason=reason, steps=run.steps))
         return failure, passed_on

@@ -30,7 +30,7 @@ from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.model_digest import difference_of_situations
 from workbench.runner.config.resolve import demand, resolve
 from workbench.runner.config.values import LONGEST_S
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
@@ -50,12 +50,12 @@ NOT_COUNTED = "not measured: on the CPU nothing counts what one arm among others
 class AttributeRun:
     """Alternates all arms until every effect is settled, time is spent, or a command ends it."""
 
-    def __init__(self, rig: Rig, command: protocol.Attribute) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Attribute) -> None:
+        self._context = context
         self._command = command
         self._random = random.Random(command.seed)
         self._alternation = Alternation(
-            rig,
+            context,
             command.budget_s,
             2 * verdict.MIN_PAIRS,
             "Configurations are being compared; stop before changing one.",
@@ -86,14 +86,14 @@ class AttributeRun:
             self._build_all()
             self._measure()
         finally:
-            self._rig.watchdog.active = False
+            self._context.watchdog.active = False
             self._report(final=True)
 
     # What is asked
 
     def _prepare(self) -> Situation:
         """Check the request, and choose the arms; return the base."""
-        command, rig = self._command, self._rig
+        command, context = self._command, self._context
         if not 0 < command.budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
         if command.build_s is not None and not 0 < command.build_s <= LONGEST_S:
@@ -103,7 +103,7 @@ class AttributeRun:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        (base,) = demand(rig.wire, rig.device, command.base)
+        (base,) = demand(context.wire, context.device, command.base)
         if command.timed == estimation.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)
@@ -118,7 +118,7 @@ class AttributeRun:
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
         for number, subset in enumerate(subsets):
             self._add_arm(base, number, subset)
-        rig.arms.keep_only(*(contender.situation for contender in self._alternation.contenders))
+        context.arms.keep_only(*(contender.situation for contender in self._alternation.contenders))
         return base
 
     def _check_names(self, base: Situation) -> None:
@@ -158,7 +158,7 @@ class AttributeRun:
         chosen = {name: self._command.toggles[name] for name in names}
         toggles = {**base.configuration.toggles, **chosen}
         situation = resolve(
-            msgspec.structs.replace(base.configuration, toggles=toggles), self._rig.device
+            msgspec.structs.replace(base.configuration, toggles=toggles), self._context.device
         )
         require_unblocked(situation)
         return situation
@@ -198,8 +198,8 @@ class AttributeRun:
         return ", ".join(f"{name}={toggles[name]}" for name in names)
 
     def _announce(self, base: Situation) -> None:
-        rig, command = self._rig, self._command
-        self._study, rig.studies = rig.studies, rig.studies + 1
+        context, command = self._context, self._command
+        self._study, context.studies = context.studies, context.studies + 1
         configuration = base.configuration
         question: dict[str, Scalar | list[Scalar]] = {
             "family": configuration.family,
@@ -223,7 +223,7 @@ class AttributeRun:
         title = f"{configuration.family} {configuration.workload}: {command.mode}"
         if command.timed == estimation.BACKWARD:
             title += " of the backward pass"
-        rig.wire.send(
+        context.wire.send(
             protocol.StudyStarted(
                 index=self._study, kind="attribution", title=title, request=question
             )
@@ -233,14 +233,14 @@ class AttributeRun:
             self._send("blocked", {"toggle": [*options], "reason": [*self._blocked.values()]})
         self._send_facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
-            base=label(base.configuration, rig.device),
+            base=label(base.configuration, context.device),
         )
 
     # Measuring
 
     @property
     def _counts_memory(self) -> bool:
-        return self._rig.device.type == "cuda"
+        return self._context.device.type == "cuda"
 
     def _look_at(self, contender: Contender) -> None:
         """Build an arm and collect the facts that cannot be measured while arms alternate."""
@@ -288,11 +288,11 @@ class AttributeRun:
 
     def _peak(self, contender: Contender) -> float:
         """Return the peak memory of a few steps."""
-        rig = self._rig
-        rig.memory.new_phase()
-        blocks.warm_up_block(rig, contender)
+        context = self._context
+        context.memory.new_phase()
+        blocks.warm_up_block(context, contender)
         self._alternation.handle_commands()
-        return rig.memory.sample().peak
+        return context.memory.sample().peak
 
     def _guard(self, contender: Contender, act: Callable[[Contender], None]) -> None:
         """Call ``act`` for an arm; if it fails or does not fit, the arm gets a reason instead."""
@@ -310,13 +310,13 @@ class AttributeRun:
         arm.state = "out of memory" if failure.kind == "out-of-memory" else "failed"
         arm.reason = failure.sentence
         contender.arm = None
-        self._rig.arms.forget(contender.situation, contender.copy)
+        self._context.arms.forget(contender.situation, contender.copy)
         alternation.contenders.remove(contender)
         alternation.alone = alone
         gc.collect()
         free_memory()
         text = f"{arm.title}: {arm.state}: {arm.reason}"
-        self._rig.wire.send(protocol.Note(kind="warning", text=text))
+        self._context.wire.send(protocol.Note(kind="warning", text=text))
 
     def _build_all(self) -> None:
         """Build and warm up every arm, or none if they do not fit together."""
@@ -325,7 +325,7 @@ class AttributeRun:
             if contender.arm is None and not alternation.alone:
                 if self._leave_out(contender, 1.0):
                     continue
-                self._rig.state("building", f"Building {contender.name}")
+                self._context.state("building", f"Building {contender.name}")
                 self._guard(contender, self._build)
         for contender in alternation.contenders:
             alternation.set_steps(contender)
@@ -335,9 +335,9 @@ class AttributeRun:
         self._alternation.warm_up(contender)
 
     def _measure(self) -> None:
-        rig, alternation, budget_s = self._rig, self._alternation, self._command.budget_s
+        context, alternation, budget_s = self._context, self._alternation, self._command.budget_s
         verdict.load()
-        rig.state("running", f"Alternating {len(alternation.contenders)} arms")
+        context.state("running", f"Alternating {len(alternation.contenders)} arms")
         self._began = self._alternation.now()
         number = 0
         while len(alternation.contenders) > 1:
@@ -349,7 +349,7 @@ class AttributeRun:
             if verdict.is_look(number):
                 self._report()
             spent_s = self._alternation.now() - self._began
-            rig.wire.send(
+            context.wire.send(
                 protocol.Progress(
                     task="alternating",
                     fraction=min(1.0, spent_s / budget_s),
@@ -441,9 +441,9 @@ class AttributeRun:
     def _send(
         self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
     ) -> None:
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
         )
 
     def _send_facts(self, **facts: Scalar) -> None:
-        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
+        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))

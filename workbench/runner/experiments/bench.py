@@ -20,7 +20,7 @@ from sessions.verdicts import verdict
 from sessions.verdicts.rounds import paired_logs
 from workbench import protocol
 from workbench.runner.config.values import LONGEST_S
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
 
@@ -30,8 +30,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class BenchRun:
     """Times one operator after another until all are done or a command ends it."""
 
-    def __init__(self, rig: Rig, command: protocol.Bench) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Bench) -> None:
+        self._context = context
         self._command = command
         self._segments: dict[int, int] = {}  # of a row's id, while the row lives
         self._sent: set[int] = set()  # ids of rows whose times were sent
@@ -54,19 +54,19 @@ class BenchRun:
             names = [name for name in names if name in shapes]
         chosen = {name: self._cases(name) for name in names}
         if self._command.tune and (
-            missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
+            missing := kernels.OPS["rms_norm"].unavailable("triton", self._context.device.type)
         ):
             raise Mistake(f"tune: there is nothing to tune: {missing}")
         if budget_s is not None:
             self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
-        self._rig.state("running", "Timing kernels")
+        self._context.state("running", "Timing kernels")
         for done, name in enumerate(names):
             self._send_progress(done / len(names), name)
             self._bench(name, dtype, chosen[name])
         self._send_progress(1.0, "")
 
     def _dtype(self) -> torch.dtype:
-        requested, device = self._command.dtype, self._rig.device
+        requested, device = self._command.dtype, self._context.device
         if requested and requested not in DTYPES:
             raise Mistake(f"unknown dtype {requested!r}; expected one of {sorted(DTYPES)}")
         return DTYPES[requested] if requested else hardware.of(device).precision
@@ -79,14 +79,14 @@ class BenchRun:
         if command.every_case:
             return tuple(op.cases)
         if not command.cases:
-            return default_cases(op, self._rig.device.type)
+            return default_cases(op, self._context.device.type)
         if cases := tuple(case for case in op.cases if case.name in command.cases):
             return cases
         allowed = ", ".join(case.name for case in op.cases)
         raise Mistake(f"cases: {name} has none of {command.cases}; expected some of {allowed}")
 
     def _bench(self, name: str, dtype: torch.dtype, cases: tuple[Case, ...]) -> None:
-        op, device, command = kernels.OPS[name], self._rig.device, self._command
+        op, device, command = kernels.OPS[name], self._context.device, self._command
         implementations = command.implementations or op.implementations
         ours = [name for name in implementations if name in op.implementations]
         host = {} if command.forward_only else host_costs(op, device, dtype, ours)
@@ -118,8 +118,8 @@ class BenchRun:
         self._sent.clear()
 
     def _segment(self, row: Row, facts: dict[str, Scalar]) -> None:
-        rig = self._rig
-        index = rig.begin_segment()
+        context = self._context
+        index = context.begin_segment()
         self._segments[id(row)] = index
         configuration = Configuration(
             family=KERNELS,
@@ -129,7 +129,7 @@ class BenchRun:
             toggles={"implementation": row.impl},
         )
         label = f"{row.op} {row.case} {row.direction}: {row.impl}"
-        rig.wire.send(
+        context.wire.send(
             protocol.SegmentStarted(
                 index=index, configuration=configuration, label=label, ledger={**facts}
             )
@@ -140,21 +140,21 @@ class BenchRun:
         if not row.times_us or id(row) in self._sent:
             return
         self._sent.add(id(row))
-        rig, index = self._rig, self._segments[id(row)]
-        rig.wire.send(protocol.PhaseChanged(segment=index, phase=Phase.STEADY))
+        context, index = self._context, self._segments[id(row)]
+        context.wire.send(protocol.PhaseChanged(segment=index, phase=Phase.STEADY))
         took_ms = [us / 1e3 for us in row.times_us]
-        clock = "gpu_ms" if rig.device.type == "cuda" else "wall_ms"
+        clock = "gpu_ms" if context.device.type == "cuda" else "wall_ms"
         columns: dict[str, list[float | None]] = {
-            "t_s": [rig.wire.seconds(int(began_s * 1e9)) for began_s in row.began_s],
+            "t_s": [context.wire.seconds(int(began_s * 1e9)) for began_s in row.began_s],
             "phase": [int(Phase.STEADY)] * len(took_ms),
             "block": [*row.rounds],
             clock: [*took_ms],
         }
         self.steps += len(took_ms)
-        rig.wire.send(protocol.Steps(segment=index, columns=columns))
+        context.wire.send(protocol.Steps(segment=index, columns=columns))
 
     def _facts(self, row: Row) -> None:
-        limits = ceilings_for(row.work, str(self._rig.device), DTYPES[row.dtype])
+        limits = ceilings_for(row.work, str(self._context.device), DTYPES[row.dtype])
         ledger: dict[str, Scalar] = {
             "floor_us": row.floor_us,
             "bytes": row.work.bytes,
@@ -177,7 +177,7 @@ class BenchRun:
         if row.problem:
             ledger["failure"] = row.problem
         index = self._segments[id(row)]
-        self._rig.wire.send(protocol.Facts(segment=index, ledger=ledger))
+        self._context.wire.send(protocol.Facts(segment=index, ledger=ledger))
 
     def _enough(self, timed: Sequence[Timings]) -> bool:
         """Return True if all ratios to the first are as narrow as a verdict requires."""
@@ -195,12 +195,14 @@ class BenchRun:
         )
 
     def _send_progress(self, fraction: float, text: str) -> None:
-        self._rig.wire.send(protocol.Progress(task="timing kernels", fraction=fraction, text=text))
+        self._context.wire.send(
+            protocol.Progress(task="timing kernels", fraction=fraction, text=text)
+        )
 
     def _handle_commands(self) -> None:
-        if self._rig.wire.cancelled.is_set():
+        if self._context.wire.cancelled.is_set():
             raise Cancelled
-        while (command := self._rig.wire.pending()) is not None:
+        while (command := self._context.wire.pending()) is not None:
             match command:
                 case protocol.Cancel():
                     raise Cancelled

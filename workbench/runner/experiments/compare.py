@@ -24,7 +24,7 @@ from workbench.runner.building.labels import title
 from workbench.runner.config.model_digest import difference_of_situations
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.energy_pairs import measure_energy
@@ -51,12 +51,12 @@ class CompareRun:
 
     def __init__(
         self,
-        rig: Rig,
+        context: RunnerContext,
         command: protocol.Compare,
         decides: Callable[[Judgement], bool] = _is_clear,
         base_numerics: Numerics | None = None,
     ) -> None:
-        self._rig = rig
+        self._context = context
         self._command = command
         self._decides = decides
         self._base_numerics = base_numerics
@@ -64,7 +64,7 @@ class CompareRun:
         self._index = -1
         self._blocks = list(command.before)
         self._alternation = Alternation(
-            rig,
+            context,
             command.budget_s,
             2 * verdict.MIN_PAIRS,
             "Two configurations are being compared; stop before changing one.",
@@ -132,12 +132,12 @@ class CompareRun:
             self._measure_energy()
         finally:
             self._ended = self._ended or self._alternation.now()
-            self._rig.watchdog.active = False
+            self._context.watchdog.active = False
             if self._index >= 0:
                 self._judge(final=True)
 
     def _prepare(self) -> None:
-        command, rig = self._command, self._rig
+        command, context = self._command, self._context
         if not 0 < command.budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
         if command.order not in ORDERS:
@@ -150,7 +150,7 @@ class CompareRun:
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
-        situations = demand(rig.wire, rig.device, command.base, command.other)
+        situations = demand(context.wire, context.device, command.base, command.other)
         kind, fields = difference_of_situations(*situations)
         if kind and command.require_same_work:
             raise Mistake(
@@ -158,28 +158,28 @@ class CompareRun:
                 "speed-up; compare two ways to run one model, or leave --expect out"
             )
         a, b = (situation.configuration for situation in situations)
-        titles = title(a, b, rig.device), title(b, a, rig.device)
+        titles = title(a, b, context.device), title(b, a, context.device)
         self._alternation.contenders = [
             Contender(number, number if a == b else 0, situation, "AB"[number], titles[number])
             for number, situation in enumerate(situations)
         ]
-        rig.arms.keep_only(*situations)
-        warm = all(rig.arms.has(c.situation, c.copy) for c in self._alternation.contenders)
+        context.arms.keep_only(*situations)
+        warm = all(context.arms.has(c.situation, c.copy) for c in self._alternation.contenders)
         if self._blocks and not warm:  # those of before ran in a build that is no more
             self._build += 1
 
     def _predict(self) -> None:
         """Predict before anything is built: a prediction must not know what is measured."""
         if self._command.predict:
-            self._rig.state("building", "Predicting from the roofline")
+            self._context.state("building", "Predicting from the roofline")
             a, b = (contender.situation.configuration for contender in self._alternation.contenders)
-            self._prediction = self._rig.predictor.of(a, b)
+            self._prediction = self._context.predictor.of(a, b)
 
     def _announce(self) -> None:
-        rig, command = self._rig, self._command
+        context, command = self._context, self._command
         contenders = self._alternation.contenders
-        self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
-        rig.wire.send(
+        self._index, context.comparisons = context.comparisons, context.comparisons + 1
+        context.wire.send(
             protocol.ComparisonStarted(
                 index=self._index,
                 arms=[contender.title for contender in contenders],
@@ -205,7 +205,7 @@ class CompareRun:
         """Send whether arms are rebuilt: memory may run out long after the announcement."""
         if self._index >= 0:
             facts = self._alternation.rebuilding()
-            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+            self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
 
     def _look_at(self, contender: Contender) -> None:
         """Warm up, ask for evidence, check the numbers."""
@@ -213,19 +213,19 @@ class CompareRun:
         known = None if contender.number else self._base_numerics
         numerics = self._alternation.check(contender, known)
         self.numerics.append(numerics)
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.NumericsChecked(
                 comparison=self._index, arm=contender.number, numerics=numerics
             )
         )
 
     def _measure(self) -> None:
-        rig, command = self._rig, self._command
+        context, command = self._context, self._command
         first = 1 + max((block.pair for block in self._blocks), default=-1)
         complete = given_up = 0
         verdict.load()
         self._plan_builds()
-        rig.state("running", "Alternating A and B")
+        context.state("running", "Alternating A and B")
         self._began, self._began_ns = self._alternation.now(), time.perf_counter_ns()
         build_since, in_build = self._began, 0
         for pair in range(first, first + 1_000_000):
@@ -259,12 +259,12 @@ class CompareRun:
             return
         budget_s = self._command.budget_s / 2
         try:
-            energy = measure_energy(self._rig, self._alternation, budget_s, self._random)
+            energy = measure_energy(self._context, self._alternation, budget_s, self._random)
         except Exception as error:
             if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
                 raise
             energy = EnergyPairs(why_not=explain(error).sentence)
-        self._rig.wire.send(protocol.EnergyMeasured(comparison=self._index, energy=energy))
+        self._context.wire.send(protocol.EnergyMeasured(comparison=self._index, energy=energy))
 
     def _plan_builds(self) -> None:
         """Decide how often both arms are built, and report why only once, if so."""
@@ -274,7 +274,7 @@ class CompareRun:
         ):
             # The first build also filled caches, and the warm-up waited for the clock. A second
             # one shows what building again takes.
-            self._rig.state("building", "Building A and B again")
+            self._context.state("building", "Building A and B again")
             alternation.rebuild(self._random)
         if alternation.alone:
             self._plan = rebuilding.Plan()  # each pair has a build of its own
@@ -284,7 +284,7 @@ class CompareRun:
                 alternation.contenders, command.build_count, command.budget_s, before
             )
         facts: dict[str, Scalar] = {"one_build": self._plan.why}
-        self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+        self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
 
     def _should_rebuild(self, since: float) -> bool:
         """Return True if the present build was measured long enough, and another one can be."""
@@ -297,10 +297,10 @@ class CompareRun:
         return now + rebuild_s + slice_s / 2 < ends
 
     def _rebuild(self) -> None:
-        self._rig.state("building", "Building A and B again")
+        self._context.state("building", "Building A and B again")
         self._alternation.rebuild(self._random)
         self._build += 1
-        self._rig.state("running", "Alternating A and B")
+        self._context.state("running", "Alternating A and B")
 
     def _pair(self, pair: int, turned: bool) -> bool:
         """Run both blocks of a pair, each again while it is void; whether both came to count."""
@@ -315,7 +315,7 @@ class CompareRun:
             build = pair if self._alternation.alone else self._build
             block = blocks.message_of(done, contender.number, pair, build)
             self._blocks.append(block)
-            self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
+            self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
         return self._alternation.block(contender, keep)
 
@@ -333,26 +333,26 @@ class CompareRun:
             self._judgement = verdict.invalidated(self._judgement, why)
         if final and (disturbance := self._others()):
             facts: dict[str, Scalar] = {"others": disturbance}
-            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
-        self._rig.wire.send(
+            self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+        self._context.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
         advice = slower_when_switched_on(command.base, command.other, self._judgement)
         if final and advice is not None:
-            self._rig.wire.send(advice)
+            self._context.wire.send(advice)
 
     def _others(self) -> str:
         """Say who else used the CPU, where others always run and no block is void for it."""
-        rig = self._rig
-        if rig.device.type == "cuda" or not self._began:
+        context = self._context
+        if context.device.type == "cuda" or not self._began:
             return ""
-        return rig.disturbance(self._began_ns, time.perf_counter_ns())
+        return context.disturbance(self._began_ns, time.perf_counter_ns())
 
     def _send_progress(self, fraction: float) -> None:
         judgement = self._judgement
         text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text)
         )

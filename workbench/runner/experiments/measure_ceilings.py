@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 
 
 class CeilingsRun:
     """A run that tells the ceilings."""
 
-    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.MeasureCeilings) -> None:
+        self._context = context
         self._command = command
         self.steps = 0
 
     def execute(self) -> None:
         """Measure, or tell what is known."""
-        roof = self._rig.roof
+        roof = self._context.roof
         if self._command.anew or roof.measured is None:
             roof.measure()
         else:

@@ -40,7 +40,7 @@ from workbench.runner.building.labels import label
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import LONGEST_S
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired.blocks import TimedBlock
 from workbench.runner.failures import Mistake
@@ -55,8 +55,8 @@ NOT_COUNTED = "not measured: on the CPU nothing counts what one configuration al
 class OptimizeRun:
     """Searches until nothing is left to try, the budget is spent, or a command ends it."""
 
-    def __init__(self, rig: Rig, command: protocol.Optimize) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Optimize) -> None:
+        self._context = context
         self._command = command
         self._bench: RunnerBench | None = None
         self._search: Search | None = None
@@ -81,14 +81,14 @@ class OptimizeRun:
         except StartFailed as error:
             raise Mistake(f"the start cannot be measured: {error}") from None
         finally:
-            self._rig.watchdog.active = False
+            self._context.watchdog.active = False
             self._report("", final=True)
 
     # What is asked
 
     def prepare(self) -> tuple[Search, Verdicts]:
         """Check the command, settle the dimensions, and announce the study."""
-        command, rig = self._command, self._rig
+        command, context = self._command, self._context
         if not 0 < command.budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
         for name in ("region", "floor", "half_width"):
@@ -101,10 +101,10 @@ class OptimizeRun:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
         if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
             raise Mistake(f"memory can be neither the objective nor limited here: {NOT_COUNTED}")
-        (base,) = demand(rig.wire, rig.device, command.base)
+        (base,) = demand(context.wire, context.device, command.base)
         dimensions = self._dimensions(base)
         bench = RunnerBench(
-            rig, base, dimensions, command.objective, command.budget_s, command.seed
+            context, base, dimensions, command.objective, command.budget_s, command.seed
         )
         if command.objective == ENERGY and bench.energy.why_not:
             raise Mistake(f"energy cannot be the objective here: {bench.energy.why_not}")
@@ -114,7 +114,7 @@ class OptimizeRun:
             max_error=_limit(command.max_error),
             budget_s=command.budget_s,
         )
-        rig.arms.keep_only(base)
+        context.arms.keep_only(base)
         self._bench, bench.on_block = bench, self._keep_block
         self._search = Search(dimensions, bench, goal, self._report)
         self._verdicts = Verdicts(self._search, command.region, command.floor, command.half_width)
@@ -159,10 +159,10 @@ class OptimizeRun:
         return dimensions
 
     def _announce(self, base: Situation, dimensions: list[Dimension]) -> None:
-        rig, command = self._rig, self._command
-        self._study, rig.studies = rig.studies, rig.studies + 1
+        context, command = self._context, self._command
+        self._study, context.studies = context.studies, context.studies + 1
         configuration = base.configuration
-        rig.wire.send(
+        context.wire.send(
             protocol.StudyStarted(
                 index=self._study,
                 kind=KIND,
@@ -191,12 +191,12 @@ class OptimizeRun:
         )
         self._send_facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
-            base=label(configuration, rig.device),
+            base=label(configuration, context.device),
         )
 
     @property
     def _counts_memory(self) -> bool:
-        return self._rig.device.type == "cuda"
+        return self._context.device.type == "cuda"
 
     # What is sent
 
@@ -238,7 +238,7 @@ class OptimizeRun:
             return
         done = f"{sum(bool(c.measurements) for c in search.candidates)} configurations measured"
         fraction = min(1.0, search.spent_s / search.goal.budget_s)
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.Progress(task="optimizing", fraction=fraction, text=f"{done}; {text}")
         )
 
@@ -249,12 +249,12 @@ class OptimizeRun:
     def _send(
         self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
     ) -> None:
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
         )
 
     def _send_facts(self, **facts: Scalar) -> None:
-        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
+        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
 
 
 def _limit(value: float | None) -> float:

@@ -28,7 +28,7 @@ from sessions.studies.optimization.space import (
 )
 from workbench.runner.config.availability import blocked_options, require_unblocked
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import SETTLING_STEPS, Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
@@ -51,20 +51,20 @@ class RunnerBench:
 
     def __init__(
         self,
-        rig: Rig,
+        context: RunnerContext,
         base: Situation,
         dimensions: Sequence[Dimension],
         objective: str,
         budget_s: float,
         seed: int,
     ) -> None:
-        self._rig, self._base, self._dimensions = rig, base, dimensions
+        self._context, self._base, self._dimensions = context, base, dimensions
         self._objective = objective
         self._random = random.Random(seed)
         self._contenders: dict[int, Contender] = {}
         self._usable: dict[Point, tuple[Point | None, str]] = {}
-        self.energy = EnergyCounter(rig.device)
-        self.alternation = Alternation(rig, budget_s / 10, ROUNDS, BUSY)
+        self.energy = EnergyCounter(context.device)
+        self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
         # Called with each block, also with one that is void.
         self.on_block: Callable[[Candidate, TimedBlock, float], None] = lambda *_: None
@@ -75,7 +75,7 @@ class RunnerBench:
 
     def situation(self, point: Point) -> Situation:
         """Return the situation of a point; raises ``Mistake`` or ``ConfigurationError``."""
-        situation = resolve(self._configuration(point), self._rig.device)
+        situation = resolve(self._configuration(point), self._context.device)
         require_unblocked(situation)
         return situation
 
@@ -89,10 +89,10 @@ class RunnerBench:
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one."""
         self.alternation.handle_commands()
-        if self._rig.roof.measured is None:  # measuring the ceilings takes longer than it saves
+        if self._context.roof.measured is None:  # measuring the ceilings takes longer than it saves
             return math.nan
-        with self._rig.unwatched():
-            prediction = self._rig.predictor.of(
+        with self._context.unwatched():
+            prediction = self._context.predictor.of(
                 self._base.configuration, self._configuration(point)
             )
         ratio = prediction.ratio
@@ -170,7 +170,7 @@ class RunnerBench:
         else:
             return point, ""
         try:
-            blocked = blocked_options(resolve(self._configuration(point), self._rig.device))
+            blocked = blocked_options(resolve(self._configuration(point), self._context.device))
         except (Mistake, ConfigurationError):
             return None, reason
         needed: dict[str, str] = {}
@@ -210,9 +210,9 @@ class RunnerBench:
     def _build_again(self, contender: Contender) -> float:
         alternation = self.alternation
         self._join(contender)
-        self._rig.state("building", f"Building {contender.name}")
+        self._context.state("building", f"Building {contender.name}")
         alternation.build(contender)
-        self._rig.state("running", f"Warming up {contender.name}")
+        self._context.state("running", f"Warming up {contender.name}")
         alternation.warm_up(contender)
         alternation.set_steps(contender)
         self._lengthen(contender)
@@ -225,13 +225,13 @@ class RunnerBench:
 
     def _peak(self, contender: Contender) -> float:
         """Return the peak memory of a few steps, without what is held for other candidates."""
-        rig = self._rig
-        if rig.device.type != "cuda":
+        context = self._context
+        if context.device.type != "cuda":
             return math.nan
-        rig.memory.new_phase()
-        blocks.warm_up_block(rig, contender)
+        context.memory.new_phase()
+        blocks.warm_up_block(context, contender)
         self.alternation.handle_commands()
-        memory = rig.memory.sample()
+        memory = context.memory.sample()
         peaks = [memory.peak - memory.others_bytes]
         assert contender.arm is not None
         if contender.arm.divided is not None:
@@ -259,7 +259,7 @@ class RunnerBench:
             return failure
         if not measured:
             return None
-        device_type = self._rig.device.type
+        device_type = self._context.device.type
         if why := impossible(measured[-1].median_ms, contender.least_ms, device_type):
             return Failure(FAILED, why)
         block, scale = measured[-1], self._scale(candidate.point)
@@ -278,13 +278,13 @@ class RunnerBench:
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
         state = OUT_OF_MEMORY if failure.kind == "out-of-memory" else FAILED
         contender.arm = None
-        self._rig.arms.forget(contender.situation, contender.copy)
+        self._context.arms.forget(contender.situation, contender.copy)
         self._leave(contender)
         self.alternation.alone = False
         gc.collect()
         free_memory()
         text = f"{contender.name} ({contender.title}): {state}: {failure.sentence}"
-        self._rig.note("warning", text)
+        self._context.note("warning", text)
         return Failure(state, failure.sentence)
 
     def _join(self, contender: Contender) -> None:

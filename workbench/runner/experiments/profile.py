@@ -31,7 +31,7 @@ from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.labels import label
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import demand
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.environment import host
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
@@ -53,17 +53,17 @@ BUSY = "These steps are being profiled; stop before changing a toggle."
 class ProfileRun:
     """Profiles one configuration after another."""
 
-    def __init__(self, rig: Rig, command: protocol.Profile) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Profile) -> None:
+        self._context = context
         self._command = command
         self.steps = 0
 
     def execute(self) -> None:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
-        command, rig = self._command, self._rig
+        command, context = self._command, self._context
         self._check()
-        situations = demand(rig.wire, rig.device, *command.configurations)
-        rig.arms.keep_only(*situations)
+        situations = demand(context.wire, context.device, *command.configurations)
+        context.arms.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
         try:
@@ -72,7 +72,7 @@ class ProfileRun:
                 self._profile(situation, file)
             self._send_progress(1.0)
         finally:
-            rig.watchdog.active = False
+            context.watchdog.active = False
 
     def _check(self) -> None:
         command = self._command
@@ -94,13 +94,13 @@ class ProfileRun:
     # One configuration
 
     def _profile(self, situation: Situation, file: Path | None) -> None:
-        rig = self._rig
-        turns = Alternation(rig, TIMED_S, 1, BUSY)
+        context = self._context
+        turns = Alternation(context, TIMED_S, 1, BUSY)
         contender = Contender(0, 0, situation, "Profile")
         turns.contenders = [contender]
         turns.begin(contender)
         turns.settle(contender)
-        rig.state("running", "Timing steps without the profiler")
+        context.state("running", "Timing steps without the profiler")
         timed: list[TimedBlock] = []
         turns.block(contender, timed.append)
         before = timed[-1]
@@ -109,8 +109,8 @@ class ProfileRun:
         assert arm is not None
         compilation = _compilation(situation, arm.compiles, arm.step)
         peak = self._peak(arm)
-        rig.state("running", "Profiling")
-        rig.watchdog.active = False  # reading a trace takes long, and is no hang
+        context.state("running", "Profiling")
+        context.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
             read = functools.partial(
@@ -124,13 +124,13 @@ class ProfileRun:
             steps = self._command.steps
             known, profiled_us = self._record(arm, path, arm.step, steps, compilation)
             turns.handle_commands()
-            rig.state("running", "Reading the trace")
+            context.state("running", "Reading the trace")
             recorded = read()
             if file is not None:
                 try:
                     findings.keep(path, file)
                 except OSError as error:
-                    rig.wire.send(unwritten("The trace", file, error))
+                    context.wire.send(unwritten("The trace", file, error))
                     file = None
             course = roles.course(recorded, known)
             if (beside := self._without_graphs(arm, path, compilation)) is not None:
@@ -138,20 +138,20 @@ class ProfileRun:
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
                 course = roles.replayed(roles.course(plain, beside), known)
-        rig.watchdog.active = True
-        rig.watchdog.begin(rig.phases.phase)
-        rig.state("running", "Timing steps after the profiler")
+        context.watchdog.active = True
+        context.watchdog.begin(context.phases.phase)
+        context.state("running", "Timing steps after the profiler")
         turns.warm_up(contender)
         # They may be slower, and so are no steady steps of the segment.
-        while (after := blocks.run_block(rig, contender, 0)) is None:
+        while (after := blocks.run_block(context, contender, 0)) is None:
             turns.handle_commands()
-        notes = findings.notes(compilation, rig.device, before.void, recorded)
+        notes = findings.notes(compilation, context.device, before.void, recorded)
         disturbed = findings.disturbed(before.median_ms, after.median_ms)
         if situation.on_gpu and disturbed:
             notes.append(disturbed)
-            rig.wire.send(protocol.Note(kind="warning", text=disturbed))
+            context.wire.send(protocol.Note(kind="warning", text=disturbed))
         busy_us = sums.busy_us(recorded) / len(recorded.steps) if situation.on_gpu else math.nan
-        rig.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
+        context.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
         self._send(situation, recorded, course, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
@@ -163,14 +163,14 @@ class ProfileRun:
 
     def _peak(self, arm: Arm) -> float:
         """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
-        if self._rig.device.type != "cuda":
+        if self._context.device.type != "cuda":
             return math.nan
         with arm.entered():
-            torch.cuda.reset_peak_memory_stats(self._rig.device)
+            torch.cuda.reset_peak_memory_stats(self._context.device)
             arm.step()
-            self._rig.synchronize()
+            self._context.synchronize()
         resident = resident_bytes(arm.step, arm.situation)
-        return float(torch.cuda.max_memory_allocated(self._rig.device) + resident)
+        return float(torch.cuda.max_memory_allocated(self._context.device) + resident)
 
     def _without_graphs(
         self, arm: Arm, path: Path, compilation: findings.Compilation
@@ -178,7 +178,7 @@ class ProfileRun:
         """Write the trace of the same step without its CUDA graphs, where it has any and can."""
         if uncaptured := getattr(arm.step, "uncaptured", None):
             return self._record(arm, path, uncaptured, 1, compilation)[0]
-        index = self._rig.device.index
+        index = self._context.device.index
         if not (compilation.recorded and recordings.can_launch(index)):
             return None
         with recordings.launched(index):
@@ -188,8 +188,8 @@ class ProfileRun:
         self, arm: Arm, path: Path, step: Step, steps: int, compilation: findings.Compilation
     ) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""
-        rig = self._rig
-        on_gpu = rig.device.type == "cuda"
+        context = self._context
+        on_gpu = context.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
         if on_gpu:
             # Else CUPTI stays attached, and every later step of this process is slower.
@@ -198,7 +198,7 @@ class ProfileRun:
         blocks_compiled = arm.situation.has(Trait.COMPILED_BLOCKS)
         optimizer = None if arm.trainer is None else arm.trainer.optimizer
         with arm.entered():
-            known = known_memory(arm, rig.device)
+            known = known_memory(arm, context.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with (
                 _modules_marked(arm.model, compilation.modules, blocks_compiled),
@@ -207,7 +207,7 @@ class ProfileRun:
             ):
                 arm.ready()
                 step()  # in which the profiler sets itself up
-                rig.synchronize()
+                context.synchronize()
                 gradients.clear()
                 began = torch.cuda.Event(enable_timing=True) if on_gpu else None
                 ended = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -220,7 +220,7 @@ class ProfileRun:
                         step()
                 if ended is not None:
                     ended.record()
-                rig.synchronize()
+                context.synchronize()
                 profiled_us = (time.perf_counter_ns() - began_ns) / 1e3
             if began is not None and ended is not None:
                 profiled_us = 1e3 * began.elapsed_time(ended)
@@ -239,26 +239,26 @@ class ProfileRun:
         file: Path | None,
         facts: dict[str, Scalar | list[Scalar]],
     ) -> None:
-        rig = self._rig
-        index, rig.studies = rig.studies, rig.studies + 1
+        context = self._context
+        index, context.studies = context.studies, context.studies + 1
         configuration = situation.configuration
-        text = label(configuration, rig.device)
+        text = label(configuration, context.device)
         name = configuration.title
         request: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "label": text,
             "steps": self._command.steps,
-            "device": rig.device.type,
+            "device": context.device.type,
         }
-        wire = rig.wire
+        wire = context.wire
         title = f"{name}: {text}"
         wire.send(
             protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, request=request)
         )
-        on_gpu = rig.device.type == "cuda"
+        on_gpu = context.device.type == "cuda"
         rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
         self._rows(index, "kernels", sums.kernel_columns(rows, len(recorded.steps)))
-        least = rig.predictor.rows(situation)
+        least = context.predictor.rows(situation)
         if isinstance(least, str):
             facts["no_least"] = least
         else:
@@ -269,9 +269,9 @@ class ProfileRun:
                 "flops": [row.flops for row in least],
                 "us": [row.us for row in least],
             })  # fmt: skip
-            rates = rig.predictor.ceilings.flops_per_s
+            rates = context.predictor.ceilings.flops_per_s
             facts |= {
-                "ceiling_bytes_per_s": rig.predictor.ceilings.bytes_per_s,
+                "ceiling_bytes_per_s": context.predictor.ceilings.bytes_per_s,
                 "ceiling_dtypes": [*rates],
                 "ceiling_flops_per_s": [*rates.values()],
             }
@@ -289,10 +289,10 @@ class ProfileRun:
 
     def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
         if next(iter(columns.values())):
-            self._rig.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
+            self._context.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
 
     def _send_progress(self, fraction: float) -> None:
-        self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+        self._context.wire.send(protocol.Progress(task="profiling", fraction=fraction))
 
 
 def _compilation(situation: Situation, compiles: Compiles, step: Step) -> findings.Compilation:

@@ -24,7 +24,7 @@ from workbench.runner.building.labels import label
 from workbench.runner.config.model_digest import model_facts
 from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_limits
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.decoding.checkpoint import SavedRound
 from workbench.runner.decoding.generated_text import TextReader
 from workbench.runner.experiments import decode_state
@@ -67,8 +67,8 @@ class RunEnded(Exception):  # noqa: N818 - carries a reason, not an error
 class Run:
     """Steps one configuration after another until a limit or a command ends it."""
 
-    def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, start: protocol.Start) -> None:
+        self._context = context
         self._start = start
         self._arm: Arm | None = None
         self._metrics: MetricReader | None = None
@@ -82,14 +82,14 @@ class Run:
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._evidence = SegmentEvidence(self._send_evidence)
         self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
-        self._numbers = SegmentCheck(rig, start.check)
-        self._pairing = Pairing(rig, start)
+        self._numbers = SegmentCheck(context, start.check)
+        self._pairing = Pairing(context, start)
         self.configuration = start.configuration  # the last requested one
         self.steps = 0
 
     def execute(self) -> None:
         """Run until the end, which is always an exception: RunEnded, Cancelled, or a failure."""
-        rig = self._rig
+        context = self._context
         check_limits(self._start)
         try:
             self._switch(self._start.configuration)
@@ -102,10 +102,10 @@ class Run:
             raise
         except Exception as error:
             if not is_fatal(error):
-                rig.send_steps(rig.clock.drain(wait=True))  # those before it
+                context.send_steps(context.clock.drain(wait=True))  # those before it
             raise
         finally:
-            rig.watchdog.active = False
+            context.watchdog.active = False
             self._entered.close()
 
     # Segments
@@ -115,7 +115,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._rig.wire, self._rig.device, configuration)
+            (situation,) = demand(self._context.wire, self._context.device, configuration)
             if before is None:
                 self._saved = decode_state.read(
                     situation, self._start.load_state, self._start.save_state
@@ -127,46 +127,48 @@ class Run:
         except Exception as error:
             if before is None or is_fatal(error):
                 raise
-            failure = cure(explain(error), configuration, self._rig.device)
+            failure = cure(explain(error), configuration, self._context.device)
         else:
             return
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
         gc.collect()
         free_memory()
-        self._rig.wire.send(failure)
+        self._context.wire.send(failure)
         self.configuration = before.configuration
         if self._arm is None:
-            self._rig.note("warning", "went back to the configuration before")
+            self._context.note("warning", "went back to the configuration before")
             self._begin(before)
 
     def _begin(self, situation: Situation) -> None:
-        rig, wire = self._rig, self._rig.wire
-        rig.arms.keep_only(situation)
-        reused = rig.arms.has(situation)
-        index = rig.begin_segment()
+        context, wire = self._context, self._context.wire
+        context.arms.keep_only(situation)
+        reused = context.arms.has(situation)
+        index = context.begin_segment()
         wire.send(
             protocol.SegmentStarted(
                 index=index,
                 configuration=situation.configuration,
-                label=label(situation.configuration, rig.device),
+                label=label(situation.configuration, context.device),
                 reused=reused,
                 ledger=model_facts(situation),
             )
         )
-        rig.watchdog.active = True
+        context.watchdog.active = True
         if not reused:
-            rig.state("building", "Building the model")
+            context.state("building", "Building the model")
         self._output = None
         arm = self._enter(situation, reused)
         if isinstance(arm, protocol.Failure):
-            count = rig.arms.forget_arms()
-            self._rig.note("info", f"freed what was built before ({count}); {trying_again(arm)}")
+            count = context.arms.forget_arms()
+            self._context.note(
+                "info", f"freed what was built before ({count}); {trying_again(arm)}"
+            )
             arm = self._enter(situation, reused, again=True)
             assert isinstance(arm, Arm)
-        rig.follow(arm)
+        context.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
-        self._finite = FiniteWatch(rig.device, self._infinities)
+        self._finite = FiniteWatch(context.device, self._infinities)
         self._text = None
         if arm.text is not None and arm.rounds is not None:
             data = arm.situation.configuration.data
@@ -174,8 +176,8 @@ class Run:
         self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
-        self._least_ms = limit_ms(rig.facts_of(arm, index))
-        rig.state("running")
+        self._least_ms = limit_ms(context.facts_of(arm, index))
+        context.state("running")
 
     def _enter(
         self, situation: Situation, reused: bool, *, again: bool = False
@@ -184,34 +186,34 @@ class Run:
 
         Return the failure if it can be tried ``again`` with more memory.
         """
-        rig, began = self._rig, time.perf_counter()
+        context, began = self._context, time.perf_counter()
         try:
-            with rig.phases.during(Phase.BUILD):
-                arm = rig.arms.get(situation, rig.phases)
+            with context.phases.during(Phase.BUILD):
+                arm = context.arms.get(situation, context.phases)
             self._check_cancelled()
-            self._facts(**rig.facts_of(arm, rig.segment))
+            self._facts(**context.facts_of(arm, context.segment))
             self._entered.enter_context(arm.entered())
             if not reused and arm.prepare():
                 self._facts(**arm.ledger)
                 self._check_cancelled()
-            rig.phases.restart()
+            context.phases.restart()
             if not reused:
                 self._first_step(arm)
                 arm.made_s = time.perf_counter() - began
             if self._saved is not None:
                 decode_state.restore(self._saved, arm.decoder, arm.rounds, arm.batches)
-                self._rig.note("info", self._saved.note)
+                self._context.note("info", self._saved.note)
                 self._saved = None
             return arm
         except (RunEnded, Cancelled):
             self._entered.close()
-            rig.arms.forget(situation)
+            context.arms.forget(situation)
             raise
         except Exception as error:
             self._entered.close()
-            rig.arms.forget(situation)
+            context.arms.forget(situation)
             failure = explain(error)
-            if again or failure.kind not in MEMORY_MAY_CURE or not rig.arms.count:
+            if again or failure.kind not in MEMORY_MAY_CURE or not context.arms.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
@@ -221,16 +223,15 @@ class Run:
 
     def _first_step(self, arm: Arm) -> None:
         """Run the step in which all that is lazy happens: compiles, captures, allocations."""
-        rig = self._rig
-        began = time.perf_counter()
+        context, began = self._context, time.perf_counter()
         with arm.watched():
             arm.restart()
-            rig.clock.begin()
+            context.clock.begin()
             self._output = arm.step()
-            rig.synchronize()
-        rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+            context.synchronize()
+        context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
         arm.restart()
-        rig.send_steps(rig.clock.drain(wait=True))
+        context.send_steps(context.clock.drain(wait=True))
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.record.facts)
         if digest := sketch(self._output):
@@ -261,18 +262,20 @@ class Run:
             self._metrics.finish(self.steps)
         if self._text is not None and self._output is not None:
             self._text.finish()
-        self._rig.follow(None)
+        self._context.follow(None)
         arm = self._arm
         self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
         if last and self._start.save_state:
-            self._rig.watchdog.active = False  # writing is no hang
+            self._context.watchdog.active = False  # writing is no hang
             try:
                 path = self._start.save_state
                 saved = decode_state.save(path, arm.situation, arm.decoder, arm.rounds, arm.batches)
-                self._rig.note("info", saved)
+                self._context.note("info", saved)
             except OSError as error:
-                self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
+                self._context.wire.send(
+                    unwritten("The decode state", self._start.save_state, error)
+                )
         self._numbers.end(arm, cancelled)
 
     def _check_numbers(self, arm: Arm) -> None:
@@ -280,51 +283,56 @@ class Run:
         self._flush(wait=True)
         self._entered.close()
         self._numbers.look(arm)
-        self._rig.memory.new_phase()  # what the look took is no step's
+        self._context.memory.new_phase()  # what the look took is no step's
         self._entered.enter_context(arm.entered())
         if arm.rounds is not None:
             arm.restart()
             arm.ready()
-        self._rig.phases.restart()
-        self._rig.watchdog.active = True
-        self._rig.watchdog.begin(self._rig.phases.phase)
-        self._rig.state("running")
+        self._context.phases.restart()
+        self._context.watchdog.active = True
+        self._context.watchdog.begin(self._context.phases.phase)
+        self._context.state("running")
 
     def _pair(self, arm: Arm) -> None:
         """Run a block of the baseline and one of the segment between two steps."""
-        rig = self._rig
+        context = self._context
         self._flush(wait=True)
         if arm.trainer is None:
             self._output = None  # whose memory the baseline may need
-        segment = rig.segment
+        segment = context.segment
         self._entered.close()
-        rig.state("running", "Pairing with the baseline")
+        context.state("running", "Pairing with the baseline")
         self.steps += self._pairing.run(arm)
         self._entered.enter_context(arm.entered())
-        rig.segment = segment
-        rig.follow(arm)
-        if rig.phases.phase is not Phase.STEADY:
-            rig.phases.restart()
-        blocks.settle(rig, (arm.ready, arm.step))
-        rig.state("running")
+        context.segment = segment
+        context.follow(arm)
+        if context.phases.phase is not Phase.STEADY:
+            context.phases.restart()
+        blocks.settle(context, (arm.ready, arm.step))
+        context.state("running")
 
     # Stepping
 
     def _step(self) -> None:
         """Step until a command waits; raises RunEnded at a limit."""
-        rig, arm = self._rig, self._arm
+        context, arm = self._context, self._arm
         assert arm is not None
-        wire, phases, watchdog, numbers = rig.wire, rig.phases, rig.watchdog, self._numbers
+        wire, phases, watchdog, numbers = (
+            context.wire,
+            context.phases,
+            context.watchdog,
+            self._numbers,
+        )
         step, ready, pairing = arm.step, arm.ready, self._pairing
-        lap = rig.clock.lap
+        lap = context.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
         now_ns = flushed_ns = 0
-        rig.clock.begin()
+        context.clock.begin()
         while not wire.waiting and self.steps < limit:
             if ready():
                 if numbers.due(arm.steps_to_settle(), self._steady):
                     self._check_numbers(arm)
-                rig.clock.begin()
+                context.clock.begin()
             self._output = None  # whose memory the step may need
             self._output = step()
             phase = phases.step_phase(now_ns)
@@ -339,7 +347,7 @@ class Run:
                     self._check_numbers(arm)
                 elif pairing.due():
                     self._pair(arm)
-                rig.clock.begin()
+                context.clock.begin()
         else:
             if self.steps < limit:
                 return
@@ -347,10 +355,10 @@ class Run:
         raise RunEnded("done")
 
     def _flush(self, *, wait: bool = False) -> None:
-        rig, arm = self._rig, self._arm
+        context, arm = self._context, self._arm
         assert arm is not None
-        laps = rig.clock.drain(wait=wait)
-        rig.send_steps(laps)
+        laps = context.clock.drain(wait=wait)
+        context.send_steps(laps)
         self._pairing.see(laps)
         if self._metrics is not None:
             self._metrics.poll(self.steps)
@@ -367,14 +375,14 @@ class Run:
 
     def _report_impossible_steps(self, step_ms: float) -> None:
         """Report, once a segment, that its steps are faster than the device can run them."""
-        if why := impossible(step_ms, self._least_ms, self._rig.device.type):
+        if why := impossible(step_ms, self._least_ms, self._context.device.type):
             self._least_ms = math.nan
             self._facts(**{INVALID: why})
-            self._rig.note("warning", f"the step times are INVALID: {why}")
+            self._context.note("warning", f"the step times are INVALID: {why}")
 
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
         """Return the counts that one batch's outputs may have, in a pause between two steps."""
-        rig, arm = self._rig, self._arm
+        context, arm = self._context, self._arm
         if (
             arm is None
             or arm.trainer is not None
@@ -382,25 +390,27 @@ class Run:
             or arm.rounds is not None
         ):
             return None  # a loss, or tokens
-        with rig.unwatched():
+        with context.unwatched():
             try:
                 return masked_inf.expected(arm, batch)
             finally:
                 free_memory()
-                rig.phases.restart()
+                context.phases.restart()
 
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""
-        rig = self._rig
+        context = self._context
         assert self._arm is not None
         what = "loss" if self._arm.trainer is not None else "output"
-        rig.wire.send(cure(suggested_fixes.not_finite(what), self.configuration, rig.device))
+        context.wire.send(
+            cure(suggested_fixes.not_finite(what), self.configuration, context.device)
+        )
 
     # Commands
 
     def _handle_commands(self) -> None:
         toggles: dict[str, str] = {}
-        while (command := self._rig.wire.pending()) is not None:
+        while (command := self._context.wire.pending()) is not None:
             match command:
                 case protocol.Apply():
                     toggles |= command.toggles
@@ -419,34 +429,34 @@ class Run:
         self._apply(toggles)
 
     def _pause(self) -> None:
-        rig = self._rig
+        context = self._context
         self._flush(wait=True)
         self._pairing.end()
-        with rig.unwatched():
-            rig.state("paused")
-            while not isinstance(command := rig.wire.next(), protocol.Resume):
+        with context.unwatched():
+            context.state("paused")
+            while not isinstance(command := context.wire.next(), protocol.Resume):
                 match command:
                     case protocol.Apply():
                         self._apply(command.toggles)
                         self._flush(wait=True)
-                        rig.watchdog.active = False
-                        rig.state("paused")
+                        context.watchdog.active = False
+                        context.state("paused")
                     case protocol.Pause():
                         pass
                     case protocol.Predict():
-                        rig.answer(command)
+                        context.answer(command)
                     case protocol.Baseline():
                         self._pairing.choose(command)
                     case _:
                         self._end(command)
-        rig.state("running")
+        context.state("running")
 
     def _predict(self, request: protocol.Predict) -> None:
         """Answer between two steps; the time counts for neither."""
         self._flush(wait=True)
-        with self._rig.unwatched():
-            self._rig.answer(request)
-        self._rig.state("running")
+        with self._context.unwatched():
+            self._context.answer(request)
+        self._context.state("running")
 
     def _apply(self, toggles: dict[str, str]) -> None:
         assert self._situation is not None
@@ -456,7 +466,7 @@ class Run:
         }
         if not changed:
             return
-        self._rig.note("toggle", _describe(changed))
+        self._context.note("toggle", _describe(changed))
         self._switch(msgspec.structs.replace(before, toggles={**before.toggles, **changed}))
 
     def _end(self, command: protocol.Command) -> None:
@@ -468,15 +478,15 @@ class Run:
         raise RunEnded("stopped", passed_on)
 
     def _check_cancelled(self) -> None:
-        if self._rig.wire.cancelled.is_set():
+        if self._context.wire.cancelled.is_set():
             raise Cancelled
 
     def _facts(self, **ledger: Scalar) -> None:
-        self._rig.wire.send(protocol.Facts(segment=self._rig.segments - 1, ledger=ledger))
+        self._context.wire.send(protocol.Facts(segment=self._context.segments - 1, ledger=ledger))
 
     def _send_evidence(self, evidence: list[Evidence]) -> None:
-        segment = self._rig.segments - 1
-        self._rig.wire.send(protocol.EvidenceFound(segment=segment, evidence=evidence))
+        segment = self._context.segments - 1
+        self._context.wire.send(protocol.EvidenceFound(segment=segment, evidence=evidence))
 
 
 def _describe(changed: dict[str, str]) -> str:

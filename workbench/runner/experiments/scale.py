@@ -29,7 +29,7 @@ from sessions.studies.rank_scaling import (
 from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
 from workbench import protocol
 from workbench.runner.config.resolve import demand, require_unblocked, resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
@@ -85,8 +85,8 @@ class Point:
 class ScaleRun:
     """Compares all kinds and numbers of ranks with one device, one after another."""
 
-    def __init__(self, rig: Rig, command: protocol.Scale) -> None:
-        self._rig, self._command = rig, command
+    def __init__(self, context: RunnerContext, command: protocol.Scale) -> None:
+        self._context, self._command = context, command
         self._study = -1
         self._one_device: Row = {}
         self._base_numerics: Numerics | None = None  # of one device, once they were checked
@@ -105,12 +105,12 @@ class ScaleRun:
                 self._record_all()
             self._send_progress(1.0, "")
         finally:
-            self._rig.watchdog.active = False
+            self._context.watchdog.active = False
 
     def _plan(self) -> list[Point]:
         """Return the points, by number of ranks; raise ``Mistake`` if none can be measured."""
-        command, rig = self._command, self._rig
-        (base,) = demand(rig.wire, rig.device, command.base)
+        command, context = self._command, self._context
+        (base,) = demand(context.wire, context.device, command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
             raise Mistake(f"ranks = {command.ranks}: name at least one from 2 to {MOST_RANKS}")
@@ -130,7 +130,7 @@ class ScaleRun:
     def _point(self, kind: str, count: int) -> Point:
         point = Point(kind, count)
         try:
-            point.situation = resolve(self._configuration(kind, count), self._rig.device)
+            point.situation = resolve(self._configuration(kind, count), self._context.device)
             require_unblocked(point.situation)
         except ValueError as error:
             point.refused = str(error)
@@ -142,14 +142,14 @@ class ScaleRun:
         configuration = msgspec.structs.replace(base, toggles=toggles)
         if command.mode == STRONG:
             return configuration
-        batch = int(resolve(base, self._rig.device).configuration.settings["batch"])
+        batch = int(resolve(base, self._context.device).configuration.settings["batch"])
         return configuration.replaced("settings.batch", batch * count)
 
     def _announce(self) -> None:
-        rig, command = self._rig, self._command
-        base = resolve(command.base, rig.device).configuration
-        self._study, rig.studies = rig.studies, rig.studies + 1
-        rig.wire.send(
+        context, command = self._context, self._command
+        base = resolve(command.base, context.device).configuration
+        self._study, context.studies = context.studies, context.studies + 1
+        context.wire.send(
             protocol.StudyStarted(
                 index=self._study,
                 kind=KIND,
@@ -170,7 +170,7 @@ class ScaleRun:
                 },
             )
         )
-        on_gpu = rig.device.type == "cuda"
+        on_gpu = context.device.type == "cuda"
         facts: dict[str, Scalar | list[Scalar]] = {
             "memory": "peak memory" if on_gpu else "resident set",
             "communication": NOT_RECORDED,
@@ -188,7 +188,7 @@ class ScaleRun:
             return
         command = self._command
         run = CompareRun(
-            self._rig,
+            self._context,
             protocol.Compare(
                 base=command.base,
                 other=point.situation.configuration,
@@ -226,7 +226,7 @@ class ScaleRun:
         # Outside of the except clause: its traceback would keep the tensors of what failed.
         if fatal is not None:
             raise fatal
-        self._rig.arms.forget_all()
+        self._context.arms.forget_all()
 
     def _report_point(self, point: Point, run: CompareRun) -> None:
         """Report the result of a comparison, if it has one."""
@@ -253,7 +253,7 @@ class ScaleRun:
                 "ratio": 1.0,
                 "efficiency": 1.0,
                 "step_ms": _step_ms(run, 0),
-                "peak_bytes": self._rig.own_peak(base.segment),
+                "peak_bytes": self._context.own_peak(base.segment),
             }
         point.contender = other
         point.ranks = [
@@ -297,23 +297,23 @@ class ScaleRun:
                 if is_fatal(error):
                     raise
                 text = f"the ranks of {point.name} were not recorded: {explain(error).sentence}"
-                self._rig.note("warning", text)
+                self._context.note("warning", text)
         self._send_all()
 
     def _record(self, point: Point) -> None:
-        rig, contender = self._rig, point.contender
+        context, contender = self._context, point.contender
         assert contender is not None
-        turns = Alternation(rig, self._command.budget_s, 1, BUSY)
+        turns = Alternation(context, self._command.budget_s, 1, BUSY)
         turns.contenders = [contender]
-        rig.arms.keep_only(contender.situation)
+        context.arms.keep_only(contender.situation)
         try:
             turns.build(contender)
-            rig.segment = contender.segment
-            rig.state("running", f"Recording the ranks of {point.name}")
+            context.segment = contender.segment
+            context.state("running", f"Recording the ranks of {point.name}")
             turns.warm_up(contender)
             arm = contender.arm
             assert arm is not None and arm.divided is not None
-            with rig.unwatched(), arm.entered():
+            with context.unwatched(), arm.entered():
                 lanes = arm.divided.record_lanes(lambda: (arm.ready(), arm.step()), LANE_STEPS)
         finally:
             contender.arm = None
@@ -355,15 +355,15 @@ class ScaleRun:
     def _send(self, table: str, rows: Sequence[Row]) -> None:
         if rows:
             columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._rig.wire.send(
+            self._context.wire.send(
                 protocol.StudyRows(study=self._study, table=table, columns=columns, replace=True)
             )
 
     def _find(self, facts: dict[str, Scalar | list[Scalar]]) -> None:
-        self._rig.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
+        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
 
     def _send_progress(self, fraction: float, text: str) -> None:
-        self._rig.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
+        self._context.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
 
 
 def _numbers(numerics: Numerics) -> Row:

@@ -12,7 +12,7 @@ import time
 from sessions import numerics as checked
 from sessions.model import Numerics
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
@@ -26,8 +26,8 @@ EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g
 class SegmentCheck:
     """Looks at one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
 
-    def __init__(self, rig: Rig, when: str) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, when: str) -> None:
+        self._context = context
         self._when = when
         self._is_reported = False
         self._steady_ns = 0  # since when the segment has been steady; 0: it has not
@@ -35,7 +35,7 @@ class SegmentCheck:
     def begin(self, situation: Situation) -> None:
         """Begin a segment; what is known of its configuration is reported at once."""
         self._is_reported, self._steady_ns = False, 0
-        known = self._rig.arms.numbers_of(situation)
+        known = self._context.arms.numbers_of(situation)
         if known is not None and self._when != "never":
             self._send_numerics(known)
 
@@ -64,9 +64,13 @@ class SegmentCheck:
         seconds = time.perf_counter() - began
         said = f"checked in {seconds:.1f} s, between two steps"
         if checked_numerics.ok is False:
-            self._rig.note("warning", f"the numbers are WRONG ({said}): {checked_numerics.text}")
+            self._context.note(
+                "warning", f"the numbers are WRONG ({said}): {checked_numerics.text}"
+            )
         else:
-            self._rig.note("info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})")
+            self._context.note(
+                "info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})"
+            )
 
     def end(self, arm: Arm, cancelled: bool) -> None:
         """End the segment; ``cancelled``: whoever requested it has gone."""
@@ -74,24 +78,24 @@ class SegmentCheck:
             return
         if self._when == "steady":
             self._send_numerics(Numerics(reference="", ok=None, text=EARLY))
-        elif self._when == "last" and not cancelled and not self._rig.wire.cancelled.is_set():
-            self._look(arm, self._rig.check_cancelled)
+        elif self._when == "last" and not cancelled and not self._context.wire.cancelled.is_set():
+            self._look(arm, self._context.check_cancelled)
 
     def _look(self, arm: Arm, between: comparison.Between) -> Numerics:
-        rig = self._rig
-        rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
-        rig.state("running", "Checking results")
-        rig.phases.check()
+        context = self._context
+        context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        context.state("running", "Checking results")
+        context.phases.check()
         numerics = comparison.check(arm, arm.situation, between)
-        rig.arms.keep_numbers(arm.situation, numerics)
+        context.arms.keep_numbers(arm.situation, numerics)
         self._send_numerics(numerics)
         return numerics
 
     def _give_way(self) -> None:
-        if self._rig.wire.waiting:
+        if self._context.wire.waiting:
             raise comparison.PutOff
 
     def _send_numerics(self, numerics: Numerics) -> None:
         self._is_reported = True
-        facts = protocol.Facts(segment=self._rig.segments - 1, ledger=checked.facts(numerics))
-        self._rig.wire.send(facts)
+        facts = protocol.Facts(segment=self._context.segments - 1, ledger=checked.facts(numerics))
+        self._context.wire.send(facts)

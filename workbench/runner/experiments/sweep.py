@@ -26,7 +26,7 @@ from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import report_left_out, resolve
 from workbench.runner.config.values import LONGEST_S, check_choice
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
@@ -59,8 +59,8 @@ class Point:
 class SweepRun:
     """Measures one point after another until all are done or a command ends it."""
 
-    def __init__(self, rig: Rig, command: protocol.Sweep) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Sweep) -> None:
+        self._context = context
         self._command = command
         self._fields = list(command.axes)
         self._arms = command.arms or [{}]
@@ -71,7 +71,7 @@ class SweepRun:
         self._before: Configuration | None = None
         self._index = -1
         # A point is alone in memory: that it does not fit is reported, and not worked around.
-        self._builder = Alternation(rig, command.seconds, BLOCKS, _REFUSAL)
+        self._builder = Alternation(context, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
         self.steps = 0
 
@@ -86,7 +86,7 @@ class SweepRun:
                 self._measure_point(point, name)
             self._send_progress(1.0, "")
         finally:
-            self._rig.watchdog.active = False
+            self._context.watchdog.active = False
             self._report_unchecked()
             self._send_facts(final=True)
 
@@ -126,7 +126,7 @@ class SweepRun:
             points += [self._point(size, arm, toggles) for arm, toggles in arms]
         if all(point.mistake for point in points):
             raise Mistake(points[0].mistake)
-        report_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
+        report_left_out(self._context.wire, filter(None, (point.situation for point in points)))
         for point in sorted(points, key=self._size_of, reverse=True):
             if not point.mistake:
                 self._smallest[self._kind(point)] = point
@@ -161,17 +161,17 @@ class SweepRun:
             raise Mistake(str(error)) from None
         point = Point(values, arm, configuration)
         try:
-            point.situation = resolve(configuration, self._rig.device)
+            point.situation = resolve(configuration, self._context.device)
             require_unblocked(point.situation)
         except ValueError as error:
             point.mistake = str(error)
         return point
 
     def _announce(self, points: list[Point]) -> None:
-        rig, command, base = self._rig, self._command, self._command.base
-        self._index, rig.studies = rig.studies, rig.studies + 1
+        context, command, base = self._context, self._command, self._command.base
+        self._index, context.studies = context.studies, context.studies + 1
         axes = {f"values_{field}": values for field, values in enumerate(command.axes.values())}
-        rig.wire.send(
+        context.wire.send(
             protocol.StudyStarted(
                 index=self._index,
                 kind=sweep.KIND,
@@ -189,7 +189,7 @@ class SweepRun:
                 },
             )
         )
-        on_gpu = rig.device.type == "cuda"
+        on_gpu = context.device.type == "cuda"
         self._send_facts(
             clock="GPU" if on_gpu else "host",
             memory="allocated on the GPU" if on_gpu else "resident set of the process",
@@ -201,7 +201,7 @@ class SweepRun:
         for arm, toggles in enumerate(self._arms):
             known = [p.situation for p in points if p.arm == arm and p.situation is not None]
             name = (
-                label(known[0].configuration, self._rig.device)
+                label(known[0].configuration, self._context.device)
                 if known
                 else ", ".join(f"{toggle}={option}" for toggle, option in toggles.items())
             )
@@ -242,17 +242,17 @@ class SweepRun:
         self._make_room(None)
 
     def _measure(self, point: Point, situation: Situation, name: str) -> None:
-        rig = self._rig
+        context = self._context
         self._make_room(situation.configuration)
         contender = Contender(0, 0, situation, name)
         self._builder.begin(contender)
         arm = contender.arm
         assert arm is not None
-        rig.state("running", f"Warming up {name}")
+        context.state("running", f"Warming up {name}")
         steady = self._warm_up(contender)
         evidence = arm.find_evidence()
-        rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
-        rig.state("running", f"Measuring {name}")
+        context.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+        context.state("running", f"Measuring {name}")
         medians, voids, peak = self._run_blocks(contender)
         if point is self._smallest.get(self._kind(point)):
             self._check(point, contender, name)
@@ -280,12 +280,12 @@ class SweepRun:
 
     def _check(self, point: Point, contender: Contender, name: str) -> None:
         """Compare the arm's numbers with a reference, once it was timed."""
-        rig = self._rig
-        rig.state("running", f"Checking results of {name}")
-        rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        context = self._context
+        context.state("running", f"Checking results of {name}")
+        context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         assert contender.arm is not None
         try:
-            numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
+            numerics = comparison.check(contender.arm, contender.situation, context.check_cancelled)
         except Cancelled:
             text = "not checked: cancelled"
             self._send_numbers(point, Numerics(reference="", ok=None, text=text))
@@ -307,15 +307,15 @@ class SweepRun:
 
         The last block tells the time.
         """
-        rig = self._rig
+        context = self._context
         assert contender.arm is not None
-        rig.phases.restart()
+        context.phases.restart()
         until = self._builder.now() + WARM_UP_S
         adapting = contender.arm.steps_to_settle()
         steps = 1
         while True:
             began = self._builder.now()
-            block = blocks.run_block(rig, dataclasses.replace(contender, steps=steps), 0)
+            block = blocks.run_block(context, dataclasses.replace(contender, steps=steps), 0)
             self._builder.handle_commands()
             if block is not None:
                 self.steps += block.steps
@@ -325,7 +325,7 @@ class SweepRun:
                 adapting -= block.steps
                 if adapting > 0:
                     continue
-                if rig.phases.phase is Phase.STEADY:
+                if context.phases.phase is Phase.STEADY:
                     return True
             if block is not None and self._builder.now() > until:
                 return False
@@ -335,21 +335,21 @@ class SweepRun:
 
         Return the medians of the blocks that count, why others do not, and the highest memory.
         """
-        rig, seconds = self._rig, self._command.seconds
+        context, seconds = self._context, self._command.seconds
         share_ms = max(1e3 * seconds / BLOCKS, blocks.MIN_BLOCK_MS)
         contender.steps = max(1, math.ceil(share_ms / contender.step_ms))
         medians: list[float] = []
         voids: list[str] = []
         peaks: list[float] = []
-        rig.memory.new_phase()
+        context.memory.new_phase()
         began = self._builder.now()
         while len(medians) + len(voids) < TRIES * BLOCKS:
-            block = blocks.run_block(rig, contender, len(medians) + len(voids) + 1)
+            block = blocks.run_block(context, contender, len(medians) + len(voids) + 1)
             self._builder.handle_commands()
             if block is None:
                 continue  # a command came in between
             self.steps += block.steps
-            peaks.append(rig.memory.sample().peak)
+            peaks.append(context.memory.sample().peak)
             contender.diverged |= block.diverged
             if block.void:
                 voids.append(block.void)
@@ -366,9 +366,9 @@ class SweepRun:
         if before is not None and following is not None:
             before = msgspec.structs.replace(before, settings=following.settings)
         if following is not None and before == following:
-            self._rig.arms.forget_arms()
+            self._context.arms.forget_arms()
         else:
-            self._rig.arms.forget_all()
+            self._context.arms.forget_all()
 
     # Sending
 
@@ -393,15 +393,15 @@ class SweepRun:
         self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
 
     def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
-        self._rig.wire.send(
+        self._context.wire.send(
             protocol.StudyRows(study=self._index, table=table, columns=columns, replace=replace)
         )
 
     def _send_facts(self, **facts: Scalar) -> None:
-        self._rig.wire.send(protocol.StudyFacts(study=self._index, facts={**facts}))
+        self._context.wire.send(protocol.StudyFacts(study=self._index, facts={**facts}))
 
     def _send_progress(self, fraction: float, text: str) -> None:
-        self._rig.wire.send(protocol.Progress(task="sweep", fraction=fraction, text=text))
+        self._context.wire.send(protocol.Progress(task="sweep", fraction=fraction, text=text))
 
 
 _REFUSAL = "A sweep is being measured; stop it before changing a toggle."

@@ -16,7 +16,7 @@ from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.checks import Result, fails, not_applicable, passed, undecided
 from workbench.runner.experiments.compare import CompareRun
@@ -42,11 +42,11 @@ _BUSY = "A configuration is being checked; stop before changing it."
 class ValidateRun:
     """Goes through the checks; one that cannot be built at all fails the run."""
 
-    def __init__(self, rig: Rig, command: protocol.Validate) -> None:
-        self._rig = rig
+    def __init__(self, context: RunnerContext, command: protocol.Validate) -> None:
+        self._context = context
         self._command = command
         self._situation: Situation | None = None
-        self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
+        self._arms = Alternation(context, command.budget_s, 1, _BUSY)
         self._breaks: list[Break] = []
         self._contender: Contender | None = None
         self._index = -1
@@ -55,14 +55,14 @@ class ValidateRun:
     def execute(self) -> None:
         """Check to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         situation = self._prepare()
-        rig = self._rig
+        context = self._context
         try:
             self._contender = self._build(situation, "Checked")
             self._breaks = list(self._arm.compiles.read().breaks)  # later checks look for others
             self._announce(situation)
             for number, name in enumerate(CHECKS):
-                rig.state("running", f"Checking: {CHECKS[name]}")
-                rig.wire.send(
+                context.state("running", f"Checking: {CHECKS[name]}")
+                context.wire.send(
                     protocol.Progress(
                         task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
                     )
@@ -70,33 +70,33 @@ class ValidateRun:
                 self._report(name, self._ask(name))
                 self._arms.handle_commands()
         finally:
-            rig.watchdog.active = False
-            rig.arms.forget(situation, COPY)
+            context.watchdog.active = False
+            context.arms.forget(situation, COPY)
 
     def _prepare(self) -> Situation:
-        command, rig = self._command, self._rig
+        command, context = self._command, self._context
         if not 4 <= command.steps <= MOST_STEPS:
             raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
         if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        (situation,) = demand(rig.wire, rig.device, command.configuration)
+        (situation,) = demand(context.wire, context.device, command.configuration)
         self._situation = situation
-        rig.arms.keep_only(situation)
+        context.arms.keep_only(situation)
         return situation
 
     def _build(self, situation: Situation, name: str) -> Contender:
         contender = Contender(0, COPY, situation, name)
         self._arms.begin(contender)
         # A check may take long without a step, which would count as a hang.
-        self._rig.watchdog.active = False
+        self._context.watchdog.active = False
         self.steps += 1
         return contender
 
     def _announce(self, situation: Situation) -> None:
-        rig, command = self._rig, self._command
-        self._index, rig.studies = rig.studies, rig.studies + 1
+        context, command = self._context, self._command
+        self._index, context.studies = context.studies, context.studies + 1
         configuration = situation.configuration
         request: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
@@ -106,8 +106,8 @@ class ValidateRun:
             "budget_s": command.budget_s,
         }
         parts = (configuration.family, configuration.preset, configuration.workload)
-        title = f"{' '.join(filter(None, parts))}: {label(configuration, rig.device)}"
-        rig.wire.send(
+        title = f"{' '.join(filter(None, parts))}: {label(configuration, context.device)}"
+        context.wire.send(
             protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
         )
 
@@ -115,7 +115,7 @@ class ValidateRun:
         try:
             match name:
                 case "numerics":
-                    return checks.right_numbers(self._arm, self._rig.check_cancelled)
+                    return checks.right_numbers(self._arm, self._context.check_cancelled)
                 case "syncs":
                     return checks.no_syncs(self._arm)
                 case "graph":
@@ -146,12 +146,12 @@ class ValidateRun:
         """Make room for other arms; what was checked."""
         assert self._situation is not None
         self._contender = None
-        self._rig.arms.forget(self._situation, COPY)
+        self._context.arms.forget(self._situation, COPY)
         free_memory()
         return self._situation
 
     def _report(self, name: str, result: Result) -> None:
-        send = self._rig.wire.send
+        send = self._context.wire.send
         for line in result.lines:
             send(
                 protocol.StudyRows(
@@ -173,13 +173,13 @@ class ValidateRun:
     # Checks that take more than the arm
 
     def _events(self) -> int:
-        return self._rig.phases.events
+        return self._context.phases.events
 
     def _watch_steps(self) -> int:
         """Run timed steps in the arm's segment, so that a compilation among them shows there."""
         assert self._contender is not None
         self._contender.steps = self._command.steps
-        while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
+        while (done := blocks.run_block(self._context, self._contender, 0)) is None:
             self._arms.handle_commands()
         self.steps += done.steps
         return done.steps
@@ -194,7 +194,7 @@ class ValidateRun:
         most = 1 / wanted if wanted is not None else 1 + margin  # of the base's step time
 
         run = CompareRun(
-            self._rig,
+            self._context,
             protocol.Compare(
                 base=base,
                 other=situation.configuration,
@@ -223,7 +223,7 @@ class ValidateRun:
                 "more_s": answer.more_s,
                 "seconds": run.seconds,
             }
-            self._rig.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
+            self._context.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
             reasons = [*reasons, more_text(answer.more_s, run.seconds)]
         return undecided("; ".join([text, *reasons]))
 
@@ -243,12 +243,12 @@ class ValidateRun:
             settings = {**situation.configuration.settings, "batch": batch}
             other = resolve(
                 msgspec.structs.replace(situation.configuration, settings=settings),
-                self._rig.device,
+                self._context.device,
             )
             try:
                 result = self._one_batch(other)
             finally:
-                self._rig.arms.forget(other, COPY)
+                self._context.arms.forget(other, COPY)
                 free_memory()
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")

@@ -18,7 +18,7 @@ from workbench import protocol
 from workbench.runner.building import arms as arms_module
 from workbench.runner.building.arms import Arms
 from workbench.runner.building.graph_pools import resident_bytes
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import GpuMemory, Memory
 from workbench.runner.instruments.timing import Lap
@@ -156,53 +156,55 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     assert (now.peak_of(time.perf_counter_ns()), now.peak_of(began_ns)) == (300, 250)
 
 
-def test_steps_of_the_phase_before_keep_their_peak_and_tell_nothing_of_the_one_that_began(rig):
+def test_steps_of_the_phase_before_keep_their_peak_and_tell_nothing_of_the_one_that_began(context):
     now = Memory(100.0, 1000.0, 150.0, 0.0, before=900.0, since_ns=50)
-    rig.memory.sample = lambda: now
-    rig.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (20, 40)])
-    assert not [m for m in rig.wire.sent if isinstance(m, protocol.Facts)]
-    rig.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (45, 50)])
-    steps = [m.columns["peak"] for m in rig.wire.sent if isinstance(m, protocol.Steps)]
+    context.memory.sample = lambda: now
+    context.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (20, 40)])
+    assert not [m for m in context.wire.sent if isinstance(m, protocol.Facts)]
+    context.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (45, 50)])
+    steps = [m.columns["peak"] for m in context.wire.sent if isinstance(m, protocol.Steps)]
     assert steps == [[900.0, 900.0], [900.0, 150.0]]
-    (ledger,) = [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+    (ledger,) = [m.ledger for m in context.wire.sent if isinstance(m, protocol.Facts)]
     assert ledger[OWN_PEAK] == 150.0
 
 
 @pytest.fixture
-def rig():
-    rig = Rig(RecordingWire(), torch.device("cpu"))
-    rig.begin_segment()
-    return rig
+def context():
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
+    context.begin_segment()
+    return context
 
 
-def send(rig, phase, *memory):
-    rig.memory.sample = lambda: Memory(0.0, 1000.0, *memory)
-    rig.send_steps([Lap(0, None, 1.0, phase)])
-    return [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+def send(context, phase, *memory):
+    context.memory.sample = lambda: Memory(0.0, 1000.0, *memory)
+    context.send_steps([Lap(0, None, 1.0, phase)])
+    return [m.ledger for m in context.wire.sent if isinstance(m, protocol.Facts)]
 
 
-def test_a_segment_is_told_its_highest_steady_peak_without_what_others_held(rig):
-    assert send(rig, Phase.WARM_UP, 900.0, 0.0) == []
-    (first,) = send(rig, Phase.STEADY, 700.0, 300.0)
+def test_a_segment_is_told_its_highest_steady_peak_without_what_others_held(context):
+    assert send(context, Phase.WARM_UP, 900.0, 0.0) == []
+    (first,) = send(context, Phase.STEADY, 700.0, 300.0)
     assert first == {OWN_PEAK: 400.0, OTHERS: 300.0}
-    assert len(send(rig, Phase.STEADY, 600.0, 300.0)) == 1, "no higher"
-    assert send(rig, Phase.STEADY, 600.0, 100.0)[-1] == {OWN_PEAK: 500.0, OTHERS: 100.0}
-    rig.begin_segment()
-    assert send(rig, Phase.STEADY, 200.0, 0.0)[-1] == {OWN_PEAK: 200.0, OTHERS: 0.0}
-    rig.segment = 0
-    assert len(send(rig, Phase.STEADY, 600.0, 300.0)) == 3, "a block of the first arm again"
+    assert len(send(context, Phase.STEADY, 600.0, 300.0)) == 1, "no higher"
+    assert send(context, Phase.STEADY, 600.0, 100.0)[-1] == {OWN_PEAK: 500.0, OTHERS: 100.0}
+    context.begin_segment()
+    assert send(context, Phase.STEADY, 200.0, 0.0)[-1] == {OWN_PEAK: 200.0, OTHERS: 0.0}
+    context.segment = 0
+    assert len(send(context, Phase.STEADY, 600.0, 300.0)) == 3, "a block of the first arm again"
 
 
-def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(rig):
-    assert send(rig, Phase.STEADY, 700.0, math.nan) == []
-    assert math.isnan(Rig(RecordingWire(), torch.device("cpu")).memory.sample().others_bytes)
+def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(context):
+    assert send(context, Phase.STEADY, 700.0, math.nan) == []
+    assert math.isnan(
+        RunnerContext(RecordingWire(), torch.device("cpu")).memory.sample().others_bytes
+    )
 
 
 def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
     gave, alive = [], []
-    follow = Rig.follow
+    follow = RunnerContext.follow
 
-    def watched(rig, arm):
+    def watched(context, arm):
         if arm is not None:
             step = arm.step
 
@@ -213,10 +215,12 @@ def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
                 return output
 
             monkeypatch.setattr(arm, "step", counted)
-        follow(rig, arm)
+        follow(context, arm)
 
-    monkeypatch.setattr(Rig, "follow", watched)
-    run = Run(Rig(RecordingWire(), CPU), protocol.Start(configuration=requested(), steps=4))
+    monkeypatch.setattr(RunnerContext, "follow", watched)
+    run = Run(
+        RunnerContext(RecordingWire(), CPU), protocol.Start(configuration=requested(), steps=4)
+    )
     with pytest.raises(RunEnded, match="done"):
         run.execute()
     assert gave and not alive

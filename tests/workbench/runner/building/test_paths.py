@@ -14,7 +14,7 @@ from workbench.claims._claim import Results, Unmeasured
 from workbench.claims._read import memory_share, speed_up, with_effect
 from workbench.runner.building.paths import path_text
 from workbench.runner.catalogue import catalogue
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import interleaving
 
 
@@ -23,7 +23,7 @@ def attributed(monkeypatch):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
 
     def attributed(base, toggles):
-        study, _ = attribute(Rig(RecordingWire(), CPU), base, toggles)
+        study, _ = attribute(RunnerContext(RecordingWire(), CPU), base, toggles)
         return study
 
     return attributed

@@ -14,7 +14,7 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.data import make_batches
 from workbench.runner.decoding.generated_text import Spelling
 from workbench.runner.decoding.rounds import Rounds
@@ -196,10 +196,10 @@ class FakeWire:
 
 def ran(configuration, steps):
     """Return the messages of a run of so many steps."""
-    rig = Rig(FakeWire(), CPU)
+    context = RunnerContext(FakeWire(), CPU)
     with pytest.raises(RunEnded, match="done"):
-        Run(rig, protocol.Start(configuration=configuration, steps=steps)).execute()
-    return rig.wire.sent
+        Run(context, protocol.Start(configuration=configuration, steps=steps)).execute()
+    return context.wire.sent
 
 
 def recorded(messages):

@@ -9,28 +9,28 @@ from test_generating import CPU, DECODERS, NEW, FakeWire, requested
 
 from models import read_state
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.failures import Mistake
 
 
-def ran(configuration, steps, rig=None, **states):
+def ran(configuration, steps, context=None, **states):
     """Run so many steps.
 
     Return the ledger of the only segment, and the notes.
     """
-    rig = rig or Rig(FakeWire(), CPU)
-    rig.wire.sent.clear()
+    context = context or RunnerContext(FakeWire(), CPU)
+    context.wire.sent.clear()
     names = {name: path if name == "check" else str(path) for name, path in states.items()}
     with pytest.raises(RunEnded, match="done"):
-        Run(rig, protocol.Start(configuration=configuration, steps=steps, **names)).execute()
+        Run(context, protocol.Start(configuration=configuration, steps=steps, **names)).execute()
     ledger = {}
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         if isinstance(message, protocol.Generated):
             ledger = {} if message.start == 0 else ledger
             ledger["prompt"] = ledger.get("prompt", "") + message.prompt
             ledger["text"] = ledger.get("text", "") + message.text
-    return ledger, [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
+    return ledger, [m.text for m in context.wire.sent if isinstance(m, protocol.Note)]
 
 
 def same(first, second):
@@ -80,11 +80,11 @@ def test_decoding_in_two_parts_ends_where_one_run_ends(family, first, tmp_path):
 
 
 def test_a_model_that_is_built_already_goes_back_to_the_file(tmp_path):
-    rig, configuration = Rig(FakeWire(), CPU), requested("hydra", "generate")
-    ran(configuration, 3, rig, save_state=tmp_path / "part")
-    ran(configuration, 4, rig, save_state=tmp_path / "moved")
+    context, configuration = RunnerContext(FakeWire(), CPU), requested("hydra", "generate")
+    ran(configuration, 3, context, save_state=tmp_path / "part")
+    ran(configuration, 4, context, save_state=tmp_path / "moved")
     assert not same(tmp_path / "part", tmp_path / "moved")
-    ran(configuration, 4, rig, load_state=tmp_path / "part", save_state=tmp_path / "again")
+    ran(configuration, 4, context, load_state=tmp_path / "part", save_state=tmp_path / "again")
     assert same(tmp_path / "again", tmp_path / "moved")
 
 
@@ -113,13 +113,13 @@ def test_a_state_of_something_else_is_refused_by_a_sentence(changes, sentence, t
     configuration = msgspec.structs.replace(requested("hydra", "generate"), **changes)
     start = protocol.Start(configuration=configuration, steps=2, load_state=str(path))
     with pytest.raises(Mistake) as refusal:
-        Run(Rig(FakeWire(), CPU), start).execute()
+        Run(RunnerContext(FakeWire(), CPU), start).execute()
     assert sentence in str(refusal.value)
 
 
 def test_a_file_that_is_no_state_is_refused_before_anything_is_built(tmp_path):
     (tmp_path / "text").write_text("no state")
-    rig = Rig(FakeWire(), CPU)
+    context = RunnerContext(FakeWire(), CPU)
     for path, sentence in [
         (tmp_path / "text", "is not a saved decode state, or is damaged"),
         (tmp_path / "none", "No such file"),
@@ -128,8 +128,8 @@ def test_a_file_that_is_no_state_is_refused_before_anything_is_built(tmp_path):
             configuration=requested("hydra", "generate"), steps=2, load_state=str(path)
         )
         with pytest.raises(Mistake, match=sentence):
-            Run(rig, start).execute()
-    assert rig.segments == 0
+            Run(context, start).execute()
+    assert context.segments == 0
 
 
 def test_a_runner_of_its_own_saves_a_state_and_goes_on_from_it(runner, tmp_path):

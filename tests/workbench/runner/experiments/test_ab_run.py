@@ -23,7 +23,6 @@ from runner_driver import Driver
 
 from models.execution.cuda_graph import CaptureError
 from sessions.model import Configuration, Numerics, Phase
-from sessions.storage import hdf5
 from sessions.verdicts import verdict, work
 from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
@@ -32,7 +31,7 @@ from workbench.client.journal import Journal
 from workbench.client.recorder import Recorder
 from workbench.runner.building.labels import title
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import blocks, interleaving
 from workbench.runner.experiments.run import RunEnded
@@ -120,28 +119,6 @@ def test_a_truly_slower_arm_is_called_slower_and_the_faster_one_faster(runner, s
     comparison = compare_pairs(runner, deep, small, 20, order="abba")
     assert comparison.verdict == "FASTER" and comparison.high < 0.5
     assert comparison.order[:8] == [0, 1, 1, 0, 0, 1, 1, 0]
-
-
-def test_an_option_that_equals_another_models_field_builds_the_same_model(runner, small, tmp_path):
-    """The ratio got the heading "different models" for the name of the toggle alone."""
-    first, second = (
-        with_(small, model={**small.model, "window": window}, settings={"batch": 1, "sequence": 33})
-        for window in (32, 16)
-    )
-    compare_pairs(runner, first, with_(second, toggles={"window": "32"}), 1)
-    hdf5.save(runner.session, tmp_path / "s.h5")
-    session = hdf5.load(tmp_path / "s.h5")
-    assert work.DIFFERENCE not in session.comparisons[-1].facts
-    assert work.difference_of_segments(*session.segments[-2:]) == ("", [])
-
-
-def test_a_speed_is_expected_of_one_model_only(runner, small):
-    deep = with_(small, model={**small.model, "n_layers": 3})
-    runner.send(protocol.Compare(base=small, other=deep, require_same_work=True))
-    assert runner.finish().reason == "failed"
-    failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
-    assert failure.kind == "mistake"
-    assert failure.sentence.startswith("A and B are different models (model.n_layers), and the")
 
 
 def test_training_arms_are_compared_by_their_losses_too(runner, small):
@@ -233,54 +210,56 @@ def test_a_runner_that_is_killed_leaves_every_block_in_the_journal(tmp_path, sma
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig(RecordingWire(), torch.device("cpu"))
+def context() -> RunnerContext:
+    return RunnerContext(RecordingWire(), torch.device("cpu"))
 
 
-def test_a_base_whose_numbers_are_known_is_not_checked_again(rig, small, monkeypatch):
+def test_a_base_whose_numbers_are_known_is_not_checked_again(context, small, monkeypatch):
     check, arms = interleaving.comparison.check, []
     monkeypatch.setattr(
         interleaving.comparison, "check", lambda arm, *rest: arms.append(arm) or check(arm, *rest)
     )
     known = Numerics(reference="float64", ok=True, text="checked before")
     command = protocol.Compare(base=small, other=small, budget_s=0.2)
-    run = CompareRun(rig, command, base_numerics=known)
+    run = CompareRun(context, command, base_numerics=known)
     run.execute()
     assert len(arms) == 1 and run.numerics[0] is known and run.numerics[1].ok
-    sent = [m for m in rig.wire.sent if isinstance(m, protocol.NumericsChecked)]
+    sent = [m for m in context.wire.sent if isinstance(m, protocol.NumericsChecked)]
     assert [(message.arm, message.numerics is known) for message in sent] == [(0, True), (1, False)]
 
 
-def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):
-    """Let the rig's first arm compile something in each step of so-manyth blocks of its own."""
-    situation = resolve(small, rig.device)
-    arm = rig.arms.get(situation, rig.phases)
+def disturbed(context: RunnerContext, small: Configuration, blocks: Container[int]):
+    """Let the first arm compile something in each step of so-manyth blocks of its own."""
+    situation = resolve(small, context.device)
+    arm = context.arms.get(situation, context.phases)
     step = arm.step
 
     def disturb() -> torch.Tensor:
-        done = [message for message in rig.wire.sent if isinstance(message, protocol.BlockDone)]
+        done = [message for message in context.wire.sent if isinstance(message, protocol.BlockDone)]
         if sum(message.block.arm == 0 for message in done) in blocks:
-            with rig.phases.during(Phase.COMPILE):
+            with context.phases.during(Phase.COMPILE):
                 pass
         return step()
 
     arm.step = disturb
 
 
-def recorded(rig: Rig):
+def recorded(context: RunnerContext):
     """Return the comparison that the sent messages make, and the session."""
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(message)
     (comparison,) = recorder.session.comparisons
     return comparison, recorder.session
 
 
-def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, small, monkeypatch):
+def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(
+    context, small, monkeypatch
+):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.3)
-    disturbed(rig, small, blocks=(2, 3))
-    CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
-    comparison, session = recorded(rig)
+    disturbed(context, small, blocks=(2, 3))
+    CompareRun(context, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
+    comparison, session = recorded(context)
     voids = [block for block, void in enumerate(comparison.voids) if void]
     assert [comparison.voids[block] for block in voids] == ["a compile happened in it"] * 2
     assert {comparison.order[block] for block in voids} == {0}
@@ -296,11 +275,11 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, 
 
 
 @pytest.mark.slow
-def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, monkeypatch):
+def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(context, small, monkeypatch):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.2)
-    disturbed(rig, small, blocks=range(10_000))
-    CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=300)).execute()
-    comparison, _ = recorded(rig)
+    disturbed(context, small, blocks=range(10_000))
+    CompareRun(context, protocol.Compare(base=small, other=small, budget_s=300)).execute()
+    comparison, _ = recorded(context)
     assert comparison.verdict == "UNDECIDED" and comparison.facts["pairs"] == 0
     assert any(
         "not counted: a compile happened in it" in reason for reason in comparison.facts["reasons"]
@@ -311,10 +290,10 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, 
     "short", ["while building", pytest.param("in a later step", marks=pytest.mark.slow)]
 )
 def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so(
-    rig, small, monkeypatch, short
+    context, small, monkeypatch, short
 ):
     built = []
-    build = rig.arms._build
+    build = context.arms._build
 
     def need_room() -> None:
         gc.collect()
@@ -336,11 +315,11 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         arm.step = tight
         return arm
 
-    monkeypatch.setattr(rig.arms, "_build", build_one_at_a_time)
+    monkeypatch.setattr(context.arms, "_build", build_one_at_a_time)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
-    comparison, session = recorded(rig)
-    announced = [m for m in rig.wire.sent if isinstance(m, protocol.ComparisonStarted)]
+    CompareRun(context, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
+    comparison, session = recorded(context)
+    announced = [m for m in context.wire.sent if isinstance(m, protocol.ComparisonStarted)]
     assert announced[0].request["rebuilt_each_block"] is (short == "while building")
     assert comparison.facts["rebuilt_each_block"] is True
     said = "The arms do not fit in memory together: each block built its arm anew."
@@ -353,29 +332,29 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
 
 @pytest.mark.parametrize("cured", [True, False], ids=["memory", "a synchronization"])
 def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
-    rig, small, monkeypatch, cured
+    context, small, monkeypatch, cured
 ):
     builds = itertools.count()
-    build = rig.arms._build
+    build = context.arms._build
 
     def capture(situation, phases, copy):
         if (at := next(builds)) == 1 or (at and not cured):
             raise CaptureError("operation not permitted when stream is capturing")
         return build(situation, phases, copy)
 
-    monkeypatch.setattr(rig.arms, "_build", capture)
+    monkeypatch.setattr(context.arms, "_build", capture)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=0.2))
+    run = CompareRun(context, protocol.Compare(base=small, other=small, budget_s=0.2))
     with contextlib.nullcontext() if cured else pytest.raises(CaptureError):
         run.execute()
-    notes = [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
+    notes = [m.text for m in context.wire.sent if isinstance(m, protocol.Note)]
     assert notes[0].startswith(
         "B: trying again with the memory free: The step could not be captured"
     )
     assert "not permitted when stream is capturing" in notes[0]
     assert not any("fit in memory" in text for text in notes)
     if cured:
-        comparison, _ = recorded(rig)
+        comparison, _ = recorded(context)
         why = "B could be captured only with the memory to itself"
         assert notes[1:] == [f"{why}: each block builds its arm anew"]
         assert f"{why}: each block built its arm anew." in remarks(comparison)
@@ -383,12 +362,14 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
         assert len(notes) == 1 and next(builds) == 3, "once more, and no oftener"
 
 
-def paired(rig, small, monkeypatch, logs, budget_s=300.0, **options):
+def paired(context, small, monkeypatch, logs, budget_s=300.0, **options):
     """Compare with pairs of these log ratios, which take no time; the run, and when it judged."""
     for step in ("begin", "settle"):
         monkeypatch.setattr(interleaving.Alternation, step, lambda self, contender: None)
     monkeypatch.setattr(CompareRun, "_look_at", lambda self, contender: None)
-    run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=budget_s), **options)
+    run = CompareRun(
+        context, protocol.Compare(base=small, other=small, budget_s=budget_s), **options
+    )
 
     def pair(number, turned):
         for arm, log in enumerate((0.0, logs[number])):
@@ -405,37 +386,41 @@ def edge(count, log, scatter=0.004):
 
 
 def test_a_narrow_interval_over_the_edge_does_not_end_it_while_there_is_time(
-    rig, small, monkeypatch
+    context, small, monkeypatch
 ):
     margin = math.log1p(verdict.REGION)
     logs = np.concatenate([edge(30, margin), edge(400, margin + 0.004)])
-    run = paired(rig, small, monkeypatch, logs)
+    run = paired(context, small, monkeypatch, logs)
     assert run.judgement.verdict == "SLOWER" and run.judgement.pairs > 40
-    same = paired(rig, small, monkeypatch, edge(400, 0.0))
+    same = paired(context, small, monkeypatch, edge(400, 0.0))
     assert same.judgement.verdict == "SAME" and same.judgement.pairs < 20
 
 
-def test_what_is_asked_for_may_be_another_edge(rig, small, monkeypatch):
+def test_what_is_asked_for_may_be_another_edge(context, small, monkeypatch):
     logs = edge(400, -0.2)
-    run = paired(rig, small, monkeypatch, logs, decides=lambda comparison: comparison.pairs >= 30)
-    assert run.judgement.pairs == 30 > paired(rig, small, monkeypatch, logs).judgement.pairs
+    run = paired(
+        context, small, monkeypatch, logs, decides=lambda comparison: comparison.pairs >= 30
+    )
+    assert run.judgement.pairs == 30 > paired(context, small, monkeypatch, logs).judgement.pairs
 
 
-def test_what_judging_needs_is_loaded_before_the_time_of_the_budget_begins(rig, small, monkeypatch):
+def test_what_judging_needs_is_loaded_before_the_time_of_the_budget_begins(
+    context, small, monkeypatch
+):
     import scipy
 
     monkeypatch.delitem(sys.modules, "scipy.stats")
     monkeypatch.delattr(scipy, "stats")
     loaded = []
-    send = rig.wire.send
+    send = context.wire.send
 
     def watch(message):
         send(message)
         if isinstance(message, protocol.State) and message.text == "Alternating A and B":
             loaded.append("scipy.stats" in sys.modules)
 
-    monkeypatch.setattr(rig.wire, "send", watch)
-    paired(rig, small, monkeypatch, edge(40, 0.0))
+    monkeypatch.setattr(context.wire, "send", watch)
+    paired(context, small, monkeypatch, edge(40, 0.0))
     assert loaded == [True]
 
 
@@ -463,16 +448,16 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
         now[0] += step_ms
 
     pace = ((lambda: False), step)
-    rig = types.SimpleNamespace(
+    context = types.SimpleNamespace(
         clock=make_clock(torch.device("cpu")),
         phases=types.SimpleNamespace(step_phase=lambda _: Phase.STEADY),
         watchdog=types.SimpleNamespace(beat_ns=0),
         wire=types.SimpleNamespace(waiting=False),
     )
-    assert blocks._run(rig, pace, planned, 50.0)[0] == made
-    assert blocks._run(rig, pace, planned)[0] == planned
-    rig.wire.waiting = True
-    assert blocks._run(rig, pace, planned, 50.0)[0] == 0
+    assert blocks._run(context, pace, planned, 50.0)[0] == made
+    assert blocks._run(context, pace, planned)[0] == planned
+    context.wire.waiting = True
+    assert blocks._run(context, pace, planned, 50.0)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -497,19 +482,19 @@ def test_a_throttled_clock_voids_a_block(samples, said):
 @pytest.mark.parametrize(
     ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
 )
-def test_a_command_ends_a_block_early_and_it_is_not_recorded(rig, small, command, error):
-    run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=300))
-    send = rig.wire.send
+def test_a_command_ends_a_block_early_and_it_is_not_recorded(context, small, command, error):
+    run = CompareRun(context, protocol.Compare(base=small, other=small, budget_s=300))
+    send = context.wire.send
 
     def order(message: protocol.Message) -> None:
         send(message)
         if isinstance(message, protocol.BlockDone):
-            rig.wire.commands.append(command)
+            context.wire.commands.append(command)
 
-    rig.wire.send = order
+    context.wire.send = order
     with pytest.raises(error):
         run.execute()
-    comparison, session = recorded(rig)
+    comparison, session = recorded(context)
     assert len(comparison.order) == 1 and comparison.facts["final"]
     steps = session.segments[1 - comparison.order[0]].steps
     assert not steps["block"].any()

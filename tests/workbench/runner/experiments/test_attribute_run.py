@@ -22,7 +22,7 @@ from sessions.verdicts import work
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.paired import blocks, interleaving
 from workbench.runner.experiments.run import RunEnded
@@ -39,21 +39,21 @@ def train(small):
 
 
 @pytest.fixture
-def rig(monkeypatch) -> Rig:
+def context(monkeypatch) -> RunnerContext:
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    return Rig(RecordingWire(), torch.device("cpu"))
+    return RunnerContext(RecordingWire(), torch.device("cpu"))
 
 
-def attribute(rig: Rig, base, toggles, **options):
+def attribute(context: RunnerContext, base, toggles, **options):
     """Run in this process; the study that what was sent makes, and the session."""
     command = protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 0.8, **options})
-    AttributeRun(rig, command).execute()
-    return recorded(rig)
+    AttributeRun(context, command).execute()
+    return recorded(context)
 
 
-def recorded(rig: Rig):
+def recorded(context: RunnerContext):
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(protocol.decode_message(protocol.encode(message)))
     (study,) = recorder.session.studies
     return study, recorder.session
@@ -109,10 +109,10 @@ SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."
     ids=["beside others", "on another rank", "alone"],
 )
 def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
-    rig, small, monkeypatch, counts, error
+    context, small, monkeypatch, counts, error
 ):
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: counts))
-    build = rig.arms._build
+    build = context.arms._build
 
     def tight(situation, phases, copy):
         option = situation.configuration.toggles
@@ -120,8 +120,8 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
             raise error
         return build(situation, phases, copy)
 
-    monkeypatch.setattr(rig.arms, "_build", tight)
-    study, session = attribute(rig, small, {"rope_cache": "shared", "attention": "manual"})
+    monkeypatch.setattr(context.arms, "_build", tight)
+    study, session = attribute(context, small, {"rope_cache": "shared", "attention": "manual"})
     states = [row["state"] for row in rows(study, "arms")]
     assert states == ["measured", "out of memory", "measured"]
     step, joint, total = (row for row in rows(study, "effects") if row["quantity"] == "time")
@@ -137,10 +137,10 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
 
 @pytest.mark.slow  # the machinery is that of a comparison, which has this test too
 def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so(
-    rig, small, monkeypatch
+    context, small, monkeypatch
 ):
     built = []
-    build = rig.arms._build
+    build = context.arms._build
 
     def one_at_a_time(situation, phases, copy):
         gc.collect()
@@ -150,8 +150,8 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         built.append(weakref.ref(arm))
         return arm
 
-    monkeypatch.setattr(rig.arms, "_build", one_at_a_time)
-    study, session = attribute(rig, small, {"rope_cache": "shared"})
+    monkeypatch.setattr(context.arms, "_build", one_at_a_time)
+    study, session = attribute(context, small, {"rope_cache": "shared"})
     assert study.facts["rebuilt_each_block"]
     assert {row["state"] for row in rows(study, "arms")} == {"measured"}
     blocks = study.tables["blocks"]
@@ -160,10 +160,10 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     assert any("do not fit in memory together" in event.text for event in session.events)
 
 
-def test_memory_is_counted_with_nothing_else_built(rig, small, monkeypatch):
+def test_memory_is_counted_with_nothing_else_built(context, small, monkeypatch):
     alive = []
     built = []
-    build = rig.arms._build
+    build = context.arms._build
 
     def remember(situation, phases, copy):
         arm = build(situation, phases, copy)
@@ -173,12 +173,14 @@ def test_memory_is_counted_with_nothing_else_built(rig, small, monkeypatch):
     def sample() -> Memory:
         count = sum(reference() is not None for reference in built)
         alive.append(count)
-        return Memory(0.0, float("nan"), 1000.0 * count + 100 * len(rig.arms._weights) + len(built))
+        return Memory(
+            0.0, float("nan"), 1000.0 * count + 100 * len(context.arms._weights) + len(built)
+        )
 
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: True))
-    monkeypatch.setattr(rig.arms, "_build", remember)
-    monkeypatch.setattr(rig.memory, "sample", sample)
-    study, _ = attribute(rig, small, {"rope_cache": "shared", "precision": "bf16"})
+    monkeypatch.setattr(context.arms, "_build", remember)
+    monkeypatch.setattr(context.memory, "sample", sample)
+    study, _ = attribute(context, small, {"rope_cache": "shared", "precision": "bf16"})
     peaks = [row["peak_bytes"] for row in rows(study, "arms")]
     assert peaks == [1101, 1102, 1103], "each arm alone, in turn"
     assert max(alive) == 3, "and all together while they alternate"
@@ -193,39 +195,39 @@ def test_memory_is_counted_with_nothing_else_built(rig, small, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
 )
-def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
-    send = rig.wire.send
+def test_whoever_ends_it_keeps_what_was_measured(context, small, command, error):
+    send = context.wire.send
 
     def order(message: protocol.Message) -> None:
         send(message)
-        done = [m for m in rig.wire.sent if isinstance(m, protocol.StudyRows)]
-        if sum(m.table == "blocks" for m in done) == 5 and not rig.wire.commands:
-            rig.wire.commands.append(command)
+        done = [m for m in context.wire.sent if isinstance(m, protocol.StudyRows)]
+        if sum(m.table == "blocks" for m in done) == 5 and not context.wire.commands:
+            context.wire.commands.append(command)
 
-    rig.wire.send = order
+    context.wire.send = order
     with pytest.raises(error):
-        attribute(rig, small, {"rope_cache": "shared"}, budget_s=300)
-    study, _ = recorded(rig)
+        attribute(context, small, {"rope_cache": "shared"}, budget_s=300)
+    study, _ = recorded(context)
     assert len(study.tables["blocks"]["round"]) == 5
     assert study.facts["final"] and study.facts["rounds"] == 3
     (step, _) = rows(study, "effects")
     assert step["rounds"] == 2 and np.isfinite(step["ratio"])
 
 
-def test_an_option_that_the_base_has_by_itself_is_no_other_model(rig, small):
+def test_an_option_that_the_base_has_by_itself_is_no_other_model(context, small):
     for window, is_same in ((32, True), (16, False)):
         model = {**small.model, "window": window}
         base = msgspec.structs.replace(small, model=model, settings={"batch": 1, "sequence": 33})
-        rig.wire.sent.clear()
-        study, _ = attribute(rig, base, {"window": "32"}, budget_s=0.2)
+        context.wire.sent.clear()
+        study, _ = attribute(context, base, {"window": "32"}, budget_s=0.2)
         assert (study.request.get(work.SAME_MODEL) == ["window"]) is is_same
         cells = {cell for row in effects_table(study).rows for cell in row}
         assert (work.DIFFERENT_MODELS in cells) is not is_same
 
 
-def test_every_combination_is_an_arm_of_a_factorial(rig, small):
+def test_every_combination_is_an_arm_of_a_factorial(context, small):
     toggles = {"rope_cache": "shared", "attention": "manual"}
-    study, _ = attribute(rig, small, toggles, mode="factorial", budget_s=0.3)
+    study, _ = attribute(context, small, toggles, mode="factorial", budget_s=0.3)
     titles = [row["title"] for row in rows(study, "arms")]
     assert titles == ["base", "rope_cache=shared", "attention=manual",
                       "rope_cache=shared, attention=manual"]  # fmt: skip
@@ -235,10 +237,10 @@ def test_every_combination_is_an_arm_of_a_factorial(rig, small):
 
 @pytest.mark.parametrize("mode", ["factorial", "shapley", "leave-one-out"])
 def test_toggles_that_need_each_other_are_attributed_in_whichever_order_they_are_named(
-    rig, small, mode
+    context, small, mode
 ):
     toggles = {"sdp_flash": "forbidden", "rope_cache": "shared", "attention": "sdpa"}
-    study, _ = attribute(rig, small, toggles, mode=mode, budget_s=0.3)
+    study, _ = attribute(context, small, toggles, mode=mode, budget_s=0.3)
     assert not rows(study, "blocked"), "flash can be forbidden once SDPA is chosen"
     arms = rows(study, "arms")
     assert {arm["state"] for arm in arms} == {"measured"}
@@ -254,10 +256,10 @@ def test_toggles_that_need_each_other_are_attributed_in_whichever_order_they_are
     assert np.prod(shares) == pytest.approx(effects[-1]["ratio"]), "they make up the total"
 
 
-def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, small):
+def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(context, small):
     base = msgspec.structs.replace(small, toggles={"attention": "manual"})
-    _, session = attribute(rig, base, {"rope_cache": "shared"}, budget_s=0.2)
-    expected = resolve(base, rig.device).configuration
+    _, session = attribute(context, base, {"rope_cache": "shared"}, budget_s=0.2)
+    expected = resolve(base, context.device).configuration
     assert session.segments[0].configuration == expected
     assert session.segments[1].configuration.toggles == {**expected.toggles, "rope_cache": "shared"}
 
@@ -275,20 +277,20 @@ def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, 
     ],
 )
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(
-    rig, train, toggles, options, sentence
+    context, train, toggles, options, sentence
 ):
     with pytest.raises(ValueError, match=sentence):
-        attribute(rig, train, toggles, **options)
-    assert not rig.wire.sent
+        attribute(context, train, toggles, **options)
+    assert not context.wire.sent
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_rest_is_measured(
-    rig, small, monkeypatch, alone
+    context, small, monkeypatch, alone
 ):
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: alone))
     compiled: set[str] = set()  # what a second build need not do again
-    build = rig.arms._build
+    build = context.arms._build
 
     def slow(situation, phases, copy):
         compiled.add(str(situation.configuration.toggles))
@@ -297,11 +299,11 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
     def later(_) -> float:
         return time.perf_counter() + 25.0 * len(compiled)
 
-    monkeypatch.setattr(rig.arms, "_build", slow)
+    monkeypatch.setattr(context.arms, "_build", slow)
     monkeypatch.setattr(interleaving.Alternation, "now", later)
     toggles = {"rope_cache": "shared", "attention": "manual", "triton_rope": "torch"}
     # Alone, each is looked at and then built once more, for which a third of the time is kept.
-    study, _ = attribute(rig, small, toggles, build_s=70.0 if alone else 45.0, budget_s=0.2)
+    study, _ = attribute(context, small, toggles, build_s=70.0 if alone else 45.0, budget_s=0.2)
     arms = rows(study, "arms")
     assert [row["state"] for row in arms] == ["measured", "measured", "not built", "not built"]
     assert arms[2]["reason"].startswith("building those before it took 5")
@@ -310,13 +312,13 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
     assert step["reason"] != arms[2]["reason"]
 
 
-def test_a_time_for_building_that_is_none_is_refused(rig, small):
+def test_a_time_for_building_that_is_none_is_refused(context, small):
     with pytest.raises(Mistake, match="build_s = 0 is outside"):
-        attribute(rig, small, {"rope_cache": "shared"}, build_s=0.0)
+        attribute(context, small, {"rope_cache": "shared"}, build_s=0.0)
 
 
 def test_the_backward_pass_is_timed_by_itself_with_what_checkpointing_computes_again(
-    rig, train, monkeypatch
+    context, train, monkeypatch
 ):
     ran: dict[str, set[int]] = {}  # how many blocks each call ran forward
 
@@ -338,7 +340,7 @@ def test_the_backward_pass_is_timed_by_itself_with_what_checkpointing_computes_a
         return calling("ready", ready), calling("step", step)
 
     monkeypatch.setattr(blocks, "backward_pass", counted)
-    study, session = attribute(rig, train, {"checkpointing": "full"}, timed="backward")
+    study, session = attribute(context, train, {"checkpointing": "full"}, timed="backward")
     assert ran == {"ready": {2}, "step": {0, 2}}, "with checkpointing, both blocks run again"
     assert study.request["timed"] == "backward" and "backward pass" in study.title
     assert "backward pass" in headline(study)
@@ -346,9 +348,9 @@ def test_the_backward_pass_is_timed_by_itself_with_what_checkpointing_computes_a
         assert Phase.STEADY not in segment.steps["phase"], "parts of steps are no steady steps"
 
 
-def test_what_has_no_backward_pass_of_its_own_is_refused(rig, small, train):
+def test_what_has_no_backward_pass_of_its_own_is_refused(context, small, train):
     with pytest.raises(Mistake, match="only a training step has a backward pass"):
-        attribute(rig, small, {"triton": "on"}, timed="backward")
+        attribute(context, small, {"triton": "on"}, timed="backward")
     arm = SimpleNamespace(
         trainer=object(), divided=None, situation=SimpleNamespace(has=lambda trait: True)
     )

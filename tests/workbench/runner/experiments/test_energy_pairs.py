@@ -14,7 +14,7 @@ from sessions.verdicts.energy import energy_of_pairs
 from workbench import protocol
 from workbench.charts.plot import Run as Shown
 from workbench.plots import PLOTS
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import energy_pairs, interleaving
 from workbench.runner.instruments import energy
@@ -61,10 +61,10 @@ def compared(small, monkeypatch):
         monkeypatch.setattr(energy_pairs, "BLOCK_S", 0.1)
         monkeypatch.setattr(energy, "LAG_S", 0.02)
         monkeypatch.setattr(energy, "POLL_S", 0.002)
-        rig = Rig(RecordingWire(), torch.device("cpu"))
+        context = RunnerContext(RecordingWire(), torch.device("cpu"))
         request = {"budget_s": 3.0, "build_count": 1, "half_width": 0.9, **changes}
-        CompareRun(rig, protocol.Compare(base=small, other=small, **request)).execute()
-        session = session_of(rig)
+        CompareRun(context, protocol.Compare(base=small, other=small, **request)).execute()
+        session = session_of(context)
         return energy_of_pairs(session.comparisons[0]), session
 
     return compare

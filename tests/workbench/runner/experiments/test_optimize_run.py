@@ -30,7 +30,7 @@ from sessions.studies.optimization.words import (
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import optimize_bench
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.optimize_bench import RunnerBench
@@ -46,35 +46,35 @@ STEPS_PER_S = 100  # of the clock by which a search here counts its budget, howe
 
 
 @pytest.fixture
-def rig(monkeypatch, tmp_path) -> Rig:
+def context(monkeypatch, tmp_path) -> RunnerContext:
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     monkeypatch.setattr(optimize_bench, "WARM_UP_S", 0.1)
     monkeypatch.setattr(blocks, "MIN_BLOCK_MS", 1.0)
     monkeypatch.setattr(energy, "CpuEnergy", lambda: CpuEnergy(tmp_path))  # no RAPL
     monkeypatch.setattr(blocks, "MIN_BLOCK_STEPS", 5)
     monkeypatch.setattr(RunnerBench, "now", lambda bench: bench.alternation.steps / STEPS_PER_S)
-    return Rig(RecordingWire(), torch.device("cpu"))
+    return RunnerContext(RecordingWire(), torch.device("cpu"))
 
 
-def optimize(rig: Rig, base, **options):
+def optimize(context: RunnerContext, base, **options):
     """Run in this process; return the study that the messages make."""
     options = {"budget_s": 20.0, "half_width": 0.05, "include": SEARCHED, **options}
-    OptimizeRun(rig, protocol.Optimize(base=base, **options)).execute()
-    return newest(recorded(rig))
+    OptimizeRun(context, protocol.Optimize(base=base, **options)).execute()
+    return newest(recorded(context))
 
 
-def recorded(rig: Rig):
+def recorded(context: RunnerContext):
     """Return the session that the messages make."""
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(protocol.decode_message(protocol.encode(message)))
     return recorder.session
 
 
-def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(rig, small, tmp_path):
+def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(context, small, tmp_path):
     base = msgspec.structs.replace(small, toggles={"attention": "manual"})
-    optimize(rig, base, seed=1, budget_s=12.0)
-    session = recorded(rig)
+    optimize(context, base, seed=1, budget_s=12.0)
+    session = recorded(context)
     hdf5.save(session, tmp_path / "o.h5")
     study = newest(hdf5.load(tmp_path / "o.h5"))
     for name, columns in study.tables.items():
@@ -100,8 +100,8 @@ def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(rig, s
     assert any(label.startswith("configuration 0: start") for label in labels)
 
 
-def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, monkeypatch):
-    check, build = interleaving.comparison.check, rig.arms._build
+def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(context, small, monkeypatch):
+    check, build = interleaving.comparison.check, context.arms._build
 
     def checked(arm, situation, *rest):
         if situation.option("attention") == "sdpa_math":
@@ -125,9 +125,9 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, 
     chance = np.random.default_rng(0)
     run_block = RunnerBench._block
     monkeypatch.setattr(interleaving.comparison, "check", checked)
-    monkeypatch.setattr(rig.arms, "_build", built)
+    monkeypatch.setattr(context.arms, "_build", built)
     monkeypatch.setattr(RunnerBench, "_block", planted)
-    study = optimize(rig, small, half_width=0.02)
+    study = optimize(context, small, half_width=0.02)
     by_title = {row["title"]: row for row in rows(study, CANDIDATES)}
     assert by_title["attention=manual"]["state"] == "out of memory"
     assert "2.00 GiB more was needed" in by_title["attention=manual"]["reason"]
@@ -141,11 +141,11 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(rig, small, 
     assert gain["low"] < 0.9 < gain["high"]
 
 
-def test_an_option_comes_with_what_it_needs(rig, small):
-    base = resolve(small, rig.device)
-    run = OptimizeRun(rig, protocol.Optimize(base=small, include=["attention", "sdp_math"]))
+def test_an_option_comes_with_what_it_needs(context, small):
+    base = resolve(small, context.device)
+    run = OptimizeRun(context, protocol.Optimize(base=small, include=["attention", "sdp_math"]))
     dimensions = run._dimensions(base)
-    bench = RunnerBench(rig, base, dimensions, "time", 60.0, 0)
+    bench = RunnerBench(context, base, dimensions, "time", 60.0, 0)
     point = tuple("forbidden" if d.name == "sdp_math" else d.start for d in dimensions)
     usable, reason = bench.usable(point)
     if base.option("attention") != "sdpa":
@@ -156,18 +156,18 @@ def test_an_option_comes_with_what_it_needs(rig, small):
 @pytest.mark.parametrize(
     ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
 )
-def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
-    send = rig.wire.send
+def test_whoever_ends_it_keeps_what_was_measured(context, small, command, error):
+    send = context.wire.send
 
     def order(message: protocol.Message) -> None:
         send(message)
         if isinstance(message, protocol.StudyRows) and message.table == "blocks":
-            rig.wire.commands.append(command)
+            context.wire.commands.append(command)
 
-    rig.wire.send = order
+    context.wire.send = order
     with pytest.raises(error):
-        optimize(rig, small, budget_s=300.0)
-    study = newest(recorded(rig))
+        optimize(context, small, budget_s=300.0)
+    study = newest(recorded(context))
     assert len(study.tables["blocks"]["round"]) >= 1
     assert study.facts["final"] and not study.facts["complete"]
     assert best_row(study)["title"] == "start"
@@ -189,21 +189,23 @@ def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
         ({"include": ["cuda_graphs"]}, "no toggle that may be searched has a second option"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_one_sentence(rig, small, options, sentence):
+def test_what_cannot_be_searched_is_refused_in_one_sentence(context, small, options, sentence):
     with pytest.raises(Mistake, match=sentence):
-        optimize(rig, small, **options)
-    assert not rig.wire.sent
+        optimize(context, small, **options)
+    assert not context.wire.sent
 
 
-def test_a_toggle_of_any_origin_that_makes_another_model_is_not_searched(rig, small, monkeypatch):
+def test_a_toggle_of_any_origin_that_makes_another_model_is_not_searched(
+    context, small, monkeypatch
+):
     toggle = dataclasses.replace(all_toggles()["rope_cache"], configure=lambda option, config: {})
     monkeypatch.setitem(all_toggles(), toggle.name, toggle)
     with pytest.raises(Mistake, match="toggle rope_cache makes another model"):
-        optimize(rig, small, include=[toggle.name])
+        optimize(context, small, include=[toggle.name])
 
 
-def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(rig, small):
-    study = optimize(rig, small, include=["rope_cache"], batches=[4], budget_s=6.0, seed=2)
+def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(context, small):
+    study = optimize(context, small, include=["rope_cache"], batches=[4], budget_s=6.0, seed=2)
     start, *candidates = rows(study, CANDIDATES)
     (larger,) = [row for row in candidates if row["title"] == "settings.batch=4"]
     assert (batch_of(study, start), batch_of(study, larger)) == (1, 4)
@@ -217,6 +219,6 @@ def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(rig, small):
     assert samples_ms < 0.6 * float(np.median(raw_ms))
 
 
-def test_a_batch_of_nothing_is_refused(rig, small):
+def test_a_batch_of_nothing_is_refused(context, small):
     with pytest.raises(Mistake, match="a batch has at least one sample"):
-        optimize(rig, small, batches=[0])
+        optimize(context, small, batches=[0])

@@ -13,7 +13,7 @@ from sessions.verdicts.background import baselines, is_background, newest_reques
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import pairing
 from workbench.runner.experiments.run import Run, RunEnded
 
@@ -133,8 +133,8 @@ def test_an_absurd_share_is_refused_in_one_sentence(runner, small):
 def paired(small, monkeypatch, disturb=lambda base: None):
     """Run with a toggle until so much was judged; what was sent."""
     monkeypatch.setattr(pairing, "FIRST_S", 0.05)
-    rig = Rig(RecordingWire(), torch.device("cpu"))
-    wire, send = rig.wire, rig.wire.send
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
+    wire, send = context.wire, context.wire.send
     seen = {"steady": 0, "toggled": False, "ended": 0, "after": 0}
 
     def hear(message):
@@ -143,7 +143,7 @@ def paired(small, monkeypatch, disturb=lambda base: None):
             seen["steady"] += 1
         if seen["steady"] == 3 and not seen["toggled"]:
             seen["toggled"] = True
-            disturb(rig.arms.get(resolve(small, rig.device), rig.phases))
+            disturb(context.arms.get(resolve(small, context.device), context.phases))
             wire.commands.append(protocol.Apply(toggles=MANUAL))
         judged = isinstance(message, protocol.Judged) and not message.final
         seen["ended"] += isinstance(message, protocol.Note) and "pairing" in message.text
@@ -152,10 +152,10 @@ def paired(small, monkeypatch, disturb=lambda base: None):
             wire.commands.append(protocol.Stop())
 
     wire.send = hear
-    run = Run(rig, protocol.Start(configuration=small, seconds=60.0, pairing_share=0.5))
+    run = Run(context, protocol.Start(configuration=small, seconds=60.0, pairing_share=0.5))
     with pytest.raises(RunEnded):
         run.execute()
-    return rig, wire.sent
+    return context, wire.sent
 
 
 def test_memory_that_runs_out_in_the_background_ends_the_pairing_and_the_run_goes_on(
@@ -182,9 +182,9 @@ def test_memory_that_runs_out_in_the_background_ends_the_pairing_and_the_run_goe
 
 def test_what_is_paired_trains_on_with_the_same_weights_and_moments(small, monkeypatch):
     train = msgspec.structs.replace(small, workload="train")
-    rig, sent = paired(train, monkeypatch)
+    context, sent = paired(train, monkeypatch)
     assert sum(isinstance(m, protocol.BlockDone) for m in sent) >= 2
-    arms = list(rig.arms._arms.values())
+    arms = list(context.arms._arms.values())
     assert len(arms) == 2
     for first, second in zip(*(arm.model.parameters() for arm in arms), strict=True):
         assert first.data_ptr() == second.data_ptr() and torch.isfinite(first).all()

@@ -20,7 +20,7 @@ from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import interleaving, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender
@@ -52,29 +52,29 @@ def test_a_number_of_builds_that_was_requested_is_kept_to_whatever_it_costs():
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig(RecordingWire(), CPU)
+def context() -> RunnerContext:
+    return RunnerContext(RecordingWire(), CPU)
 
 
-def recorded(rig):
+def recorded(context):
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(message)
     (comparison,) = recorder.session.comparisons
     return comparison, recorder.session
 
 
 def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
-    rig, small, monkeypatch
+    context, small, monkeypatch
 ):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     both = resolve(small, CPU)
-    turns = interleaving.Alternation(rig, 1.0, 16, "busy")
+    turns = interleaving.Alternation(context, 1.0, 16, "busy")
     turns.contenders = [Contender(number, number, both, "AB"[number]) for number in (0, 1)]
     for contender in turns.contenders:
-        contender.segment = rig.begin_segment()
+        contender.segment = context.begin_segment()
         turns.build(contender)
-    built, make = [], rig.arms._build
+    built, make = [], context.arms._build
     chance, orders = random.Random(0), set()
 
     def remember(situation, phases, copy):
@@ -82,13 +82,13 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
         built.append(weakref.ref(arm))
         return arm
 
-    monkeypatch.setattr(rig.arms, "_build", remember)
+    monkeypatch.setattr(context.arms, "_build", remember)
     for _ in range(6):
         before = [weakref.ref(contender.arm) for contender in turns.contenders]
         turns.rebuild(chance)
         gc.collect()
         assert all(reference() is None for reference in before)
-        assert rig.arms.count == 2 and all(
+        assert context.arms.count == 2 and all(
             contender.arm.made_s > 0 for contender in turns.contenders
         )
         orders.add(turns.contenders[0].arm is built[-2]())
@@ -99,12 +99,12 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
-    rig, small, monkeypatch, tmp_path, count
+    context, small, monkeypatch, tmp_path, count
 ):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     command = protocol.Compare(base=small, other=small, budget_s=3.0, build_count=count)
-    CompareRun(rig, command).execute()
-    comparison, session = recorded(rig)
+    CompareRun(context, command).execute()
+    comparison, session = recorded(context)
     assert len(comparison.builds) == len(comparison.order)
     builds = dict.fromkeys(comparison.builds)
     assert list(builds) == list(range(len(builds)))
@@ -121,7 +121,7 @@ def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
     assert f"--builds {count}" in command_lines.session_commands(again)
 
 
-def test_a_file_from_before_builds_were_kept_opens_as_one_build(rig, small, tmp_path):
+def test_a_file_from_before_builds_were_kept_opens_as_one_build(context, small, tmp_path):
     old = msgspec.structs.replace(
         protocol_comparison([0.0, 0.01, 0.0, 0.01]), facts={"segments": []}
     )

@@ -16,7 +16,7 @@ from recording_wire import RecordingWire
 from sessions.storage.study_schema import columns_of
 from sessions.studies.rank_scaling import KIND, POINTS, RANKS, curves, points, ranks_of
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
 from workbench.runner.experiments.rank_kinds import RanksError, kinds, require_kind, toggles_of
 from workbench.runner.experiments.scale import ScaleRun
@@ -26,8 +26,8 @@ HERE = list(kinds())
 
 
 @pytest.fixture
-def rig():
-    return Rig(RecordingWire(), torch.device("cpu"))
+def context():
+    return RunnerContext(RecordingWire(), torch.device("cpu"))
 
 
 @pytest.fixture
@@ -92,12 +92,12 @@ def test_weak_scaling_gives_every_rank_a_batch_of_its_own(runner, base):
 
 @needs_cores
 @pytest.mark.slow
-def test_four_ranks_of_every_kind_are_right(monkeypatch, base, rig):
+def test_four_ranks_of_every_kind_are_right(monkeypatch, base, context):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     kinds = ["data", "fsdp", "hybrid", "data+tensor", "data+pipeline", "fsdp+sequence"]
-    ScaleRun(rig, protocol.Scale(base=base, ranks=[2, 4], kinds=kinds, budget_s=0.3)).execute()
+    ScaleRun(context, protocol.Scale(base=base, ranks=[2, 4], kinds=kinds, budget_s=0.3)).execute()
     world.close()
-    sent = [m for m in rig.wire.sent if isinstance(m, protocol.StudyRows) and m.table == POINTS]
+    sent = [m for m in context.wire.sent if isinstance(m, protocol.StudyRows) and m.table == POINTS]
     rows = list(
         zip(*(sent[-1].columns[n] for n in ("kind", "count", "outcome", "wrong")), strict=True)
     )

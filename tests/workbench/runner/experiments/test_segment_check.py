@@ -16,7 +16,7 @@ from sessions.model import Phase
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import run, segment_check
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import HostMemory
@@ -66,14 +66,14 @@ def at_once(monkeypatch):
 
 
 def ran(configuration, *script, check="steady", urgent=(), **limits):
-    """Return the wire and the rig of a run to its end."""
+    """Return the wire and the context of a run to its end."""
     wire = ScriptedWire(*script)
     wire.urgent = list(urgent)
-    rig = Rig(wire, CPU)
+    context = RunnerContext(wire, CPU)
     start = protocol.Start(configuration=configuration, check=check, **limits)
     with pytest.raises(RunEnded):
-        Run(rig, start).execute()
-    return wire, rig
+        Run(context, start).execute()
+    return wire, context
 
 
 def with_(configuration, **changes):
@@ -88,7 +88,7 @@ def test_what_a_look_allocates_is_no_peak_of_the_steps_after_it(small, at_once, 
 
     monkeypatch.setattr(HostMemory, "new_phase", recorded("new peak", HostMemory.new_phase))
     monkeypatch.setattr(comparison, "check", recorded("look", comparison.check))
-    monkeypatch.setattr(Rig, "send_steps", recorded("steps", Rig.send_steps))
+    monkeypatch.setattr(RunnerContext, "send_steps", recorded("steps", RunnerContext.send_steps))
     ran(small, steps=4)
     after = happened[happened.index("look") + 1 :]
     assert "new peak" in after[: after.index("steps")]
@@ -132,9 +132,9 @@ def test_training_ends_at_the_same_weights_with_a_look_in_the_middle_as_without(
     configuration = with_(small, workload="train", toggles={"precision": precision})
     ends = []
     for check in ("never", "steady"):
-        wire, rig = ran(configuration, check=check, steps=6)
+        wire, context = ran(configuration, check=check, steps=6)
         assert wire.looks() == (check == "steady")
-        arm = rig.arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        arm = context.arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         ends.append({name: weight.detach().clone() for name, weight in arm.model.weights().items()})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -176,13 +176,13 @@ def test_going_back_to_a_configuration_tells_its_numbers_at_once_and_does_not_lo
 
 
 def test_what_a_look_found_is_forgotten_with_the_weights(small, at_once):
-    _, rig = ran(small, protocol.Stop())
+    _, context = ran(small, protocol.Stop())
     situation = resolve(small, CPU)
-    assert rig.arms.numbers_of(situation).ok
+    assert context.arms.numbers_of(situation).ok
     other = resolve(with_(small, seed=7), CPU)
-    assert rig.arms.numbers_of(other) is None
-    rig.arms.keep_only(other)
-    assert rig.arms.numbers_of(situation) is None
+    assert context.arms.numbers_of(other) is None
+    context.arms.keep_only(other)
+    assert context.arms.numbers_of(situation) is None
 
 
 def test_a_command_comes_before_the_look_which_is_taken_again(small, at_once):
@@ -200,9 +200,9 @@ def test_a_command_comes_before_the_look_which_is_taken_again(small, at_once):
 @pytest.mark.parametrize("part", [0, 1, 3, 14, 25])
 def test_a_check_that_is_put_off_leaves_weights_moments_and_batches_as_they_were(small, part):
     configuration = with_(small, workload="train")
-    _, rig = ran(configuration, check="never", steps=3)
+    _, context = ran(configuration, check="never", steps=3)
     situation = resolve(configuration, CPU)
-    arm = rig.arms.get(situation, PhaseTracker(lambda phase: None))
+    arm = context.arms.get(situation, PhaseTracker(lambda phase: None))
 
     def state():
         tensors = [*arm.model.weights().values(), *arm.batches.inputs, *arm.batches.targets]

@@ -13,7 +13,7 @@ from sessions.studies import checklist
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import validate
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.validate import ValidateRun
@@ -23,8 +23,8 @@ BF16 = {"precision": "amp_bf16"}
 
 
 @pytest.fixture
-def rig():
-    return Rig(RecordingWire(), torch.device("cpu"))
+def context():
+    return RunnerContext(RecordingWire(), torch.device("cpu"))
 
 
 @pytest.fixture
@@ -40,25 +40,25 @@ def untraced(monkeypatch):
     monkeypatch.setattr(validate.checks, "_if_it_were_compiled", lambda arm: result)
 
 
-def run(rig, configuration, **options):
+def run(context, configuration, **options):
     options = {"steps": 4, "budget_s": 0.3, "expect_speedup": 1e-3} | options
-    ValidateRun(rig, protocol.Validate(configuration=configuration, **options)).execute()
+    ValidateRun(context, protocol.Validate(configuration=configuration, **options)).execute()
 
 
-def recorded(rig):
+def recorded(context):
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(message)
     return recorder.session
 
 
-def rows(rig):
-    return {row.name: row for row in checklist.rows(checklist.newest(recorded(rig)))}
+def rows(context):
+    return {row.name: row for row in checklist.rows(checklist.newest(recorded(context)))}
 
 
-def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, layer):
-    run(rig, layer)
-    checks_done = rows(rig)
+def test_six_checks_are_done_one_by_one_each_with_its_evidence(context, layer):
+    run(context, layer)
+    checks_done = rows(context)
     speedup = checks_done.pop(
         "speedup"
     )  # whether so short a budget shows it is the machine's affair
@@ -72,21 +72,21 @@ def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, layer):
     }
     assert all(row.evidence for row in checks_done.values())
     assert checks_done["batches"].evidence.startswith("batch 2: against float64")
-    sent = [m.columns["check"] for m in rig.wire.sent if isinstance(m, protocol.StudyRows)]
+    sent = [m.columns["check"] for m in context.wire.sent if isinstance(m, protocol.StudyRows)]
     assert sent == [[name] for name in checklist.CHECKS]
-    session = recorded(rig)
+    session = recorded(context)
     study = checklist.newest(session)
     assert study.title == "hydra tiny forward: Precision: AMP BF16"
     assert study.request["batches"] == [2]  # the configuration's own is 1
     assert len(session.comparisons) == 1
-    assert rig.arms.count <= 2  # those that were compared, and none that was checked
+    assert context.arms.count <= 2  # those that were compared, and none that was checked
 
 
-def test_speed_is_compared_with_the_same_model_and_everything_off(rig, layer):
-    run(rig, msgspec.structs.replace(layer, toggles={**BF16, "attention": "chunked"}))
+def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer):
+    run(context, msgspec.structs.replace(layer, toggles={**BF16, "attention": "chunked"}))
     base, other = (
-        recorded(rig).segments[index].configuration.toggles
-        for index in recorded(rig).comparisons[0].facts["segments"]
+        recorded(context).segments[index].configuration.toggles
+        for index in recorded(context).comparisons[0].facts["segments"]
     )
     assert (base["precision"], other["precision"]) == ("fp32", "amp_bf16")
     assert other["attention"] == "chunked" != base["attention"]
@@ -117,7 +117,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(rig, layer):
     ],
 )
 def test_a_speedup_counts_only_when_its_interval_shows_it(
-    rig, layer, monkeypatch, low, high, expected, status, said
+    context, layer, monkeypatch, low, high, expected, status, said
 ):
     class Compared:
         steps, seconds = 5, 2.0
@@ -138,32 +138,32 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
             pass
 
     monkeypatch.setattr(validate, "CompareRun", Compared)
-    run(rig, layer, expect_speedup=expected, batches=[1])
-    speedup = rows(rig)["speedup"]
+    run(context, layer, expect_speedup=expected, batches=[1])
+    speedup = rows(context)["speedup"]
     assert speedup.status == status and said in speedup.evidence
-    study = checklist.newest(recorded(rig))
+    study = checklist.newest(recorded(context))
     assert (checklist.budget_s(study) is not None) is (status == "undecided")
     assert checklist.is_open(study) is (status == "undecided")
 
 
-def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes(rig, layer):
-    run(rig, layer, budget_s=1e-3, expect_speedup=None, batches=[1])
-    speedup = rows(rig)["speedup"]
+def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes(context, layer):
+    run(context, layer, budget_s=1e-3, expect_speedup=None, batches=[1])
+    speedup = rows(context)["speedup"]
     assert speedup.status == "undecided"
     assert "1 of at least 8 pairs were measured; measuring about " in speedup.evidence
-    study = checklist.newest(recorded(rig))
+    study = checklist.newest(recorded(context))
     assert study.facts["more_s"] == pytest.approx(7 * study.facts["seconds"])
     assert checklist.is_open(study) and not checklist.is_shown(study)
 
 
-def test_a_model_with_everything_off_has_no_speedup_to_show(rig, layer):
-    run(rig, msgspec.structs.replace(layer, toggles={}))
-    assert rows(rig)["speedup"].status == "not applicable"
+def test_a_model_with_everything_off_has_no_speedup_to_show(context, layer):
+    run(context, msgspec.structs.replace(layer, toggles={}))
+    assert rows(context)["speedup"].status == "not applicable"
 
 
-def at_other_batches(rig, monkeypatch, act):
+def at_other_batches(context, monkeypatch, act):
     """Let ``act`` happen to the output of every arm that is built for a batch of 3."""
-    build = rig.arms._build
+    build = context.arms._build
 
     def built(situation, phases, copy):
         arm = build(situation, phases, copy)
@@ -171,7 +171,7 @@ def at_other_batches(rig, monkeypatch, act):
             arm.model.register_forward_hook(lambda module, inputs, output: act(output))
         return arm
 
-    monkeypatch.setattr(rig.arms, "_build", built)
+    monkeypatch.setattr(context.arms, "_build", built)
 
 
 def refuse(output):
@@ -183,22 +183,24 @@ def refuse(output):
     [(lambda output: output * 2, "relative error 1"), (refuse, "RuntimeError in the model: shape")],
     ids=["wrong", "refused"],
 )
-def test_another_batch_size_that_is_wrong_or_does_not_run_fails(rig, layer, monkeypatch, act, said):
-    at_other_batches(rig, monkeypatch, act)
-    run(rig, msgspec.structs.replace(layer, toggles={}), batches=[2, 3])
-    batches = rows(rig)["batches"]
+def test_another_batch_size_that_is_wrong_or_does_not_run_fails(
+    context, layer, monkeypatch, act, said
+):
+    at_other_batches(context, monkeypatch, act)
+    run(context, msgspec.structs.replace(layer, toggles={}), batches=[2, 3])
+    batches = rows(context)["batches"]
     assert batches.status == "fail"
     first, second = batches.evidence.split("; batch 3: ")
     assert "at most" in first and said in second
 
 
-def test_a_check_that_breaks_has_failed_and_the_others_go_on(rig, layer, monkeypatch):
+def test_a_check_that_breaks_has_failed_and_the_others_go_on(context, layer, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(validate.checks, "no_syncs", broken)
-    run(rig, msgspec.structs.replace(layer, toggles={}), batches=[1])
-    checks_done = rows(rig)
+    run(context, msgspec.structs.replace(layer, toggles={}), batches=[1])
+    checks_done = rows(context)
     assert (
         checks_done["syncs"].status == "fail" and "no such thing" in checks_done["syncs"].evidence
     )
@@ -209,22 +211,22 @@ def test_a_check_that_breaks_has_failed_and_the_others_go_on(rig, layer, monkeyp
     ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
 )
 def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(
-    rig, layer, command, error
+    context, layer, command, error
 ):
-    send = rig.wire.send
+    send = context.wire.send
 
     def order(message):
         send(message)
         if isinstance(message, protocol.StudyRows) and message.columns["check"] == ["syncs"]:
-            rig.wire.commands.append(command)
+            context.wire.commands.append(command)
 
-    rig.wire.send = order
+    context.wire.send = order
     with pytest.raises(error):
-        run(rig, layer)
-    study = checklist.newest(recorded(rig))
+        run(context, layer)
+    study = checklist.newest(recorded(context))
     assert [row.status for row in checklist.rows(study)][:3] == ["pass", "pass", "waiting"]
     assert not checklist.complete(study) and "4 not done" in checklist.headline(study)
-    assert rig.arms.count == 0
+    assert context.arms.count == 0
 
 
 @pytest.mark.parametrize(
@@ -235,11 +237,11 @@ def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(
         ({"batches": [2, 0]}, "batches: 0 is no batch size; the smallest is 1"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_in_one_sentence(rig, layer, options, sentence):
+def test_what_cannot_be_checked_is_refused_in_one_sentence(context, layer, options, sentence):
     with pytest.raises(Mistake) as refusal:
-        run(rig, layer, **options)
+        run(context, layer, **options)
     assert str(refusal.value) == sentence
-    assert rig.wire.sent == []
+    assert context.wire.sent == []
 
 
 def test_the_real_runner_checks_a_model_and_traces_what_it_does_not_compile(runner, small):

@@ -14,7 +14,7 @@ from recording_wire import RecordingWire
 from sessions.storage import hdf5
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
 from workbench.runner.instruments import contention
 from workbench.runner.instruments.rank_telemetry import Companions
@@ -156,16 +156,16 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
 
 def test_what_others_use_of_a_ranks_gpu_counts_as_if_they_used_the_runners_own(driver, ranks):
     wire = RecordingWire()
-    rig = Rig(wire, torch.device("cpu"))
-    rig._companions = Companions(wire, torch.device("cuda", 0), lambda: world.current())
+    context = RunnerContext(wire, torch.device("cpu"))
+    context._companions = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     driver.other_shares = {1: [60]}
-    rig.follow(None)
-    until(lambda: rig._companions.busiest_others() == (60.0, f"process {OTHER}"))
+    context.follow(None)
+    until(lambda: context._companions.busiest_others() == (60.0, f"process {OTHER}"))
     began_ns = time.perf_counter_ns()
-    rig._telemetry_seen({"others": 1.0})
-    assert rig.others_percent(began_ns, time.perf_counter_ns()) == 60.0
-    rig._companions.stop()
+    context._telemetry_seen({"others": 1.0})
+    assert context.others_percent(began_ns, time.perf_counter_ns()) == 60.0
+    context._companions.stop()
     began_ns = time.perf_counter_ns()
-    rig._telemetry_seen({"others": 1.0})
-    assert rig.others_percent(began_ns, time.perf_counter_ns()) == 1.0
+    context._telemetry_seen({"others": 1.0})
+    assert context.others_percent(began_ns, time.perf_counter_ns()) == 1.0

@@ -15,7 +15,7 @@ from recording_wire import RecordingWire
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.instruments import contention
@@ -179,12 +179,12 @@ def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
 
 
 def test_on_a_gpu_the_events_say_so(monkeypatch):
-    rig = Rig(RecordingWire(), torch.device("cpu"))
-    rig.device = torch.device("cuda")
-    rig._sampler = SimpleNamespace(other_processes=SimpleNamespace(who="python (process 7)"))
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
+    context.device = torch.device("cuda")
+    context._sampler = SimpleNamespace(other_processes=SimpleNamespace(who="python (process 7)"))
     for share in (0.0, 40.0, 41.0):
-        rig._telemetry_seen({"others": share})
-    (note,) = (m for m in rig.wire.sent if isinstance(m, protocol.Note))
+        context._telemetry_seen({"others": share})
+    (note,) = (m for m in context.wire.sent if isinstance(m, protocol.Note))
     assert (note.kind, note.text.split(":")[0]) == ("warning", "another process used the GPU")
 
 
@@ -233,12 +233,12 @@ def test_blocks_beside_another_process_on_the_gpu_are_void_and_the_verdict_says_
 
 @pytest.mark.parametrize("share, is_reported", [(10.0, False), (80.0, True)])
 def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, is_reported):
-    rig = Rig(RecordingWire(), torch.device("cpu"))
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
     configuration = Configuration(family="hydra", preset="tiny", workload="forward")
-    run = CompareRun(rig, protocol.Compare(base=configuration, other=configuration))
+    run = CompareRun(context, protocol.Compare(base=configuration, other=configuration))
     run._began = time.perf_counter()
-    rig.samples.append((time.perf_counter_ns(), {"others": share}))
+    context.samples.append((time.perf_counter_ns(), {"others": share}))
     run._judge()
     run._judge(final=True)
-    facts = [m.facts for m in rig.wire.sent if isinstance(m, protocol.ComparisonFacts)]
+    facts = [m.facts for m in context.wire.sent if isinstance(m, protocol.ComparisonFacts)]
     assert facts == ([{"others": "others used 80 % of the CPU"}] if is_reported else [])

@@ -10,7 +10,7 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.attribute import AttributeRun
 from workbench.runner.experiments.compare import CompareRun
@@ -116,7 +116,7 @@ class Anything:
 @pytest.mark.parametrize("kind", [CompareRun, AttributeRun])
 def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     run = kind.__new__(kind)
-    run._alternation, run._rig, run._arms = Order(), Anything(), Anything()
+    run._alternation, run._context, run._arms = Order(), Anything(), Anything()
     run._index = run._study = 0
     run.numerics = []
     monkeypatch.setattr(kind, "_counts_memory", False, raising=False)
@@ -132,14 +132,14 @@ def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, mo
     wanted = arm.steps_to_settle()
     made = []
 
-    def block(rig, contender):
+    def block(context, contender):
         made.append(5)
         return TimedBlock(1.0, None, "", 5, 1.0)
 
     monkeypatch.setattr("workbench.runner.experiments.paired.blocks.warm_up_block", block)
-    rig = Rig(RecordingWire(), CPU)
-    rig.phases.phase = Phase.STEADY
-    monkeypatch.setattr(rig.phases, "restart", lambda: None)
+    context = RunnerContext(RecordingWire(), CPU)
+    context.phases.phase = Phase.STEADY
+    monkeypatch.setattr(context.phases, "restart", lambda: None)
     contender = Contender(0, 0, arm.situation, "A", arm=arm)
-    Alternation(rig, 1.0, 1, "").warm_up(contender)
+    Alternation(context, 1.0, 1, "").warm_up(contender)
     assert sum(made) >= wanted > sum(made) - 5

@@ -8,7 +8,7 @@ import torch
 from recording_wire import RecordingWire
 
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.engine import RUNS
 from workbench.runner.failures import Cancelled
 from workbench.runner.numerics import comparison
@@ -42,7 +42,7 @@ def test_a_check_of_the_numbers_ends_when_the_run_is_cancelled(small, name, monk
     monkeypatch.setattr(comparison, "_judge", lambda *given: went_on.append(given))
     wire, command = CancellingWire(), commands(small)[name]
     with pytest.raises(Cancelled):
-        RUNS[type(command)](Rig(wire, torch.device("cpu")), command).execute()
+        RUNS[type(command)](RunnerContext(wire, torch.device("cpu")), command).execute()
     assert wire.cancelled.is_set() and not went_on
     rows = [message for message in wire.sent if isinstance(message, protocol.StudyRows)]
     texts = [text for row in rows if row.table == "numbers" for text in row.columns["text"]]

@@ -12,7 +12,7 @@ from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import run
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.phases import PhaseTracker
@@ -74,7 +74,7 @@ def failures(monkeypatch):
         wire = RecordingWire()
         with pytest.raises(RunEnded):
             start = protocol.Start(configuration=configuration, check="never", steps=steps)
-            Run(Rig(wire, CPU), start).execute()
+            Run(RunnerContext(wire, CPU), start).execute()
         return [message for message in wire.sent if isinstance(message, protocol.Failure)]
 
     return failures

@@ -15,7 +15,7 @@ from sessions.model import Ceilings, Configuration
 from workbench import protocol
 from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig, counted_step, make_predictor
+from workbench.runner.context import RunnerContext, counted_step, make_predictor
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
 from workbench.runner.roofline.ceilings import Roof
@@ -173,7 +173,7 @@ def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(m
     monkeypatch.setattr(timing, "matrix_rate", lambda where, dtype: 1e12)
     monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
     messages = []
-    rig = Rig(SimpleNamespace(send=messages.append), CPU)
+    context = RunnerContext(SimpleNamespace(send=messages.append), CPU)
     told_of = {"ledger": {}, "counted": {}, "divided": None}
     wide, narrow = configured("forward"), configured("forward", precision="bf16")
     arms = {
@@ -181,9 +181,9 @@ def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(m
         for segment, configuration in ((0, wide), (3, narrow))
     }
     for segment, arm in arms.items():
-        assert rig.facts_of(arm, segment) == {}
-    rig.roof.measure()
-    rig.roof.measure()
+        assert context.facts_of(arm, segment) == {}
+    context.roof.measure()
+    context.roof.measure()
     facts = {
         message.segment: message.ledger
         for message in messages
@@ -195,16 +195,16 @@ def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(m
     }
     for segment, arm in arms.items():
         assert facts[segment]["matrix_flops_per_s"] == 1e12
-        assert rig.facts_of(arm, segment).keys() == facts[segment].keys()
+        assert context.facts_of(arm, segment).keys() == facts[segment].keys()
     assert sum(isinstance(message, protocol.Facts) for message in messages) == 2
 
 
 @pytest.mark.parametrize("share, sentence", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
 def test_others_disturb_from_the_share_on_that_a_cpu_always_has(share, sentence):
-    rig = Rig(SimpleNamespace(send=lambda message: None), CPU)
-    rig.samples.extend((taken_ns, {"others": share}) for taken_ns in (10, 20, 30))
-    rig.samples.append((99, {"others": 100.0 - share}))
-    assert rig.disturbance(5, 35) == sentence
+    context = RunnerContext(SimpleNamespace(send=lambda message: None), CPU)
+    context.samples.extend((taken_ns, {"others": share}) for taken_ns in (10, 20, 30))
+    context.samples.append((99, {"others": 100.0 - share}))
+    assert context.disturbance(5, 35) == sentence
 
 
 def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):

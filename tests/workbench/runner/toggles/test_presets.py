@@ -220,9 +220,9 @@ def test_every_study_tells_once_what_a_preset_leaves_out(index, small):
         raise BegunError
 
     arms = SimpleNamespace(keep_only=begin)
-    rig = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), arms=arms, studies=0)
+    context = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), arms=arms, studies=0)
     with pytest.raises(BegunError):
-        RUNS[type(command)](rig, command).execute()
+        RUNS[type(command)](context, command).execute()
     assert {note.kind for note in notes} == {"warning"}
     assert len({note.text for note in notes}) == len(notes) == 4
 

@@ -18,7 +18,7 @@ from sessions.model import PairedComparison, Phase
 from sessions.studies.attribution.estimation import WHOLE_STEP
 from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.instruments.clocks import moved
 from workbench.runner.instruments.contention import BUSY, VOID
 from workbench.runner.instruments.samplers import Sample
@@ -118,59 +118,59 @@ def block_steps(
     return max(min(wanted, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
 
 
-def warm_up_block(rig: Rig, contender: Contender) -> TimedBlock | None:
+def warm_up_block(context: RunnerContext, contender: Contender) -> TimedBlock | None:
     """Run a short block outside of the comparison; None if a command ended it early."""
-    return run_block(rig, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
+    return run_block(context, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
 
 
-def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
+def run_block(context: RunnerContext, contender: Contender, number: int) -> TimedBlock | None:
     """Run a block and send its steps; None where a command ended it early.
 
     ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
     """
     arm = contender.arm
     assert arm is not None
-    rig.segment = contender.segment
-    rig.follow(arm)
+    context.segment = contender.segment
+    context.follow(arm)
     with arm.entered():
         pace = _pace(arm, contender.timed)
-        settle(rig, pace)
-        mark = rig.clocks.mark()
-        events, reserved = rig.phases.events, rig.memory.sample().reserved
+        settle(context, pace)
+        mark = context.clocks.mark()
+        events, reserved = context.phases.events, context.memory.sample().reserved
         start_ns = time.perf_counter_ns()
-        done, output = _run(rig, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
-        laps = rig.clock.drain(wait=True)
-        clock_mhz = rig.clocks.mean_mhz(mark, rig.clocks.mark())
+        done, output = _run(context, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
+        laps = context.clock.drain(wait=True)
+        clock_mhz = context.clocks.mean_mhz(mark, context.clocks.mark())
         stop_ns = time.perf_counter_ns()
     if done < contender.steps:
-        rig.send_steps(_marked(laps, Phase.WARM_UP))
+        context.send_steps(_marked(laps, Phase.WARM_UP))
         return None
     void = ""
     phase = Phase.STEADY if number else Phase.WARM_UP
-    if rig.phases.events != events:
-        phase = rig.phases.last_event
+    if context.phases.events != events:
+        phase = context.phases.last_event
         void = f"a {phase.title} happened in it"
-    elif not math.isnan(reserved) and rig.memory.sample().reserved != reserved:
+    elif not math.isnan(reserved) and context.memory.sample().reserved != reserved:
         phase = Phase.WARM_UP
         void = "the allocator took or gave back memory in it"
-    elif rig.device.type == "cuda":
-        samples = rig.telemetry_between(start_ns, stop_ns)
+    elif context.device.type == "cuda":
+        samples = context.telemetry_between(start_ns, stop_ns)
         void = throttled(samples) or contended(samples)
         phase = Phase.WARM_UP if void else phase
     if contender.timed != WHOLE_STEP:
         phase = Phase.WARM_UP  # parts of steps are none of the segment's steady steps
-    rig.send_steps(_marked(laps, phase), block=number)
+    context.send_steps(_marked(laps, phase), block=number)
     times = [lap.step_ms for lap in laps]
     if clock_mhz is None:
-        clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
+        clock_mhz = context.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
 
 
-def settle(rig: Rig, pace: Pace) -> None:
+def settle(context: RunnerContext, pace: Pace) -> None:
     """Run the few steps of an arm that are not timed, because caches hold what another one left."""
-    _run(rig, pace, SETTLING_STEPS)
-    rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+    _run(context, pace, SETTLING_STEPS)
+    context.send_steps(_marked(context.clock.drain(wait=True), Phase.WARM_UP))
 
 
 def throttled(samples: list[Sample]) -> str:
@@ -197,22 +197,22 @@ def _pace(arm: Arm, timed: str) -> Pace:
     return (arm.ready, arm.step) if timed == WHOLE_STEP else backward_pass(arm)
 
 
-def _run(rig: Rig, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
+def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
     """Step so many times, or until a command waits; how many were made, and the last's output.
 
     Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
     planned from steps that may have been slower.
     """
-    (ready, step), lap = pace, rig.clock.lap
-    phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
+    (ready, step), lap = pace, context.clock.lap
+    phases, watchdog, wire = context.phases, context.watchdog, context.wire
     now_ns, done, output = 0, 0, None
     until_ns = time.perf_counter_ns() + 1e6 * least_ms
-    rig.clock.begin()
+    context.clock.begin()
     while done < steps or (done < MIN_BLOCK_STEPS and now_ns < until_ns):
         if wire.waiting:
             break
         if ready():
-            rig.clock.begin()
+            context.clock.begin()
         output = None  # whose memory the step may need
         output = step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))

@@ -8,7 +8,7 @@ import random
 
 from sessions.model import EnergyPairs
 from sessions.verdicts.energy import judge_energy
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
@@ -21,10 +21,10 @@ TRIES = 3  # of a block in which the counter changed too seldom, or a command ca
 
 
 def measure_energy(
-    rig: Rig, alternation: Alternation, budget_s: float, shuffled: random.Random
+    context: RunnerContext, alternation: Alternation, budget_s: float, shuffled: random.Random
 ) -> EnergyPairs:
     """Run pairs of long blocks for up to ``budget_s``; return why not if that is impossible."""
-    counter = EnergyCounter(rig.device)
+    counter = EnergyCounter(context.device)
     if counter.why_not:
         return EnergyPairs(why_not=counter.why_not)
     if alternation.alone:
@@ -36,13 +36,14 @@ def measure_energy(
             why_not=f"{LEAST_PAIRS} pairs of long blocks take {LEAST_PAIRS * pair_s:.0f} s, and "
             f"{budget_s:.0f} s are left for them"
         )
-    rig.state("running", "Measuring the energy of A and B")
+    context.state("running", "Measuring the energy of A and B")
     joules = []
     for _ in range(count):
         order = list(alternation.contenders)
         shuffled.shuffle(order)
         pair = {
-            contender.number: _joules(rig, alternation, counter, contender) for contender in order
+            contender.number: _joules(context, alternation, counter, contender)
+            for contender in order
         }
         if all(map(math.isfinite, pair.values())):
             joules.append([pair[0], pair[1]])
@@ -56,7 +57,7 @@ def _block_seconds(contender: Contender) -> float:
 
 
 def _joules(
-    rig: Rig, alternation: Alternation, counter: EnergyCounter, contender: Contender
+    context: RunnerContext, alternation: Alternation, counter: EnergyCounter, contender: Contender
 ) -> float:
     """Return the joules of a step; NaN if no block could be measured."""
     steps = max(blocks.LEAST_STEPS, math.ceil(1000 * BLOCK_S / contender.step_ms))
@@ -64,7 +65,7 @@ def _joules(
         alternation.handle_commands()
         longer = dataclasses.replace(contender, steps=steps << attempt)
         with PowerMeter(counter) as meter:
-            done = blocks.run_block(rig, longer, 0)
+            done = blocks.run_block(context, longer, 0)
         watts = meter.watts()
         if done is not None and math.isfinite(watts):
             return watts * done.mean_ms / 1000

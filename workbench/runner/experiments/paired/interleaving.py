@@ -19,7 +19,7 @@ from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
 from workbench.runner.config.model_digest import model_facts
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.run import RunEnded
@@ -47,8 +47,10 @@ class Alternation:
     for a person who changes toggles meanwhile. ``before`` blocks were timed already.
     """
 
-    def __init__(self, rig: Rig, budget_s: float, rounds: int, busy: str, before: int = 0) -> None:
-        self._rig = rig
+    def __init__(
+        self, context: RunnerContext, budget_s: float, rounds: int, busy: str, before: int = 0
+    ) -> None:
+        self._context = context
         self._budget_s = budget_s
         self._rounds = rounds
         self._busy = busy
@@ -67,19 +69,20 @@ class Alternation:
 
     def begin(self, contender: Contender) -> None:
         """Begin the contender's segment and build its arm."""
-        rig = self._rig
-        contender.segment = rig.begin_segment()
+        context = self._context
+        contender.segment = context.begin_segment()
         configuration = contender.situation.configuration
-        rig.wire.send(
+        title = contender.title or label(configuration, context.device)
+        context.wire.send(
             protocol.SegmentStarted(
                 index=contender.segment,
                 configuration=configuration,
-                label=f"{contender.name}: {contender.title or label(configuration, rig.device)}",
-                reused=rig.arms.has(contender.situation, contender.copy),
+                label=f"{contender.name}: {title}",
+                reused=context.arms.has(contender.situation, contender.copy),
                 ledger=model_facts(contender.situation),
             )
         )
-        rig.state("building", f"Building {contender.name}")
+        context.state("building", f"Building {contender.name}")
         try:
             self.build(contender)
         except (Cancelled, RunEnded):
@@ -88,7 +91,9 @@ class Alternation:
             base = self.contenders[0] if self.contenders else contender
             before = None if base is contender else base.situation.configuration
             if failed := failed_options(error, configuration, before):
-                rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=failed))
+                context.wire.send(
+                    protocol.EvidenceFound(segment=contender.segment, evidence=failed)
+                )
             raise
 
     def build(self, contender: Contender) -> Arm:
@@ -98,7 +103,7 @@ class Alternation:
         try:
             return self._enter(contender)
         except Exception as error:
-            self._rig.arms.forget(contender.situation, contender.copy)
+            self._context.arms.forget(contender.situation, contender.copy)
             failure = explain(error)
             if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
                 raise
@@ -120,36 +125,38 @@ class Alternation:
         """
         if contender.arm is None:
             self.build(contender)
-        rig = self._rig
+        context = self._context
         if known is not None:
-            rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(known)))
+            context.wire.send(
+                protocol.Facts(segment=contender.segment, ledger=checked.facts(known))
+            )
             return known
-        rig.segment = contender.segment
-        rig.state("running", f"Checking results of {contender.name}")
+        context.segment = contender.segment
+        context.state("running", f"Checking results of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
-        with rig.unwatched():
-            numerics = comparison.check(contender.arm, contender.situation, rig.check_cancelled)
-        rig.arms.keep_numbers(contender.situation, numerics)
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
+        with context.unwatched():
+            numerics = comparison.check(contender.arm, contender.situation, context.check_cancelled)
+        context.arms.keep_numbers(contender.situation, numerics)
+        context.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
         free_memory()
-        rig.memory.new_phase()  # what the check took is no step's
-        rig.state("running", f"Warming up {contender.name}")
+        context.memory.new_phase()  # what the check took is no step's
+        context.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)
         return numerics
 
     def settle(self, contender: Contender) -> None:
         """Warm up, send the evidence, and settle how long a block is."""
-        rig = self._rig
+        context = self._context
         self.handle_commands()
         if contender.arm is None:  # it has made room for another
             self.build(contender)
-        rig.segment = contender.segment
-        rig.state("running", f"Warming up {contender.name}")
+        context.segment = contender.segment
+        context.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         assert contender.arm is not None
         evidence = contender.arm.find_evidence()
-        rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+        context.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
         self.set_steps(contender)
 
     def set_steps(self, contender: Contender) -> None:
@@ -164,8 +171,8 @@ class Alternation:
 
         Only the former gives up after a while.
         """
-        rig, began = self._rig, self.now()
-        rig.phases.restart()
+        context, began = self._context, self.now()
+        context.phases.restart()
         until = began + (WARM_UP_S if self.warm_up_s is None else self.warm_up_s)
         steady = False
         contender.step_ms = math.nan
@@ -179,7 +186,7 @@ class Alternation:
                 adapting -= done.steps
                 self.steps += done.steps
                 contender.step_ms = max(done.median_ms, 1e-3)
-                steady = rig.phases.phase is Phase.STEADY
+                steady = context.phases.phase is Phase.STEADY
         contender.warm_up_s = self.now() - began
 
     def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
@@ -209,13 +216,15 @@ class Alternation:
             contender.diverged = True
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
             configuration = contender.situation.configuration
-            self._rig.wire.send(suggested_fixes.cure(advice, configuration, self._rig.device))
+            self._context.wire.send(
+                suggested_fixes.cure(advice, configuration, self._context.device)
+            )
 
     def handle_commands(self) -> None:
         """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
-        rig = self._rig
-        self._rig.check_cancelled()
-        while (command := rig.wire.pending()) is not None:
+        context = self._context
+        self._context.check_cancelled()
+        while (command := context.wire.pending()) is not None:
             if isinstance(command, protocol.Pause):
                 command = self._pause()
             if self._waves_off(command):
@@ -232,20 +241,20 @@ class Alternation:
 
     def _pause(self) -> protocol.Command:
         """Wait for the command that ends the pause; its time counts for no block."""
-        rig, began = self._rig, time.perf_counter()
-        with rig.unwatched():
-            rig.state("paused")
-            command = rig.wire.next()
+        context, began = self._context, time.perf_counter()
+        with context.unwatched():
+            context.state("paused")
+            command = context.wire.next()
             while self._waves_off(command):
-                command = rig.wire.next()
+                command = context.wire.next()
         self._paused_s += time.perf_counter() - began
-        rig.state("running")
+        context.state("running")
         return command
 
     def _waves_off(self, command: protocol.Command) -> bool:
         """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
-            self._rig.wire.send(explain(Mistake(self._busy)))
+            self._context.wire.send(explain(Mistake(self._busy)))
         # A prediction would be late: what it is of may be measured already.
         passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
         return isinstance(command, passed_over)
@@ -257,10 +266,10 @@ class Alternation:
         """
         order = list(self.contenders if contenders is None else contenders)
         chance.shuffle(order)
-        rebuilding.release(self._rig, order)
+        rebuilding.release(self._context, order)
         taken = []
         for contender in order:
-            taken.append(rebuilding.take_memory(self._rig.device, chance))
+            taken.append(rebuilding.take_memory(self._context.device, chance))
             self.handle_commands()
             self.build(contender)
             if self.alone:
@@ -273,37 +282,37 @@ class Alternation:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
         for contender in self.contenders:
             contender.arm = None
-        self._rig.arms.forget_all()
+        self._context.arms.forget_all()
 
     def _enter(self, contender: Contender) -> Arm:
-        rig = self._rig
+        context = self._context
         began = time.perf_counter()
-        reused = rig.arms.has(contender.situation, contender.copy)
-        rig.segment = contender.segment
-        rig.watchdog.active = True
-        with rig.phases.during(Phase.BUILD):
-            arm = rig.arms.get(contender.situation, rig.phases, contender.copy)
+        reused = context.arms.has(contender.situation, contender.copy)
+        context.segment = contender.segment
+        context.watchdog.active = True
+        with context.phases.during(Phase.BUILD):
+            arm = context.arms.get(contender.situation, context.phases, contender.copy)
         with arm.entered():
             if not reused and arm.prepare():
-                self._rig.check_cancelled()
-            rig.phases.restart()
+                self._context.check_cancelled()
+            context.phases.restart()
             if not reused:
                 with arm.watched():
                     arm.restart()
-                    rig.clock.begin()
+                    context.clock.begin()
                     arm.step()
-                    rig.synchronize()
-                rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+                    context.synchronize()
+                context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
                 arm.restart()
-                rig.send_steps(rig.clock.drain(wait=True))
-        self._rig.check_cancelled()
+                context.send_steps(context.clock.drain(wait=True))
+        self._context.check_cancelled()
         contender.arm = arm
         contender.build_s = time.perf_counter() - began
         if not reused:
             arm.made_s = contender.build_s
-        facts = rig.facts_of(arm, contender.segment)
+        facts = context.facts_of(arm, contender.segment)
         contender.least_ms = limit_ms(facts)
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
+        context.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 
     def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Arm:
@@ -311,12 +320,12 @@ class Alternation:
         self.alone = True
         contender.arm = None
         self._make_room(contender)
-        self._rig.note("info", f"{contender.name}: {trying_again(failure)}")
+        self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
         if failure.kind == "capture":  # it hides what it failed of, which may have been memory
             self.why_alone = f"{contender.name} could be captured only with the memory to itself"
-        self._rig.note("warning", f"{self.why_alone}: each block builds its arm anew")
+        self._context.note("warning", f"{self.why_alone}: each block builds its arm anew")
         self.when_alone()
         return arm
 
@@ -326,20 +335,20 @@ class Alternation:
             if other is not contender:
                 other.arm = None
         if contender.arm is None:
-            self._rig.arms.forget_arms()
+            self._context.arms.forget_arms()
             free_memory()
 
     def _attempt(
-        self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]
+        self, contender: Contender, run: Callable[[RunnerContext, Contender], TimedBlock | None]
     ) -> TimedBlock | None:
         """Run a block; None if it was ended early, or needs the other arms' memory."""
         try:
-            return run(self._rig, contender)
+            return run(self._context, contender)
         except Exception as error:
             failure = explain(error)
             if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
                 raise
-            self._rig.clock.drain(wait=True)  # steps of no block
+            self._context.clock.drain(wait=True)  # steps of no block
         self._go_alone(contender, failure)
         return None
 

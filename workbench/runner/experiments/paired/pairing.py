@@ -25,7 +25,7 @@ from sessions.verdicts.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
 from workbench.runner.building.labels import title
 from workbench.runner.config.model_digest import difference_of_situations
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import LEAST_STEPS, Contender
 from workbench.runner.failures import explain, is_fatal
@@ -43,8 +43,8 @@ ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
 class Pairing:
     """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
 
-    def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        self._rig, self._start = rig, start
+    def __init__(self, context: RunnerContext, start: protocol.Start) -> None:
+        self._context, self._start = context, start
         # Of so many steps none is another's, and a state is that of the configuration's own steps.
         exact = start.steps is not None or start.load_state or start.save_state
         self._share = 0.0 if exact else start.pairing_share
@@ -70,7 +70,7 @@ class Pairing:
 
     def _choose(self, configuration: Configuration) -> None:
         if _without_toggles(configuration) == _without_toggles(self._start.configuration):
-            segment = self._rig.steady.get(msgspec.json.encode(configuration))
+            segment = self._context.steady.get(msgspec.json.encode(configuration))
             self._baseline = segment or self._baseline
 
     def see(self, laps: Sequence[Lap]) -> None:
@@ -80,7 +80,7 @@ class Pairing:
             return
         seen, segment.step_ms = not math.isnan(segment.step_ms), laps[-1].step_ms
         if self._share and not seen:
-            self._rig.steady[msgspec.json.encode(segment.situation.configuration)] = segment
+            self._context.steady[msgspec.json.encode(segment.situation.configuration)] = segment
             self._baseline = self._baseline or segment
 
     def due(self) -> bool:
@@ -90,7 +90,7 @@ class Pairing:
         now = time.perf_counter()
         if not self._due:
             self._due = now + FIRST_S
-        return now >= self._due and self._rig.phases.phase is Phase.STEADY
+        return now >= self._due and self._context.phases.phase is Phase.STEADY
 
     def run(self, arm: Arm) -> int:
         """Run a pair; ``arm`` is the present one, and left. Return how many steps of it were made.
@@ -107,10 +107,10 @@ class Pairing:
         try:
             for contender in order:
                 since = time.perf_counter()
-                done = blocks.run_block(self._rig, contender, self._rig.paired_blocks + 1)
+                done = blocks.run_block(self._context, contender, self._context.paired_blocks + 1)
                 if done is None:
                     return made  # a command waits
-                self._rig.paired_blocks += 1
+                self._context.paired_blocks += 1
                 if contender.number == 1:
                     made, own_s = done.steps, time.perf_counter() - since
                 self._keep(blocks.message_of(done, contender.number, pair))
@@ -125,8 +125,8 @@ class Pairing:
                 self.end()
             return made
         # Outside of the except clause: its traceback would keep the tensors of the failed step.
-        self._rig.clock.drain(wait=True)
-        self._rig.note("info", f"background pairing ended: {failure.sentence}")
+        self._context.clock.drain(wait=True)
+        self._context.note("info", f"background pairing ended: {failure.sentence}")
         self.end()
         free_memory()
         return made
@@ -140,7 +140,7 @@ class Pairing:
 
     def _start_pairs(self, arm: Arm) -> bool:
         """Begin a comparison with the baseline, if there is another one that is still built."""
-        rig, base, now = self._rig, self._baseline, self._now
+        context, base, now = self._context, self._baseline, self._now
         assert base is not None and now is not None
         a, b = base.situation.configuration, now.situation.configuration
         if (
@@ -149,22 +149,22 @@ class Pairing:
             or arm.divided is not None
         ):
             return False  # itself, another model, or ranks that would have to follow
-        if not rig.arms.has(base.situation):
-            rig.note("info", "no background pairing: the baseline is no longer in memory")
+        if not context.arms.has(base.situation):
+            context.note("info", "no background pairing: the baseline is no longer in memory")
             return False
-        with rig.unwatched():
+        with context.unwatched():
             verdict.load()
-        first = rig.arms.get(base.situation, rig.phases)
-        rig.arms.get(now.situation, rig.phases)  # the last to be freed
-        titles = title(a, b, rig.device), title(b, a, rig.device)
+        first = context.arms.get(base.situation, context.phases)
+        context.arms.get(now.situation, context.phases)  # the last to be freed
+        titles = title(a, b, context.device), title(b, a, context.device)
         self._contenders = [
             _contender(number, segment, built, titles[number])
             for number, (segment, built) in enumerate(((base, first), (now, arm)))
         ]
         for contender, built in zip(self._contenders, (first, arm), strict=True):
-            contender.least_ms = limit_ms(rig.facts_of(built, contender.segment))
+            contender.least_ms = limit_ms(context.facts_of(built, contender.segment))
         self._blocks, self._checked, self._began = [], {}, time.perf_counter()
-        self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
+        self._index, context.comparisons = context.comparisons, context.comparisons + 1
         facts: dict[str, Scalar] = {
             BACKGROUND: True,
             "share": self._share,
@@ -175,7 +175,7 @@ class Pairing:
             "order": "random",
             "one_build": ONE_BUILD,
         }
-        rig.wire.send(
+        context.wire.send(
             protocol.ComparisonStarted(
                 index=self._index,
                 arms=list(titles),
@@ -187,16 +187,16 @@ class Pairing:
 
     def _keep(self, block: protocol.Block) -> None:
         self._blocks.append(block)
-        self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
+        self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
     def _judge(self, final: bool = False) -> bool:
         """Send what the pairs so far show; return True if more would change nothing."""
-        rig, seconds = self._rig, time.perf_counter() - self._began
+        context, seconds = self._context, time.perf_counter() - self._began
         for arm, contender in enumerate(self._contenders):
-            known = rig.arms.numbers_of(contender.situation)
+            known = context.arms.numbers_of(contender.situation)
             if known is not None and self._checked.get(arm) != known:
                 self._checked[arm] = known
-                rig.wire.send(
+                context.wire.send(
                     protocol.NumericsChecked(comparison=self._index, arm=arm, numerics=known)
                 )
         judgement = verdict.judge(
@@ -204,7 +204,7 @@ class Pairing:
         )
         if why := blocks.impossible_arm(self._contenders, self._blocks):
             judgement = verdict.invalidated(judgement, why)
-        rig.wire.send(
+        context.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=judgement, seconds=seconds, final=final
             )

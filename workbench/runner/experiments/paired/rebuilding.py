@@ -17,7 +17,7 @@ import torch
 
 from sessions.verdicts.verdict import LEAST_BUILDS
 from sessions.verdicts.verdict_words import duration
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
@@ -94,14 +94,14 @@ def rebuild_seconds(contender: Contender) -> float:
     return contender.warm_up_s + (0.0 if contender.arm is None else contender.arm.made_s)
 
 
-def release(rig: Rig, contenders: list[Contender]) -> None:
+def release(context: RunnerContext, contenders: list[Contender]) -> None:
     """Free the contenders' arms and give their memory back."""
     models = []
     for contender in contenders:
         if contender.arm is not None:
             models.append(weakref.ref(contender.arm.model))
         contender.arm = None
-        rig.arms.forget(contender.situation, contender.copy)
+        context.arms.forget(contender.situation, contender.copy)
     if any(model() is not None for model in models):  # compiled code holds its model in a cycle
         gc.collect()
     free_memory()

@@ -24,7 +24,7 @@ from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.building.arms import Arms
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.experiments.paired import interleaving
@@ -103,7 +103,7 @@ def test_other_ranks_free_their_arms_when_the_first_does(configuration):
 
 
 @pytest.fixture
-def rig(monkeypatch, configuration) -> Rig:
+def context(monkeypatch, configuration) -> RunnerContext:
     stepped(configuration, data_parallel="2")
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     building = Parallel.building
@@ -116,21 +116,21 @@ def rig(monkeypatch, configuration) -> Rig:
             yield
 
     monkeypatch.setattr(Parallel, "building", tight)
-    return Rig(RecordingWire(), CPU)
+    return RunnerContext(RecordingWire(), CPU)
 
 
-def record_study(rig: Rig):
+def record_study(context: RunnerContext):
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(protocol.decode_message(protocol.encode(message)))
     (study,) = recorder.session.studies
     return study
 
 
-def test_in_a_sweep_a_rank_without_memory_is_a_point(rig, configuration):
+def test_in_a_sweep_a_rank_without_memory_is_a_point(context, configuration):
     axes = {"model.vocabulary": [256, 2**18]}
-    SweepRun(rig, protocol.Sweep(base=configuration, axes=axes, seconds=0.05)).execute()
-    table = record_study(rig).tables[sweep.POINTS]
+    SweepRun(context, protocol.Sweep(base=configuration, axes=axes, seconds=0.05)).execute()
+    table = record_study(context).tables[sweep.POINTS]
     outcomes = dict(zip(table["x"].tolist(), table["outcome"].tolist(), strict=True))
     assert outcomes == {256: "measured", 2**18: sweep.OUT_OF_MEMORY}
     (reason,) = {reason for reason in table["reason"].tolist() if reason}

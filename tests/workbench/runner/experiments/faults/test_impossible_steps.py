@@ -17,7 +17,7 @@ from sessions.verdicts import verdict
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks, summary_sentence
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.run import Run, RunEnded
@@ -50,19 +50,19 @@ def test_a_judgement_of_an_impossible_step_claims_nothing_and_says_so_first():
     assert remarks(shown)[0] == "B: a step is faster than this GPU can run it."
 
 
-def rig_with(rate: float, disturbed: str = "") -> Rig:
-    """Return the rig of a device that is known to reach so many FLOPs a second at best."""
-    rig = Rig(RecordingWire(), torch.device("cpu"))
-    rig.roof.measured = Ceilings(
+def context_with(rate: float, disturbed: str = "") -> RunnerContext:
+    """Return the context of a device that is known to reach so many FLOPs a second at best."""
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
+    context.roof.measured = Ceilings(
         device="cpu", driver="", torch="", created=0.0, bytes_per_s=1e9,
         flops_per_s={"float32": rate, "bfloat16": rate / 2}, disturbed=disturbed,
     )  # fmt: skip
-    return rig
+    return context
 
 
-def session_of(rig):
+def session_of(context):
     recorder = Recorder()
-    for message in rig.wire.sent:
+    for message in context.wire.sent:
         recorder.record(message)
     return recorder.session
 
@@ -70,10 +70,10 @@ def session_of(rig):
 @pytest.mark.parametrize("rate", [1e3, 1e18], ids=["slow device", "fast device"])
 def test_a_comparison_of_impossible_steps_is_invalid_with_both_numbers(rate, small, monkeypatch):
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    rig = rig_with(rate)
+    context = context_with(rate)
     command = protocol.Compare(base=small, other=small, budget_s=0.4, build_count=1)
-    CompareRun(rig, command).execute()
-    (comparison,) = session_of(rig).comparisons
+    CompareRun(context, command).execute()
+    (comparison,) = session_of(context).comparisons
     why = comparison.facts["invalid"]
     assert bool(why) == (rate == 1e3)
     if why:
@@ -82,14 +82,14 @@ def test_a_comparison_of_impossible_steps_is_invalid_with_both_numbers(rate, sma
         assert comparison.verdict == "UNDECIDED" and "INVALID" in headline(comparison)
 
 
-def run(rig, small):
+def run(context, small):
     with pytest.raises(RunEnded):
-        Run(rig, protocol.Start(configuration=small, steps=2000, seconds=1.0)).execute()
-    return session_of(rig)
+        Run(context, protocol.Start(configuration=small, steps=2000, seconds=1.0)).execute()
+    return session_of(context)
 
 
 def test_a_segment_of_impossible_steps_is_marked_once_with_a_warning(small):
-    session = run(rig_with(1e3), small)
+    session = run(context_with(1e3), small)
     (segment,) = session.segments
     assert "faster than this CPU can run it" in segment.ledger[INVALID]
     warnings = [event.text for event in session.events if event.kind == "warning"]
@@ -99,6 +99,6 @@ def test_a_segment_of_impossible_steps_is_marked_once_with_a_warning(small):
 
 
 def test_ceilings_that_were_measured_beside_others_make_nothing_invalid(small):
-    session = run(rig_with(1e3, disturbed="others used 80 % of the CPU"), small)
+    session = run(context_with(1e3, disturbed="others used 80 % of the CPU"), small)
     assert INVALID not in session.segments[0].ledger
     assert FASTEST not in session.segments[0].ledger

@@ -12,7 +12,7 @@ from recording_wire import RecordingWire
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.config.resolve import resolve
-from workbench.runner.context import Rig
+from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.paired.interleaving import Alternation
@@ -30,12 +30,12 @@ class QueuedWire(RecordingWire):
     def __init__(self, *commands: protocol.Command, waits_s: float = 0.0) -> None:
         super().__init__()
         self.commands = list(commands)
-        self.rig = Rig(self, torch.device("cpu"))
+        self.context = RunnerContext(self, torch.device("cpu"))
         self.watched_when_asked: list[bool] = []
         self._waits_s = waits_s
 
     def next(self) -> protocol.Command:
-        self.watched_when_asked.append(self.rig.watchdog.active)
+        self.watched_when_asked.append(self.context.watchdog.active)
         time.sleep(self._waits_s)
         return self.commands.pop(0)
 
@@ -44,7 +44,7 @@ class QueuedWire(RecordingWire):
 
 
 def ended(wire: QueuedWire, configuration: Configuration, **options) -> Run:
-    run = Run(wire.rig, protocol.Start(configuration=configuration, **options))
+    run = Run(wire.context, protocol.Start(configuration=configuration, **options))
     with pytest.raises((RunEnded, Cancelled)):
         run.execute()
     return run
@@ -71,10 +71,10 @@ def test_nothing_hangs_in_a_pause_whatever_is_switched_in_it(small):
 def test_a_paused_comparison_goes_on_when_it_is_told_to_and_not_before(small, watched):
     prediction = protocol.Predict(base=small, other=small)
     wire = QueuedWire(protocol.Pause(), SHARED, prediction, protocol.Pause(), protocol.Resume())
-    wire.rig.watchdog.active = watched
-    Alternation(wire.rig, 1.0, 1, "busy").handle_commands()
+    wire.context.watchdog.active = watched
+    Alternation(wire.context, 1.0, 1, "busy").handle_commands()
     assert not wire.commands and wire.watched_when_asked == [False] * 4
-    assert wire.rig.watchdog.active is watched
+    assert wire.context.watchdog.active is watched
     assert [m.state for m in wire.of(protocol.State)] == ["paused", "running"]
     assert [m.sentence for m in wire.of(protocol.Failure)] == ["busy"]
 
@@ -91,7 +91,7 @@ def test_a_pause_takes_nothing_of_a_comparison_s_budget(small, monkeypatch):
 
     monkeypatch.setattr(wire, "send", pausing)
     began = time.perf_counter()
-    run = CompareRun(wire.rig, protocol.Compare(base=small, other=small, budget_s=0.9))
+    run = CompareRun(wire.context, protocol.Compare(base=small, other=small, budget_s=0.9))
     run.execute()
     assert wire.watched_when_asked == [False]
     assert 0.9 <= run.seconds < time.perf_counter() - began - 1.0
@@ -103,13 +103,13 @@ def test_a_check_among_alternating_arms_is_no_hang(small, monkeypatch):
     check = comparison.check
 
     def watching(*given):
-        seen.append(wire.rig.watchdog.active)
+        seen.append(wire.context.watchdog.active)
         return check(*given)
 
     wire = QueuedWire()
     monkeypatch.setattr(comparison, "check", watching)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
-    CompareRun(wire.rig, protocol.Compare(base=small, other=small, budget_s=0.1)).execute()
+    CompareRun(wire.context, protocol.Compare(base=small, other=small, budget_s=0.1)).execute()
     assert seen == [False, False]
 
 
@@ -125,7 +125,7 @@ def test_whoever_cancels_between_two_steps_waits_for_no_check(small, monkeypatch
 
 def test_a_build_that_is_cancelled_is_no_failure_of_what_was_switched(small, monkeypatch):
     wire = QueuedWire(SHARED)
-    build, builds = wire.rig.arms._build, itertools.count()
+    build, builds = wire.context.arms._build, itertools.count()
 
     def cancelled(*given):
         arm = build(*given)
@@ -133,7 +133,7 @@ def test_a_build_that_is_cancelled_is_no_failure_of_what_was_switched(small, mon
             wire.cancelled.set()
         return arm
 
-    monkeypatch.setattr(wire.rig.arms, "_build", cancelled)
+    monkeypatch.setattr(wire.context.arms, "_build", cancelled)
     ended(wire, small, steps=100)
     assert next(builds) == 2
     assert not any("failure" in facts.ledger for facts in wire.of(protocol.Facts))
@@ -151,8 +151,8 @@ def rows(wire: QueuedWire, segment: int) -> int:
 
 def test_the_steps_before_a_failure_are_told_with_its_run_and_with_no_other(small):
     wire = QueuedWire()
-    situation = resolve(small, wire.rig.device)
-    arm = wire.rig.arms.get(situation, wire.rig.phases)
+    situation = resolve(small, wire.context.device)
+    arm = wire.context.arms.get(situation, wire.context.phases)
     step, calls = arm.step, itertools.count(1)
 
     def failing() -> torch.Tensor:
@@ -161,23 +161,23 @@ def test_the_steps_before_a_failure_are_told_with_its_run_and_with_no_other(smal
         return step()
 
     arm.step = failing
-    run = Run(wire.rig, protocol.Start(configuration=small, steps=100))
+    run = Run(wire.context, protocol.Start(configuration=small, steps=100))
     with pytest.raises(RuntimeError, match="a fault"):
         run.execute()
     assert rows(wire, 0) == run.steps == 5
-    wire.rig.clock.lap(0)  # as of a block that failed
-    wire.rig.arms.forget_all()
+    wire.context.clock.lap(0)  # as of a block that failed
+    wire.context.arms.forget_all()
     assert rows(wire, 1) == 0
     ended(wire, small, steps=3)
     assert rows(wire, 1) == 3
 
 
 def test_arms_that_make_room_leave_no_gradients_half_made(small):
-    rig = QueuedWire().rig
-    arm = rig.arms.get(resolve(small, rig.device), rig.phases)
+    context = QueuedWire().context
+    arm = context.arms.get(resolve(small, context.device), context.phases)
     parameters = list(arm.weights.parameters.values())
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     del arm
-    rig.arms.forget_arms()
+    context.arms.forget_arms()
     assert all(parameter.grad is None for parameter in parameters)
