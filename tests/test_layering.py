@@ -366,7 +366,7 @@ def test_a_package_of_the_runner_needs_only_packages_whose_rows_stand_above():
         ("workbench.runner.toggles.compile", "from PySide6.QtCore import QObject"),
         (
             "workbench.runner.toggles.compile",
-            "if TYPE_CHECKING:\n    from workbench.runner.variants.variant import Arm",
+            "if TYPE_CHECKING:\n    from workbench.runner.variants.variant import Variant",
         ),
         (
             "workbench.runner.experiments.run",

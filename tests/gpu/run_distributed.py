@@ -34,14 +34,14 @@ import msgspec
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, STEPS, WARM_UP, LOSSES = 3, 8, 3, 4
@@ -176,7 +176,7 @@ def measure(
         family=family, preset=preset, workload="train", settings=settings, model=model or {}
     )
     print(f"{family} {preset}, {settings['batch']} x {settings['sequence']} tokens")
-    arms, built, rows = Arms(), dict[str, Arm](), dict[str, Row]()
+    arms, built, rows = VariantCache(), dict[str, Variant](), dict[str, Row]()
     start: State | None = None
     for name in variants:
         row = rows[name] = {}
@@ -230,24 +230,24 @@ def measure(
 class State:
     """Copies of an arm's full weights, moments and step counts."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: Variant) -> None:
         self._kept = [tensor.detach().clone() for tensor in self._tensors(arm)]
 
-    def restore(self, arm: Arm) -> None:
+    def restore(self, arm: Variant) -> None:
         """Put them back."""
         with torch.no_grad():
             for tensor, before in zip(self._tensors(arm), self._kept, strict=True):
                 tensor.copy_(before)
 
     @staticmethod
-    def _tensors(arm: Arm) -> list[torch.Tensor]:
+    def _tensors(arm: Variant) -> list[torch.Tensor]:
         assert arm.keeper is not None
         parameters = list(arm.plain_weights().values())
         state = arm.keeper.optimizer.state
         return [*parameters, *(v for p in parameters for _, v in sorted(state[p].items()))]
 
 
-def time_block(arm: Arm, arms: Arms, row: Row, device: torch.device) -> float:
+def time_block(arm: Variant, arms: VariantCache, row: Row, device: torch.device) -> float:
     """Return milliseconds of a step in a block of them, after some that are not timed."""
     with arm.entered():
         if arm.divided is not None:

@@ -225,7 +225,7 @@ def disturbance() -> dict:
     """Measure the runner's step against a bare loop of it, and its host cost per step."""
     import queue
 
-    from workbench.runner.building.arms import Arms
+    from workbench.runner.building.variant_cache import VariantCache
     from workbench.runner.config.resolve import resolve
     from workbench.runner.context import RunnerContext
     from workbench.runner.instruments.phases import PhaseTracker
@@ -250,7 +250,7 @@ def disturbance() -> dict:
         toggles={**OFF, "precision": "bf16", "cuda_graphs": "on"},
     )
     context = RunnerContext(Silent(), device)  # type: ignore[arg-type]
-    arm = Arms().get(resolve(configuration, device), PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(resolve(configuration, device), PhaseTracker(lambda phase: None))
     with arm.entered():
         for _ in range(20):
             arm.batches.advance()

@@ -39,11 +39,11 @@ import kernels
 from models import FAMILIES
 from sessions.model import Configuration
 from sessions.verdicts import verdict
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 LOSS = 5e-3  # relative difference of two losses in BF16
 BLOCK_MS, ROUNDS = 120.0, 12
@@ -123,7 +123,7 @@ def main() -> int:
 def measure_family(family: str, options: argparse.Namespace, until: float) -> dict[str, Any]:
     """Build, check and time the contenders of one family."""
     preset = options.preset or PRESETS[family]
-    device, arms = torch.device(options.device), Arms()
+    device, arms = torch.device(options.device), VariantCache()
     contenders: dict[str, Contender] = {}
     failures: dict[str, str] = {}
     reserve = 0.25 * max(until - time.monotonic(), 0.0)  # for the timing
@@ -152,13 +152,13 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
 
 
 def makers(
-    family: str, preset: str, options: argparse.Namespace, device: torch.device, arms: Arms
+    family: str, preset: str, options: argparse.Namespace, device: torch.device, arms: VariantCache
 ) -> Iterator[tuple[str, Make]]:
     """Yield names of contenders and functions that build them."""
     trains = options.workload == "train"
     base = {} if device.type == "cuda" else {"precision": "fp32", "compile": "off"}
 
-    def arm_of(toggles: dict[str, str]) -> Arm:
+    def arm_of(toggles: dict[str, str]) -> Variant:
         usable = toggles | base
         if device.type != "cuda":
             usable = {k: v for k, v in usable.items() if k in ("adamw", "precision", "compile")}
@@ -173,10 +173,10 @@ def makers(
         resolve.require_unblocked(situation)
         return arms.get(situation, PhaseTracker(lambda phase: None))
 
-    def called(arm: Arm) -> Any:
+    def called(arm: Variant) -> Any:
         return arm.model.loss if trains else arm.model
 
-    reference: list[Arm] = []  # plain operators with the weights that all arms train
+    reference: list[Variant] = []  # plain operators with the weights that all arms train
 
     def expected() -> float:
         reference[:] = reference or [arm_of({"adamw": "fused"})]
@@ -243,7 +243,7 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def loss_of(call: Any, arm: Arm, device: torch.device) -> float:
+def loss_of(call: Any, arm: Variant, device: torch.device) -> float:
     """Return the loss of the current batch, or the size of the outputs in inference."""
     targets = arm.batches.targets if arm.situation.workload.trains else ()
     with torch.no_grad(), autocast(device):
@@ -251,7 +251,7 @@ def loss_of(call: Any, arm: Arm, device: torch.device) -> float:
 
 
 def stepped(
-    model: torch.nn.Module, call: Any, arm: Arm, device: torch.device, mode: str, trains: bool
+    model: torch.nn.Module, call: Any, arm: Variant, device: torch.device, mode: str, trains: bool
 ) -> Step:
     """Return the step that a user would write around a compiled model."""
     torch.set_float32_matmul_precision("high")

@@ -18,9 +18,9 @@ from sessions.ceilings import FASTEST
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
-from workbench.runner.building.arms import Arms
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.matrix_rate import matrix_dtype
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
@@ -41,7 +41,7 @@ from workbench.runner.roofline.predict import Predictor
 from workbench.runner.toggles import Stage, all_toggles, toggles_before
 from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.wire import Wire
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
@@ -54,7 +54,7 @@ class RunnerContext:
 
     wire: Wire
     device: torch.device
-    arms: Arms = field(default_factory=Arms)
+    variants: VariantCache = field(default_factory=VariantCache)
     segments: int = 0  # that were begun
     segment: int = -1  # that steps and phases belong to now
     comparisons: int = 0
@@ -64,7 +64,7 @@ class RunnerContext:
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
     clocks: ClockMeter = field(init=False)  # how fast the GPU ran
-    memory: GpuMemory[Arm] | HostMemory = field(init=False)
+    memory: GpuMemory[Variant] | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
     watchdog: Watchdog = field(init=False)
     roof: Roof = field(init=False)
@@ -75,8 +75,8 @@ class RunnerContext:
         self.clocks = ClockMeter(self.device, self._no_cycles)
         self.memory = make_memory(
             self.device,
-            lambda arm: resident_bytes(arm.step, arm.situation),
-            self.arms.others_bytes,
+            lambda variant: resident_bytes(variant.step, variant.situation),
+            self.variants.others_bytes,
         )
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
@@ -84,7 +84,7 @@ class RunnerContext:
         self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
         self._companions = Companions(self.wire, self.device, world.current)
-        self._arm: weakref.ref[Arm] | None = None  # that steps
+        self._variant: weakref.ref[Variant] | None = None  # that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # by segment
         self._roofless: dict[int, tuple[str, int]] = {}  # by segment: dtype, devices
@@ -95,10 +95,10 @@ class RunnerContext:
         self._sampler = make_sampler(self.device)
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
-    def follow(self, arm: Arm | None) -> None:
-        """Follow the arm that steps from here on, if any: watch its memory and its devices."""
-        self.memory.follow(arm)
-        self._arm = None if arm is None else weakref.ref(arm)
+    def follow(self, variant: Variant | None) -> None:
+        """Follow the variant that steps from here on, if any: watch its memory and its devices."""
+        self.memory.follow(variant)
+        self._variant = None if variant is None else weakref.ref(variant)
         self._companions.follow()
 
     def begin_segment(self) -> int:
@@ -108,7 +108,7 @@ class RunnerContext:
         CPU only on request.
         """
         self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
-        if self.device.type == "cuda" and self.roof.measured is None and not self.arms.count:
+        if self.device.type == "cuda" and self.roof.measured is None and not self.variants.count:
             with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
                 self.roof.measure()
         self.segment, self.segments = self.segments, self.segments + 1
@@ -204,10 +204,10 @@ class RunnerContext:
 
     def _send_own_peak(self, memory: Memory) -> None:
         """Tell the segment's highest peak without what was held for other configurations."""
-        arm = None if self._arm is None else self._arm()
+        variant = None if self._variant is None else self._variant()
         peaks = [memory.peak - memory.others_bytes]
-        if self.device.type == "cuda" and arm is not None and arm.divided is not None:
-            peaks += arm.divided.peaks[1:]
+        if self.device.type == "cuda" and variant is not None and variant.divided is not None:
+            peaks += variant.divided.peaks[1:]
         own = max(peaks)  # of the rank that needs most
         if not own > self._own_peaks.get(self.segment, 0.0):
             return
@@ -219,11 +219,13 @@ class RunnerContext:
         """Return the segment's highest peak in bytes, as its facts have it; NaN if unknown."""
         return self._own_peaks.get(segment, math.nan)
 
-    def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
-        """Return the arm's ledger, and the ceilings for the segment's steps if they are known."""
-        facts = {**arm.ledger, **arm.record.facts}
-        devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
-        dtype = matrix_dtype(arm.situation)
+    def facts_of(self, variant: Variant, segment: int) -> dict[str, Scalar]:
+        """Return the variant's ledger, and the ceilings for the segment's steps if known."""
+        facts = {**variant.ledger, **variant.record.facts}
+        devices = (
+            1 if variant.divided is None or self.device.type == "cpu" else variant.divided.ranks
+        )
+        dtype = matrix_dtype(variant.situation)
         if self.roof.measured is None:
             self._roofless[segment] = dtype, devices
             return facts

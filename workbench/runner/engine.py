@@ -142,6 +142,6 @@ class Engine:
             self._wire.send(failure)
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":
-                self._context.arms.forget_all()
+                self._context.variants.forget_all()
         self._wire.send(protocol.Finished(reason=reason, steps=run.steps))
         return failure, passed_on

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from workbench import descendants
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import mesh as meshes
@@ -45,7 +45,7 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics.forward import evaluate
 from workbench.runner.toggles._ranks import layout_of
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.wire import leave
 
 BEAT_S = 0.5
@@ -57,9 +57,9 @@ class WorkerLoop:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._arms = Arms()
+        self._variants = VariantCache()
         self._entered = contextlib.ExitStack()
-        self._arm: Arm | None = None
+        self._variant: Variant | None = None
         self._steps = 0
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         for target in (self._listen, self._beat):
@@ -79,27 +79,27 @@ class WorkerLoop:
             self._connection.send(self._build(order))
             return
         if isinstance(order, Forget):
-            self._arm = None
-            self._arms.forget_all()
+            self._variant = None
+            self._variants.forget_all()
             return
-        arm = self._arm
-        if arm is None:
+        variant = self._variant
+        if variant is None:
             return  # fewer ranks than there are step
-        assert arm.divided is not None
+        assert variant.divided is not None
         match order:
             case Enter():
-                self._enter(arm, order)
+                self._enter(variant, order)
             case Step():
                 self._steps += 1
-                arm.batches.go_to(order.advances)
-                arm.step()
+                variant.batches.go_to(order.advances)
+                variant.step()
             case Evaluate():
-                arm.batches.go_to(order.advances)
-                evaluate(order.name, arm)
+                variant.batches.go_to(order.advances)
+                evaluate(order.name, variant)
             case Compare():
-                arm.divided.compare(arm)
+                variant.divided.compare(variant)
             case Record():
-                arm.divided.record(order.phase, order.steps)
+                variant.divided.record(order.phase, order.steps)
             case Leave():
                 self._entered.close()
 
@@ -114,43 +114,43 @@ class WorkerLoop:
                 self._connection.send(Alive(self._steps))
                 time.sleep(BEAT_S)
 
-    def _enter(self, arm: Arm, order: Enter) -> None:
+    def _enter(self, variant: Variant, order: Enter) -> None:
         """Prepare for steps; tune kernels before the first, as rank 0 does."""
-        assert arm.divided is not None
-        if arm.trainer is not None and arm.trainer.scaler is not None:
-            arm.trainer.scaler.load_state_dict(order.scale)
-        arm.divided.version = order.version
-        arm.divided.has_all = not order.prepare
-        self._entered.enter_context(arm.entered())
-        if not arm.divided.prepared:
-            arm.divided.prepared = True
-            arm.prepare()
+        assert variant.divided is not None
+        if variant.trainer is not None and variant.trainer.scaler is not None:
+            variant.trainer.scaler.load_state_dict(order.scale)
+        variant.divided.version = order.version
+        variant.divided.has_all = not order.prepare
+        self._entered.enter_context(variant.entered())
+        if not variant.divided.prepared:
+            variant.divided.prepared = True
+            variant.prepare()
 
     def _build(self, order: Build) -> Ready:
         """Build a variant, or nothing if its ranks do not include this one."""
-        self._arm = None
+        self._variant = None
         try:
             situation = resolve(order.configuration, self.device)
             if layout_of(situation).ranks > rank():
-                self._arm = self._get(situation, order)
+                self._variant = self._get(situation, order)
         except Exception as error:  # noqa: BLE001 - rank 0 reports it, and this worker goes on
             return Ready(explain(error))
-        divided = None if self._arm is None else self._arm.divided
+        divided = None if self._variant is None else self._variant.divided
         if divided is None:
             return Ready(prepared=True)
         return Ready(version=divided.weights.version, prepared=divided.has_all)
 
-    def _get(self, situation: Situation, order: Build) -> Arm:
+    def _get(self, situation: Situation, order: Build) -> Variant:
         """Return the variant that belongs to rank 0's, built now if it does not exist."""
         phases = PhaseTracker(lambda phase: None)
-        arm = self._arms.get(situation, phases, order.copy)
-        if arm.divided is not None and arm.divided.variant not in (0, order.variant):
-            del arm
-            self._arms.forget(situation, order.copy)
-            arm = self._arms.get(situation, phases, order.copy)
-        if arm.divided is not None:
-            arm.divided.variant = order.variant
-        return arm
+        variant = self._variants.get(situation, phases, order.copy)
+        if variant.divided is not None and variant.divided.variant not in (0, order.variant):
+            del variant
+            self._variants.forget(situation, order.copy)
+            variant = self._variants.get(situation, phases, order.copy)
+        if variant.divided is not None:
+            variant.divided.variant = order.variant
+        return variant
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Arms that are built and stepped in the test's own process, and what they say of their options."""
+"""Variants that are built and stepped in the test's process, and the evidence of their options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 
 from sessions.model import Configuration
 from workbench.protocol import Blocked
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.profiling.probes import allocations
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 
 def stepped(
@@ -22,9 +22,9 @@ def stepped(
     *,
     device: str = "cpu",
     steps: int = 1,
-    arms: Arms | None = None,
+    arms: VariantCache | None = None,
     **toggles: str,
-) -> Arm:
+) -> Variant:
     """Return an arm after its first steps, each of another batch.
 
     It shares the weights of ``arms``, if given.
@@ -32,7 +32,7 @@ def stepped(
     requested = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
     situation = resolve.resolve(requested, torch.device(device))
     resolve.require_unblocked(situation)
-    arm = (arms or Arms()).get(situation, PhaseTracker(lambda phase: None))
+    arm = (arms or VariantCache()).get(situation, PhaseTracker(lambda phase: None))
     with arm.entered():
         with arm.watched():
             arm.step()
@@ -42,12 +42,12 @@ def stepped(
     return arm
 
 
-def collect_evidence(arm: Arm) -> dict[str, tuple[str, str]]:
+def collect_evidence(arm: Variant) -> dict[str, tuple[str, str]]:
     """Return the status and the text of every option that is not off, by toggle."""
     return {evidence.toggle: (evidence.status, evidence.text) for evidence in arm.find_evidence()}
 
 
-def step_without_peer(arm: Arm) -> None:
+def step_without_peer(arm: Variant) -> None:
     """Kill the only other rank of an arm that is entered, and step on, which fails."""
     ranks = world.current()
     assert ranks is not None
@@ -60,12 +60,12 @@ def step_without_peer(arm: Arm) -> None:
             torch.cuda.synchronize()
 
 
-def left_by_a_step(arm: Arm) -> int:
+def left_by_a_step(arm: Variant) -> int:
     """Bytes; the arm is entered."""
     return allocations.of(lambda: checks.step(arm, 1), arm.situation.device).left
 
 
-def own_peak(arm: Arm, arms: Arms) -> int:
+def own_peak(arm: Variant, arms: VariantCache) -> int:
     """Bytes that four steps of an arm of ``arms`` need at most on its GPU, without the others'."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Arms of tiny models of any family, built in this process and stepped once."""
+"""Variants of tiny models of any family, built in this process and stepped once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 from sessions.model import Configuration, Evidence
 from workbench.protocol import Blocked
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,11 @@ def configuration(
     return Configuration(family=family, preset="tiny", workload=workload, settings=settings, **more)
 
 
-def stepped(requested: Configuration, arms: Arms | None = None, device: torch.device = CPU) -> Arm:
+def stepped(
+    requested: Configuration, arms: VariantCache | None = None, device: torch.device = CPU
+) -> Variant:
     """Return the arm of a configuration after a step that was watched."""
-    arm = (arms or Arms()).get(resolve(requested, device), PhaseTracker(lambda phase: None))
+    arm = (arms or VariantCache()).get(resolve(requested, device), PhaseTracker(lambda phase: None))
     with arm.entered():
         arm.ready()
         with arm.watched():
@@ -34,7 +36,7 @@ def stepped(requested: Configuration, arms: Arms | None = None, device: torch.de
     return arm
 
 
-def evidence_of(arm: Arm, toggle: str) -> Evidence:
+def evidence_of(arm: Variant, toggle: str) -> Evidence:
     """Return what a toggle finds in the arm as it is now."""
     arm.evidence = None
     (evidence,) = [item for item in arm.find_evidence() if item.toggle == toggle]

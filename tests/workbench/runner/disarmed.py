@@ -1,4 +1,4 @@
-"""Arms of which one toggle was asked for and not applied, and what its evidence says."""
+"""Variants of which one toggle was asked for and not applied, and what its evidence says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.batches import SYNTHETIC
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
@@ -107,7 +107,7 @@ def disarmed(name: str, option: str, device: str) -> tuple[str, str]:
     """Return the toggle's finding of an arm that it did not change: status and text."""
     with without_apply(name):
         situation = resolve.resolve(configuration(name, option), torch.device(device))
-        arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+        arm = VariantCache().get(situation, PhaseTracker(lambda phase: None))
         with arm.entered():
             with arm.watched():
                 arm.step()

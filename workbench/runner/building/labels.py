@@ -21,7 +21,7 @@ def label(configuration: Configuration, device: torch.device) -> str:
 
 
 def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
-    """Return an arm's name: its toggles, after whatever else differs from the other arm."""
+    """Return a variant's name: its toggles, after whatever else differs from the other variant."""
     switched = label(configuration, device)
     if configuration.family != beside.family:
         return f"{configuration.family} {configuration.preset}: {switched}"

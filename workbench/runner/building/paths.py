@@ -1,4 +1,4 @@
-"""The paths of an arm's steps: what computed its experts, and the ranks of its heads."""
+"""The paths of a variant's steps: what computed its experts, and the ranks of its heads."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from workbench.runner.interfaces import DividedBuild, DividedVariant
     from workbench.runner.training.trainer import Parameters, Trainer
     from workbench.runner.workloads import Compute
-    from workbench.runner.workloads import Step as ArmStep
+    from workbench.runner.workloads import Step as VariantStep
 
 
 _variants = itertools.count(1)
@@ -80,7 +80,7 @@ class Parallel:
         self.differing: int | None = None
         self.prepared = False
         self.peaks: list[int] = []
-        self.others_bytes: Callable[[Any], int] = lambda arm: 0
+        self.others_bytes: Callable[[Any], int] = lambda variant: 0
         self.traffic = Traffic()  # of the last step, inside layers that ranks divide
         self.context_traffic = Traffic()  # among ranks that split sequences
         self.expert_traffic = Traffic()  # among ranks that have other experts
@@ -158,7 +158,7 @@ class Parallel:
         trainer.agree = self._agree
         trainer.after_backward = self._finish_gradients
 
-    def together(self, step: ArmStep, batches: Batches) -> ArmStep:
+    def together(self, step: VariantStep, batches: Batches) -> VariantStep:
         """Return the step of all ranks, which returns the mean of their losses."""
 
         def step_on_all_ranks() -> Tensor:
@@ -183,30 +183,30 @@ class Parallel:
         return 1 if self.pipeline is None else self.pipeline.chunks
 
     @contextlib.contextmanager
-    def evaluating(self, name: str, arm: DividedVariant) -> Iterator[None]:
+    def evaluating(self, name: str, variant: DividedVariant) -> Iterator[None]:
         """Let all ranks evaluate ``name`` with rank 0; replicas are evaluated on rank 0 alone."""
         if self._is_replica and self.layout.context == 1:
             yield
             return
-        with self._on_all_ranks(Evaluate(name, arm.batches.advances)):
-            self._load_buffers(arm)
+        with self._on_all_ranks(Evaluate(name, variant.batches.advances)):
+            self._load_buffers(variant)
             yield
 
-    def outputs(self, arm: DividedVariant) -> Any:
+    def outputs(self, variant: DividedVariant) -> Any:
         """Return the model's outputs for rank 0's batch; within ``evaluating``."""
         if self.pipeline is not None:
-            return self.pipeline.outputs(arm)
-        outputs = arm.autocast(arm.model)(*arm.batches.inputs)
+            return self.pipeline.outputs(variant)
+        outputs = variant.autocast(variant.model)(*variant.batches.inputs)
         if self.fully_shard is not None:
-            self.fully_shard.reshard(arm.model)
+            self.fully_shard.reshard(variant.model)
         return outputs
 
-    def loss(self, arm: DividedVariant) -> Tensor:
+    def loss(self, variant: DividedVariant) -> Tensor:
         """Return the loss of rank 0's batch as steps compute it; within ``evaluating``."""
         if self.pipeline is not None:
-            loss = self.pipeline.loss(arm)
+            loss = self.pipeline.loss(variant)
         else:
-            loss = arm.compute(*arm.batches.inputs, *arm.batches.targets)
+            loss = variant.compute(*variant.batches.inputs, *variant.batches.targets)
         if self.layout.context > 1:
             loss = loss.detach().clone()
             dist.all_reduce(loss, group=self.weights.mesh.group_of(CONTEXT))
@@ -214,7 +214,7 @@ class Parallel:
         return loss
 
     @contextlib.contextmanager
-    def entered(self, arm: DividedVariant) -> Iterator[None]:
+    def entered(self, variant: DividedVariant) -> Iterator[None]:
         """Prepare all ranks for steps from the full weights; store and compare them afterwards."""
         if self._depth:
             yield
@@ -224,7 +224,7 @@ class Parallel:
         if self.keeper is not None and full is not None:
             full.sync_step_counts(self.keeper.optimizer)
         with self._together(world):
-            self._load(arm)
+            self._load(variant)
             self._prepare()
         if self._peak is not None:
             self._peak.restart()  # building is not part of a step
@@ -234,20 +234,20 @@ class Parallel:
         finally:
             try:
                 if world is not None and world.alive:
-                    self.compare(arm)
+                    self.compare(variant)
                     world.tell(Leave())
             finally:
                 self._depth, self._world = 0, None
 
-    def compare(self, arm: DividedVariant) -> None:
+    def compare(self, variant: DividedVariant) -> None:
         """Store the weights after steps, and count parameters that ranks do not have alike."""
         if not self._steps:
             return
         with self._together(self._world):
             if self._world is not None:
                 self._world.tell(Compare())
-            self._read_peak(arm)
-            self._compare(arm)
+            self._read_peak(variant)
+            self._compare(variant)
 
     def record_lanes(self, step: Callable[[], object], steps: int) -> list[RankLane]:
         """Return what every rank does in ``steps`` steps, which all of them profile; if entered."""
@@ -266,7 +266,7 @@ class Parallel:
             own = RankLane(self.rank, host(), lane)
             return gather_lanes(own, self._device, self.weights.mesh.group)
 
-    def _compare(self, arm: DividedVariant) -> None:
+    def _compare(self, variant: DividedVariant) -> None:
         """Compare what the ranks have, on all of them at the same time."""
         own, keeper = self._optimizers
         if not self._is_replica:
@@ -278,7 +278,7 @@ class Parallel:
         dist.all_reduce(peaks, group=self.weights.mesh.group)
         self.peaks = peaks.tolist()
         if self.pipeline is not None:
-            self.pipeline.share_records(arm.record)
+            self.pipeline.share_records(variant.record)
         self._steps = 0
 
     @property
@@ -344,14 +344,14 @@ class Parallel:
         world.tell(Enter(self.version, not self.has_all, scale))
         return world
 
-    def _load(self, arm: DividedVariant) -> None:
+    def _load(self, variant: DividedVariant) -> None:
         own, keeper = self._optimizers
         self.moved_bytes = 0
         if self.version != self.weights.version:
             self.moved_bytes = self.weights.load(own, keeper)
             self.weights.version = self.version
             self.weights.mark(keeper)
-        self._load_buffers(arm)
+        self._load_buffers(variant)
 
     def _prepare(self) -> None:
         """Create what needs all ranks at the same time, unless all of them have it."""
@@ -363,11 +363,11 @@ class Parallel:
         if self.pipeline is not None:
             self.pipeline.prepare()
 
-    def _load_buffers(self, arm: DividedVariant) -> None:
+    def _load_buffers(self, variant: DividedVariant) -> None:
         """Give every rank the buffers of rank 0, by which a model that adapts goes."""
         if self.pipeline is not None:
             return  # constants and metrics: no model that adapts has stages
-        for buffer in arm.model.buffers():
+        for buffer in variant.model.buffers():
             sent = buffer.detach().contiguous()
             dist.broadcast(sent, src=0, group=self.weights.mesh.group)
             if sent.data_ptr() != buffer.data_ptr():
@@ -411,10 +411,10 @@ class Parallel:
             hold(on_any)
             own.copy_(on_any)
 
-    def _read_peak(self, arm: DividedVariant) -> None:
+    def _read_peak(self, variant: DividedVariant) -> None:
         """Read the steps' memory before the comparison needs more."""
         if self._peak is not None:
-            self._peak_bytes = self._peak.highest() - self.others_bytes(arm)
+            self._peak_bytes = self._peak.highest() - self.others_bytes(variant)
         else:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 

@@ -167,9 +167,9 @@ class Pipeline:
             return stream.clone()  # torch detaches it in place, as it may no view
         return stream
 
-    def outputs(self, arm: DividedVariant) -> Any:
+    def outputs(self, variant: DividedVariant) -> Any:
         """Return the logits on rank 0; the last stage computes them."""
-        model = arm.autocast(arm.model)
+        model = variant.autocast(variant.model)
         logits: list[Tensor] = []
 
         def forward(x: Tensor, _: Tensor) -> StageOutput:
@@ -179,8 +179,8 @@ class Pipeline:
                 return StageOutput(None, torch.zeros((), device=self._device))
             return StageOutput(output, None)
 
-        self._evaluate(forward, arm)
-        mesh, rows = self._weights.mesh, arm.batches.inputs[0]
+        self._evaluate(forward, variant)
+        mesh, rows = self._weights.mesh, variant.batches.inputs[0]
         group, last = mesh.group_of("pipeline"), len(self.stages) - 1
         at = dist.get_rank(group)
         if at == last:
@@ -193,9 +193,9 @@ class Pipeline:
             return received
         return None
 
-    def loss(self, arm: DividedVariant) -> Tensor:
+    def loss(self, variant: DividedVariant) -> Tensor:
         """Return the loss as steps compute it, without gradients."""
-        self._evaluate(arm.compute, arm)
+        self._evaluate(variant.compute, variant)
         return self._total()
 
     @torch.no_grad()
@@ -272,11 +272,11 @@ class Pipeline:
         hold(total)
         return total
 
-    def _evaluate(self, compute: Any, arm: DividedVariant) -> None:
+    def _evaluate(self, compute: Any, variant: DividedVariant) -> None:
         """Run all micro-batches forward."""
         _, schedule = self._make(compute, "gpipe")
         self._losses.clear()
-        tokens, targets = arm.batches.inputs + arm.batches.targets
+        tokens, targets = variant.batches.inputs + variant.batches.targets
         with torch.autocast(self._device.type, enabled=False):
             self._call(schedule.eval, tokens, targets)
 

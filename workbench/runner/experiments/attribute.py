@@ -118,7 +118,9 @@ class AttributeRun:
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
         for number, subset in enumerate(subsets):
             self._add_arm(base, number, subset)
-        context.arms.keep_only(*(contender.situation for contender in self._alternation.contenders))
+        context.variants.keep_only(
+            *(contender.situation for contender in self._alternation.contenders)
+        )
         return base
 
     def _check_names(self, base: Situation) -> None:
@@ -247,8 +249,8 @@ class AttributeRun:
         arm, alternation = self._arms[contender.number], self._alternation
         alternation.begin(contender)
         alternation.settle(contender)
-        assert contender.arm is not None
-        arm.evidence = contender.arm.find_evidence()
+        assert contender.variant is not None
+        arm.evidence = contender.variant.find_evidence()
         arm.numerics = alternation.check(contender)
         self._note_path(contender)
         if self._counts_memory:
@@ -282,7 +284,7 @@ class AttributeRun:
         arm.reason = (
             f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that it may{once}"
         )
-        contender.arm = None
+        contender.variant = None
         self._alternation.contenders.remove(contender)
         return True
 
@@ -309,8 +311,8 @@ class AttributeRun:
         arm = self._arms[contender.number]
         arm.state = "out of memory" if failure.kind == "out-of-memory" else "failed"
         arm.reason = failure.sentence
-        contender.arm = None
-        self._context.arms.forget(contender.situation, contender.copy)
+        contender.variant = None
+        self._context.variants.forget(contender.situation, contender.copy)
         alternation.contenders.remove(contender)
         alternation.alone = alone
         gc.collect()
@@ -322,7 +324,7 @@ class AttributeRun:
         """Build and warm up every arm, or none if they do not fit together."""
         alternation = self._alternation
         for contender in list(alternation.contenders):
-            if contender.arm is None and not alternation.alone:
+            if contender.variant is None and not alternation.alone:
                 if self._leave_out(contender, 1.0):
                     continue
                 self._context.state("building", f"Building {contender.name}")
@@ -382,7 +384,7 @@ class AttributeRun:
 
     def _note_path(self, contender: Contender) -> None:
         """Record what computes an arm's experts and its ranks, unless it was freed to make room."""
-        if (variant := contender.arm) is not None:
+        if (variant := contender.variant) is not None:
             path = path_text(variant.record.usage, variant.situation.config, variant.model)
             self._arms[contender.number].path = path
 

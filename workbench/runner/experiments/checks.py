@@ -1,4 +1,4 @@
-"""The checks of the validation checklist: each looks at a built arm and says what it found."""
+"""The checks of the validation checklist: each looks at a built variant and says what it found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.training.optimizers import moments, parts
 from workbench.runner.training.trainer import Trainer
 from workbench.runner.variants.compiles import Compiles
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
 ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
@@ -58,75 +58,81 @@ def not_applicable(evidence: str) -> Result:
     return Result(NOT_APPLICABLE, evidence)
 
 
-def right_numbers(arm: Arm, between: comparison.Between = comparison.go_on) -> Result:
+def right_numbers(variant: Variant, between: comparison.Between = comparison.go_on) -> Result:
     """Check outputs, and in training losses, against the reference; ``between`` as there."""
-    with arm.entered():
-        step(arm, arm.steps_to_settle())
-    numerics = comparison.check(arm, arm.situation, between)
+    with variant.entered():
+        step(variant, variant.steps_to_settle())
+    numerics = comparison.check(variant, variant.situation, between)
     if numerics.ok is None:
         return Result(NOT_CHECKED, numerics.text.removeprefix("not checked: "))
     text = f"against {numerics.reference}: {numerics.text}"
     return passed(text) if numerics.ok else fails(text)
 
 
-def no_syncs(arm: Arm) -> Result:
+def no_syncs(variant: Variant) -> Result:
     """Check that nothing in a step makes the host wait for the device."""
-    device = arm.situation.device
-    with arm.entered():
-        on_host = arm.trainer.on_host() if arm.trainer is not None else ()
+    device = variant.situation.device
+    with variant.entered():
+        on_host = variant.trainer.on_host() if variant.trainer is not None else ()
         with syncs.watching(
-            device, on_host, compiled=is_compiled(arm.situation, arm.compiles)
+            device, on_host, compiled=is_compiled(variant.situation, variant.compiles)
         ) as waits:
-            step(arm, SYNC_STEPS)
+            step(variant, SYNC_STEPS)
     if waits:
         total = sum(waits.values()) / SYNC_STEPS
         lines = [str(line) for line, _ in waits.most_common()]
         return fails(f"{total:g} times a step the host waits, or would on a GPU", lines)
-    if arm.situation.on_gpu:
+    if variant.situation.on_gpu:
         return passed(f"{SYNC_STEPS} steps, and CUDA reported no operation that waits")
     hidden = (
-        "; compiled code was not looked into" if is_compiled(arm.situation, arm.compiles) else ""
+        "; compiled code was not looked into"
+        if is_compiled(variant.situation, variant.compiles)
+        else ""
     )
     return passed(f"{SYNC_STEPS} steps, and no operation would wait on a GPU{hidden}")
 
 
 def fixed_graph(
-    arm: Arm, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
+    variant: Variant, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
 ) -> Result:
     """Check that the step is compiled or captured once, and without graph breaks.
 
     ``breaks`` are those of the first step. ``events`` returns the number of compilations and
     captures so far. ``steps`` runs some steps and returns their number.
     """
-    captured = arm.situation.has(Trait.CAPTURED)
-    if not captured and not is_compiled(arm.situation, arm.compiles):
-        return _if_it_were_compiled(arm)
-    before, known = events(), len(arm.compiles.recompiles)
+    captured = variant.situation.has(Trait.CAPTURED)
+    if not captured and not is_compiled(variant.situation, variant.compiles):
+        return _if_it_were_compiled(variant)
+    before, known = events(), len(variant.compiles.recompiles)
     count = steps()
-    again = arm.compiles.recompiles[known:]
-    if events() != before or again or arm.compiles.given_up:
+    again = variant.compiles.recompiles[known:]
+    if events() != before or again or variant.compiles.given_up:
         return fails(
             f"in {count} steps after the first there were {events() - before} more compilations or "
             "captures",
-            list(dict.fromkeys(again + arm.compiles.given_up)),
+            list(dict.fromkeys(again + variant.compiles.given_up)),
         )
     if breaks:
         number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
         return fails(f"{number} in the first step", [str(break_) for break_ in breaks])
     what = (
-        "compiled without a graph break" if is_compiled(arm.situation, arm.compiles) else "captured"
+        "compiled without a graph break"
+        if is_compiled(variant.situation, variant.compiles)
+        else "captured"
     )
     return passed(f"{what} in the first step, and nothing anew in {count} more")
 
 
-def _if_it_were_compiled(arm: Arm) -> Result:
+def _if_it_were_compiled(variant: Variant) -> Result:
     nothing = "nothing is compiled or captured"
-    batch = arm.batches.inputs + (arm.batches.targets if arm.situation.workload.trains else ())
-    if arm.situation.workload.decodes:
+    batch = variant.batches.inputs + (
+        variant.batches.targets if variant.situation.workload.trains else ()
+    )
+    if variant.situation.workload.decodes:
         return not_applicable(nothing)
     try:
-        with arm.entered(), torch.set_grad_enabled(arm.situation.workload.trains):
-            traced = graphs.trace(arm.compute, batch)
+        with variant.entered(), torch.set_grad_enabled(variant.situation.workload.trains):
+            traced = graphs.trace(variant.compute, batch)
     except Exception as error:
         if is_fatal(error):
             raise
@@ -138,25 +144,25 @@ def _if_it_were_compiled(arm: Arm) -> Result:
     return Result(result.status, result.evidence, [str(break_) for break_ in traced.breaks])
 
 
-def steady_memory(arm: Arm, steps: int) -> Result:
+def steady_memory(variant: Variant, steps: int) -> Result:
     """Check that steps leak no memory, and need about as much as was estimated."""
     half = max(2, steps // 2)
-    with arm.entered():
-        step(arm, 2)  # what is made lazily, once, is no leak
+    with variant.entered():
+        step(variant, 2)  # what is made lazily, once, is no leak
         first, second = (
-            allocations.of(lambda: step(arm, half), arm.situation.device) for _ in range(2)
+            allocations.of(lambda: step(variant, half), variant.situation.device) for _ in range(2)
         )
-        standing = _standing_bytes(arm.model, arm.trainer)
+        standing = _standing_bytes(variant.model, variant.trainer)
     if first.left > 0 and second.left > 0:
         return fails(
             f"each step leaves {second.left / half:,.0f} bytes behind: {first.left:,} after "
             f"{half} steps, {first.left + second.left:,} after {2 * half}"
         )
     text = f"nothing is left behind by {2 * half} steps"
-    estimate = footprint(arm.situation)
+    estimate = footprint(variant.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
-    pools = resident_bytes(arm.step, arm.situation)
+    pools = resident_bytes(variant.step, variant.situation)
     measured = standing + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache - estimate.workspaces  # neither is measured
     text += (
@@ -182,9 +188,9 @@ def is_compiled(situation: Situation, compiles: Compiles) -> bool:
     return situation.has(Trait.COMPILED) or compiles.graphs > 0
 
 
-def step(arm: Arm, count: int) -> None:
-    """Run ``count`` steps without timing; call it inside ``arm.entered()``."""
+def step(variant: Variant, count: int) -> None:
+    """Run ``count`` steps without timing; call it inside ``variant.entered()``."""
     for _ in range(count):
-        arm.ready()
-        arm.step()
+        variant.ready()
+        variant.step()
     gc.collect()  # cycles that wait for the collector are no leak

@@ -163,8 +163,8 @@ class CompareRun:
             Contender(number, number if a == b else 0, situation, "AB"[number], titles[number])
             for number, situation in enumerate(situations)
         ]
-        context.arms.keep_only(*situations)
-        warm = all(context.arms.has(c.situation, c.copy) for c in self._alternation.contenders)
+        context.variants.keep_only(*situations)
+        warm = all(context.variants.has(c.situation, c.copy) for c in self._alternation.contenders)
         if self._blocks and not warm:  # those of before ran in a build that is no more
             self._build += 1
 

@@ -114,7 +114,7 @@ class OptimizeRun:
             max_error=_limit(command.max_error),
             budget_s=command.budget_s,
         )
-        context.arms.keep_only(base)
+        context.variants.keep_only(base)
         self._bench, bench.on_block = bench, self._keep_block
         self._search = Search(dimensions, bench, goal, self._report)
         self._verdicts = Verdicts(self._search, command.region, command.floor, command.half_width)

@@ -101,8 +101,8 @@ class RunnerBench:
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""
         contender = self._contenders.get(candidate.number)
-        if contender is not None and contender.arm is not None:
-            return Built(0.0, evidence=contender.arm.find_evidence())
+        if contender is not None and contender.variant is not None:
+            return Built(0.0, evidence=contender.variant.find_evidence())
         began = self.now()
         if contender is None:
             contender = self._contender(candidate)
@@ -112,14 +112,14 @@ class RunnerBench:
         peak_bytes = self._guard(contender, act)
         if isinstance(peak_bytes, Failure):
             return peak_bytes
-        assert contender.arm is not None
-        return Built(self.now() - began, peak_bytes, contender.arm.find_evidence())
+        assert contender.variant is not None
+        return Built(self.now() - began, peak_bytes, contender.variant.find_evidence())
 
     def release(self, candidate: Candidate) -> None:
         """Let the candidate's arm be freed when memory is short; then arms may fit again."""
         contender = self._contenders.get(candidate.number)
         if contender is not None:
-            contender.arm = None
+            contender.variant = None
             self._leave(contender)
         self.alternation.alone = False
 
@@ -233,9 +233,9 @@ class RunnerBench:
         self.alternation.handle_commands()
         memory = context.memory.sample()
         peaks = [memory.peak - memory.others_bytes]
-        assert contender.arm is not None
-        if contender.arm.divided is not None:
-            peaks += contender.arm.divided.peaks[1:]
+        assert contender.variant is not None
+        if contender.variant.divided is not None:
+            peaks += contender.variant.divided.peaks[1:]
         return max(peaks)
 
     def _block(self, candidate: Candidate) -> Measurement | Failure | None:
@@ -277,8 +277,8 @@ class RunnerBench:
             failure = explain(error)
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
         state = OUT_OF_MEMORY if failure.kind == "out-of-memory" else FAILED
-        contender.arm = None
-        self._context.arms.forget(contender.situation, contender.copy)
+        contender.variant = None
+        self._context.variants.forget(contender.situation, contender.copy)
         self._leave(contender)
         self.alternation.alone = False
         gc.collect()

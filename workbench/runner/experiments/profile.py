@@ -42,7 +42,7 @@ from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.variants.compiles import Compiles
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
@@ -63,7 +63,7 @@ class ProfileRun:
         command, context = self._command, self._context
         self._check()
         situations = demand(context.wire, context.device, *command.configurations)
-        context.arms.keep_only(*situations)
+        context.variants.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
         try:
@@ -105,10 +105,10 @@ class ProfileRun:
         turns.block(contender, timed.append)
         before = timed[-1]
         self.steps += turns.steps
-        arm = contender.arm
-        assert arm is not None
-        compilation = _compilation(situation, arm.compiles, arm.step)
-        peak = self._peak(arm)
+        variant = contender.variant
+        assert variant is not None
+        compilation = _compilation(situation, variant.compiles, variant.step)
+        peak = self._peak(variant)
         context.state("running", "Profiling")
         context.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
@@ -116,13 +116,13 @@ class ProfileRun:
             read = functools.partial(
                 findings.read,
                 path,
-                arm.model,
+                variant.model,
                 situation.device,
                 compiled=compilation.modules,
                 trains=situation.workload.trains,
             )
             steps = self._command.steps
-            known, profiled_us = self._record(arm, path, arm.step, steps, compilation)
+            known, profiled_us = self._record(variant, path, variant.step, steps, compilation)
             turns.handle_commands()
             context.state("running", "Reading the trace")
             recorded = read()
@@ -133,7 +133,7 @@ class ProfileRun:
                     context.wire.send(unwritten("The trace", file, error))
                     file = None
             course = roles.course(recorded, known)
-            if (beside := self._without_graphs(arm, path, compilation)) is not None:
+            if (beside := self._without_graphs(variant, path, compilation)) is not None:
                 plain = read()
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
@@ -161,31 +161,36 @@ class ProfileRun:
             "notes": notes,
         })  # fmt: skip
 
-    def _peak(self, arm: Arm) -> float:
+    def _peak(self, variant: Variant) -> float:
         """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
         if self._context.device.type != "cuda":
             return math.nan
-        with arm.entered():
+        with variant.entered():
             torch.cuda.reset_peak_memory_stats(self._context.device)
-            arm.step()
+            variant.step()
             self._context.synchronize()
-        resident = resident_bytes(arm.step, arm.situation)
+        resident = resident_bytes(variant.step, variant.situation)
         return float(torch.cuda.max_memory_allocated(self._context.device) + resident)
 
     def _without_graphs(
-        self, arm: Arm, path: Path, compilation: findings.Compilation
+        self, variant: Variant, path: Path, compilation: findings.Compilation
     ) -> roles.Known | None:
         """Write the trace of the same step without its CUDA graphs, where it has any and can."""
-        if uncaptured := getattr(arm.step, "uncaptured", None):
-            return self._record(arm, path, uncaptured, 1, compilation)[0]
+        if uncaptured := getattr(variant.step, "uncaptured", None):
+            return self._record(variant, path, uncaptured, 1, compilation)[0]
         index = self._context.device.index
         if not (compilation.recorded and recordings.can_launch(index)):
             return None
         with recordings.launched(index):
-            return self._record(arm, path, arm.step, 1, compilation)[0]
+            return self._record(variant, path, variant.step, 1, compilation)[0]
 
     def _record(
-        self, arm: Arm, path: Path, step: Step, steps: int, compilation: findings.Compilation
+        self,
+        variant: Variant,
+        path: Path,
+        step: Step,
+        steps: int,
+        compilation: findings.Compilation,
     ) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""
         context = self._context
@@ -195,17 +200,17 @@ class ProfileRun:
             # Else CUPTI stays attached, and every later step of this process is slower.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
-        blocks_compiled = arm.situation.has(Trait.COMPILED_BLOCKS)
-        optimizer = None if arm.trainer is None else arm.trainer.optimizer
-        with arm.entered():
-            known = known_memory(arm, context.device)
+        blocks_compiled = variant.situation.has(Trait.COMPILED_BLOCKS)
+        optimizer = None if variant.trainer is None else variant.trainer.optimizer
+        with variant.entered():
+            known = known_memory(variant, context.device)
             profiler = torch.profiler.profile(activities=activities, profile_memory=True)
             with (
-                _modules_marked(arm.model, compilation.modules, blocks_compiled),
-                _gradients_noted(arm.model, optimizer, gradients),
+                _modules_marked(variant.model, compilation.modules, blocks_compiled),
+                _gradients_noted(variant.model, optimizer, gradients),
                 profiler,
             ):
-                arm.ready()
+                variant.ready()
                 step()  # in which the profiler sets itself up
                 context.synchronize()
                 gradients.clear()
@@ -216,7 +221,7 @@ class ProfileRun:
                     began.record()
                 for _ in range(steps):
                     with record_function(trace.STEP):
-                        arm.ready()
+                        variant.ready()
                         step()
                 if ended is not None:
                     ended.record()
@@ -303,16 +308,16 @@ def _compilation(situation: Situation, compiles: Compiles, step: Step) -> findin
     )
 
 
-def known_memory(arm: Arm, device: torch.device) -> roles.Known:
-    """Return the memory of an arm between two steps."""
-    replicate = None if arm.divided is None else arm.divided.replicate
+def known_memory(variant: Variant, device: torch.device) -> roles.Known:
+    """Return the memory of a variant between two steps."""
+    replicate = None if variant.divided is None else variant.divided.replicate
     return roles.known(
         device,
-        arm.model,
-        None if arm.trainer is None else arm.trainer.optimizer,
+        variant.model,
+        None if variant.trainer is None else variant.trainer.optimizer,
         () if replicate is None else replicate.tensors(),
-        (arm.batches.inputs, arm.batches.targets),
-        resident_bytes(arm.step, arm.situation) if device.type == "cuda" else 0,
+        (variant.batches.inputs, variant.batches.targets),
+        resident_bytes(variant.step, variant.situation) if device.type == "cuda" else 0,
     )
 
 

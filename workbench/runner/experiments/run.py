@@ -50,7 +50,7 @@ from workbench.runner.numerics.result_sketch import sketch
 from workbench.runner.suggested_fixes import cure
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 FLUSH_NS = 33_000_000
 
@@ -70,7 +70,7 @@ class Run:
     def __init__(self, context: RunnerContext, start: protocol.Start) -> None:
         self._context = context
         self._start = start
-        self._arm: Arm | None = None
+        self._variant: Variant | None = None
         self._metrics: MetricReader | None = None
         self._finite: FiniteWatch | None = None
         self._text: TextReader | None = None
@@ -135,14 +135,14 @@ class Run:
         free_memory()
         self._context.wire.send(failure)
         self.configuration = before.configuration
-        if self._arm is None:
+        if self._variant is None:
             self._context.note("warning", "went back to the configuration before")
             self._begin(before)
 
     def _begin(self, situation: Situation) -> None:
         context, wire = self._context, self._context.wire
-        context.arms.keep_only(situation)
-        reused = context.arms.has(situation)
+        context.variants.keep_only(situation)
+        reused = context.variants.has(situation)
         index = context.begin_segment()
         wire.send(
             protocol.SegmentStarted(
@@ -157,63 +157,61 @@ class Run:
         if not reused:
             context.state("building", "Building the model")
         self._output = None
-        arm = self._enter(situation, reused)
-        if isinstance(arm, protocol.Failure):
-            count = context.arms.forget_arms()
-            self._context.note(
-                "info", f"freed what was built before ({count}); {trying_again(arm)}"
-            )
-            arm = self._enter(situation, reused, again=True)
-            assert isinstance(arm, Arm)
-        context.follow(arm)
-        self._arm, self._situation, self._steady = arm, situation, 0
-        self._metrics = MetricReader(wire, index, arm.model)
+        variant = self._enter(situation, reused)
+        if isinstance(variant, protocol.Failure):
+            count = context.variants.forget_variants()
+            context.note("info", f"freed what was built before ({count}); {trying_again(variant)}")
+            variant = self._enter(situation, reused, again=True)
+            assert isinstance(variant, Variant)
+        context.follow(variant)
+        self._variant, self._situation, self._steady = variant, situation, 0
+        self._metrics = MetricReader(wire, index, variant.model)
         self._finite = FiniteWatch(context.device, self._infinities)
         self._text = None
-        if arm.text is not None and arm.rounds is not None:
-            data = arm.situation.configuration.data
-            self._text = TextReader(wire, index, arm.text, arm.rounds, arm.batches, data)
+        if variant.text is not None and variant.rounds is not None:
+            data, batches = variant.situation.configuration.data, variant.batches
+            self._text = TextReader(wire, index, variant.text, variant.rounds, batches, data)
         self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
-        self._least_ms = limit_ms(context.facts_of(arm, index))
+        self._least_ms = limit_ms(context.facts_of(variant, index))
         context.state("running")
 
     def _enter(
         self, situation: Situation, reused: bool, *, again: bool = False
-    ) -> Arm | protocol.Failure:
-        """Build an arm and take its first step.
+    ) -> Variant | protocol.Failure:
+        """Build a variant and take its first step.
 
         Return the failure if it can be tried ``again`` with more memory.
         """
         context, began = self._context, time.perf_counter()
         try:
             with context.phases.during(Phase.BUILD):
-                arm = context.arms.get(situation, context.phases)
+                variant = context.variants.get(situation, context.phases)
             self._check_cancelled()
-            self._facts(**context.facts_of(arm, context.segment))
-            self._entered.enter_context(arm.entered())
-            if not reused and arm.prepare():
-                self._facts(**arm.ledger)
+            self._facts(**context.facts_of(variant, context.segment))
+            self._entered.enter_context(variant.entered())
+            if not reused and variant.prepare():
+                self._facts(**variant.ledger)
                 self._check_cancelled()
             context.phases.restart()
             if not reused:
-                self._first_step(arm)
-                arm.made_s = time.perf_counter() - began
+                self._first_step(variant)
+                variant.made_s = time.perf_counter() - began
             if self._saved is not None:
-                decode_state.restore(self._saved, arm.decoder, arm.rounds, arm.batches)
+                decode_state.restore(self._saved, variant.decoder, variant.rounds, variant.batches)
                 self._context.note("info", self._saved.note)
                 self._saved = None
-            return arm
+            return variant
         except (RunEnded, Cancelled):
             self._entered.close()
-            context.arms.forget(situation)
+            context.variants.forget(situation)
             raise
         except Exception as error:
             self._entered.close()
-            context.arms.forget(situation)
+            context.variants.forget(situation)
             failure = explain(error)
-            if again or failure.kind not in MEMORY_MAY_CURE or not context.arms.count:
+            if again or failure.kind not in MEMORY_MAY_CURE or not context.variants.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
@@ -221,23 +219,23 @@ class Run:
                 raise
         return failure
 
-    def _first_step(self, arm: Arm) -> None:
+    def _first_step(self, variant: Variant) -> None:
         """Run the step in which all that is lazy happens: compiles, captures, allocations."""
         context, began = self._context, time.perf_counter()
-        with arm.watched():
-            arm.restart()
+        with variant.watched():
+            variant.restart()
             context.clock.begin()
-            self._output = arm.step()
+            self._output = variant.step()
             context.synchronize()
         context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
-        arm.restart()
+        variant.restart()
         context.send_steps(context.clock.drain(wait=True))
         self.steps += 1
-        self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.record.facts)
+        self._facts(first_step_s=round(time.perf_counter() - began, 4), **variant.record.facts)
         if digest := sketch(self._output):
             self._facts(**{SKETCH: digest})
-        if arm.record.tiles:
-            self._facts(tiles=origins(arm.record.tiles))
+        if variant.record.tiles:
+            self._facts(tiles=origins(variant.record.tiles))
         self._check_cancelled()
 
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
@@ -246,12 +244,12 @@ class Run:
         The ``last`` segment's decode state is saved if requested, before the check, which begins
         its round anew and is skipped after ``cancelled``.
         """
-        if self._arm is None:
+        if self._variant is None:
             return
         self._flush(wait=True)
         self._pairing.end()
-        self._evidence.show(self._arm)
-        if self._arm.trainer is not None and self._output is not None:
+        self._evidence.show(self._variant)
+        if self._variant.trainer is not None and self._output is not None:
             loss = float(self._output)
             assert self._finite is not None
             if not math.isfinite(loss) and not self._finite.triggered:
@@ -263,75 +261,76 @@ class Run:
         if self._text is not None and self._output is not None:
             self._text.finish()
         self._context.follow(None)
-        arm = self._arm
-        self._arm, self._metrics, self._text, self._output = None, None, None, None
+        variant = self._variant
+        self._variant, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
         if last and self._start.save_state:
             self._context.watchdog.active = False  # writing is no hang
             try:
-                path = self._start.save_state
-                saved = decode_state.save(path, arm.situation, arm.decoder, arm.rounds, arm.batches)
+                path, rounds, batches = self._start.save_state, variant.rounds, variant.batches
+                decoder = variant.decoder
+                saved = decode_state.save(path, variant.situation, decoder, rounds, batches)
                 self._context.note("info", saved)
             except OSError as error:
                 self._context.wire.send(
                     unwritten("The decode state", self._start.save_state, error)
                 )
-        self._numbers.end(arm, cancelled)
+        self._numbers.end(variant, cancelled)
 
-    def _check_numbers(self, arm: Arm) -> None:
+    def _check_numbers(self, variant: Variant) -> None:
         """Check the numbers between two steps, after which the segment warms up again."""
         self._flush(wait=True)
         self._entered.close()
-        self._numbers.look(arm)
+        self._numbers.look(variant)
         self._context.memory.new_phase()  # what the look took is no step's
-        self._entered.enter_context(arm.entered())
-        if arm.rounds is not None:
-            arm.restart()
-            arm.ready()
+        self._entered.enter_context(variant.entered())
+        if variant.rounds is not None:
+            variant.restart()
+            variant.ready()
         self._context.phases.restart()
         self._context.watchdog.active = True
         self._context.watchdog.begin(self._context.phases.phase)
         self._context.state("running")
 
-    def _pair(self, arm: Arm) -> None:
+    def _pair(self, variant: Variant) -> None:
         """Run a block of the baseline and one of the segment between two steps."""
         context = self._context
         self._flush(wait=True)
-        if arm.trainer is None:
+        if variant.trainer is None:
             self._output = None  # whose memory the baseline may need
         segment = context.segment
         self._entered.close()
         context.state("running", "Pairing with the baseline")
-        self.steps += self._pairing.run(arm)
-        self._entered.enter_context(arm.entered())
+        self.steps += self._pairing.run(variant)
+        self._entered.enter_context(variant.entered())
         context.segment = segment
-        context.follow(arm)
+        context.follow(variant)
         if context.phases.phase is not Phase.STEADY:
             context.phases.restart()
-        blocks.settle(context, (arm.ready, arm.step))
+        blocks.settle(context, (variant.ready, variant.step))
         context.state("running")
 
     # Stepping
 
     def _step(self) -> None:
         """Step until a command waits; raises RunEnded at a limit."""
-        context, arm = self._context, self._arm
-        assert arm is not None
+        context, variant = self._context, self._variant
+        assert variant is not None
         wire, phases, watchdog, numbers = (
             context.wire,
             context.phases,
             context.watchdog,
             self._numbers,
         )
-        step, ready, pairing = arm.step, arm.ready, self._pairing
+        step, ready, pairing = variant.step, variant.ready, self._pairing
         lap = context.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
         now_ns = flushed_ns = 0
         context.clock.begin()
         while not wire.waiting and self.steps < limit:
             if ready():
-                if numbers.due(arm.steps_to_settle(), self._steady):
-                    self._check_numbers(arm)
+                if numbers.due(variant.steps_to_settle(), self._steady):
+                    self._check_numbers(variant)
                 context.clock.begin()
             self._output = None  # whose memory the step may need
             self._output = step()
@@ -343,10 +342,10 @@ class Run:
                 self._flush()
                 if self._deadline_ns is not None and now_ns > self._deadline_ns:
                     break
-                if arm.rounds is None and numbers.due(arm.steps_to_settle(), self._steady):
-                    self._check_numbers(arm)
+                if variant.rounds is None and numbers.due(variant.steps_to_settle(), self._steady):
+                    self._check_numbers(variant)
                 elif pairing.due():
-                    self._pair(arm)
+                    self._pair(variant)
                 context.clock.begin()
         else:
             if self.steps < limit:
@@ -355,15 +354,15 @@ class Run:
         raise RunEnded("done")
 
     def _flush(self, *, wait: bool = False) -> None:
-        context, arm = self._context, self._arm
-        assert arm is not None
+        context, variant = self._context, self._variant
+        assert variant is not None
         laps = context.clock.drain(wait=wait)
         context.send_steps(laps)
         self._pairing.see(laps)
         if self._metrics is not None:
             self._metrics.poll(self.steps)
         output, finite = self._output, self._finite
-        if finite is not None and output is not None and finite.poll(output, arm.batches.index):
+        if finite is not None and output is not None and finite.poll(output, variant.batches.index):
             self._not_finite()
         if self._text is not None:
             self._text.poll()
@@ -371,7 +370,7 @@ class Run:
         self._steady += len(steady)
         if steady and not math.isnan(self._least_ms):
             self._report_impossible_steps(statistics.median(lap.step_ms for lap in steady))
-        self._evidence.look(arm, self._steady)
+        self._evidence.look(variant, self._steady)
 
     def _report_impossible_steps(self, step_ms: float) -> None:
         """Report, once a segment, that its steps are faster than the device can run them."""
@@ -382,17 +381,17 @@ class Run:
 
     def _infinities(self, batch: int) -> masked_inf.Counts | None:
         """Return the counts that one batch's outputs may have, in a pause between two steps."""
-        context, arm = self._context, self._arm
+        context, variant = self._context, self._variant
         if (
-            arm is None
-            or arm.trainer is not None
-            or not arm.situation.workload.feeds
-            or arm.rounds is not None
+            variant is None
+            or variant.trainer is not None
+            or not variant.situation.workload.feeds
+            or variant.rounds is not None
         ):
             return None  # a loss, or tokens
         with context.unwatched():
             try:
-                return masked_inf.expected(arm, batch)
+                return masked_inf.expected(variant, batch)
             finally:
                 free_memory()
                 context.phases.restart()
@@ -400,8 +399,8 @@ class Run:
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""
         context = self._context
-        assert self._arm is not None
-        what = "loss" if self._arm.trainer is not None else "output"
+        assert self._variant is not None
+        what = "loss" if self._variant.trainer is not None else "output"
         context.wire.send(
             cure(suggested_fixes.not_finite(what), self.configuration, context.device)
         )

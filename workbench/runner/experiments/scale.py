@@ -222,11 +222,11 @@ class ScaleRun:
         finally:
             self.steps += run.steps
             for contender in run.contenders:
-                contender.arm = None
+                contender.variant = None
         # Outside of the except clause: its traceback would keep the tensors of what failed.
         if fatal is not None:
             raise fatal
-        self._context.arms.forget_all()
+        self._context.variants.forget_all()
 
     def _report_point(self, point: Point, run: CompareRun) -> None:
         """Report the result of a comparison, if it has one."""
@@ -279,7 +279,7 @@ class ScaleRun:
 
     def _peaks(self, contender: Contender) -> list[float]:
         """Return the highest memory in steps of each rank; none where it made room for others."""
-        divided = None if contender.arm is None else contender.arm.divided
+        divided = None if contender.variant is None else contender.variant.divided
         return [] if divided is None else [float(peak) for peak in divided.peaks]
 
     # Lanes
@@ -305,18 +305,18 @@ class ScaleRun:
         assert contender is not None
         turns = Alternation(context, self._command.budget_s, 1, BUSY)
         turns.contenders = [contender]
-        context.arms.keep_only(contender.situation)
+        context.variants.keep_only(contender.situation)
         try:
             turns.build(contender)
             context.segment = contender.segment
             context.state("running", f"Recording the ranks of {point.name}")
             turns.warm_up(contender)
-            arm = contender.arm
+            arm = contender.variant
             assert arm is not None and arm.divided is not None
             with context.unwatched(), arm.entered():
                 lanes = arm.divided.record_lanes(lambda: (arm.ready(), arm.step()), LANE_STEPS)
         finally:
-            contender.arm = None
+            contender.variant = None
             self.steps += turns.steps
         peaks = {row["rank"]: row["peak_bytes"] for row in point.ranks}
         point.ranks = [
@@ -378,7 +378,7 @@ def _step_ms(run: CompareRun, arm: int) -> float:
 
 def _without_effect(contender: Contender) -> list[str]:
     """Return a clause if toggles of several ranks took no effect."""
-    if contender.arm is None:
+    if contender.variant is None:
         return []
-    idle = [e.toggle for e in contender.arm.find_evidence() if e.status == "no effect"]
+    idle = [e.toggle for e in contender.variant.find_evidence() if e.status == "no effect"]
     return [f"took no effect: {', '.join(idle)}"] if idle else []

@@ -16,7 +16,7 @@ from workbench.runner.context import RunnerContext
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
 SEEN_S = 1.0  # for which steady steps are to be seen before a pause
@@ -35,7 +35,7 @@ class SegmentCheck:
     def begin(self, situation: Situation) -> None:
         """Begin a segment; what is known of its configuration is reported at once."""
         self._is_reported, self._steady_ns = False, 0
-        known = self._context.arms.numbers_of(situation)
+        known = self._context.variants.numbers_of(situation)
         if known is not None and self._when != "never":
             self._send_numerics(known)
 
@@ -52,11 +52,11 @@ class SegmentCheck:
         self._steady_ns = self._steady_ns or now_ns
         return now_ns - self._steady_ns >= SEEN_S * 1e9
 
-    def look(self, arm: Arm) -> None:
-        """Compare the arm with its reference, unless a command comes; not inside ``entered()``."""
+    def look(self, variant: Variant) -> None:
+        """Compare the variant, which is not entered, with its reference, unless a command comes."""
         began = time.perf_counter()
         try:
-            checked_numerics = self._look(arm, self._give_way)
+            checked_numerics = self._look(variant, self._give_way)
         except comparison.PutOff:
             return
         finally:
@@ -72,22 +72,22 @@ class SegmentCheck:
                 "info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})"
             )
 
-    def end(self, arm: Arm, cancelled: bool) -> None:
+    def end(self, variant: Variant, cancelled: bool) -> None:
         """End the segment; ``cancelled``: whoever requested it has gone."""
         if self._is_reported:
             return
         if self._when == "steady":
             self._send_numerics(Numerics(reference="", ok=None, text=EARLY))
         elif self._when == "last" and not cancelled and not self._context.wire.cancelled.is_set():
-            self._look(arm, self._context.check_cancelled)
+            self._look(variant, self._context.check_cancelled)
 
-    def _look(self, arm: Arm, between: comparison.Between) -> Numerics:
+    def _look(self, variant: Variant, between: comparison.Between) -> Numerics:
         context = self._context
         context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         context.state("running", "Checking results")
         context.phases.check()
-        numerics = comparison.check(arm, arm.situation, between)
-        context.arms.keep_numbers(arm.situation, numerics)
+        numerics = comparison.check(variant, variant.situation, between)
+        context.variants.keep_numbers(variant.situation, numerics)
         self._send_numerics(numerics)
         return numerics
 

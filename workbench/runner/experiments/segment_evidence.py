@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sessions.model import Evidence
 from workbench.runner.experiments.segment_check import STEADY_STEPS
 from workbench.runner.toggles._adapting import choices
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 
 class SegmentEvidence:
@@ -27,17 +27,17 @@ class SegmentEvidence:
         self._due_steps = STEADY_STEPS
         self._shown: object = None  # choices and whether they can be final, as of the last message
 
-    def look(self, arm: Arm, steady: int) -> None:
+    def look(self, variant: Variant, steady: int) -> None:
         """Send evidence if it is due after so many steady steps."""
         if steady >= self._due_steps:
             self._due_steps = 2 * steady
-            self.show(arm)
+            self.show(variant)
 
-    def show(self, arm: Arm) -> None:
+    def show(self, variant: Variant) -> None:
         """Send evidence unless the segment's last message still holds."""
-        state = (choices(arm.model), arm.steps_to_settle() == 0)
+        state = (choices(variant.model), variant.steps_to_settle() == 0)
         if state != self._shown:
             self._shown = state
-            if arm.model.adapted():
-                arm.evidence = None
-            self._send(arm.find_evidence())
+            if variant.model.adapted():
+                variant.evidence = None
+            self._send(variant.find_evidence())

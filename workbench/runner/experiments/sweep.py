@@ -246,7 +246,7 @@ class SweepRun:
         self._make_room(situation.configuration)
         contender = Contender(0, 0, situation, name)
         self._builder.begin(contender)
-        arm = contender.arm
+        arm = contender.variant
         assert arm is not None
         context.state("running", f"Warming up {name}")
         steady = self._warm_up(contender)
@@ -283,9 +283,11 @@ class SweepRun:
         context = self._context
         context.state("running", f"Checking results of {name}")
         context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
-        assert contender.arm is not None
+        assert contender.variant is not None
         try:
-            numerics = comparison.check(contender.arm, contender.situation, context.check_cancelled)
+            numerics = comparison.check(
+                contender.variant, contender.situation, context.check_cancelled
+            )
         except Cancelled:
             text = "not checked: cancelled"
             self._send_numbers(point, Numerics(reference="", ok=None, text=text))
@@ -308,10 +310,10 @@ class SweepRun:
         The last block tells the time.
         """
         context = self._context
-        assert contender.arm is not None
+        assert contender.variant is not None
         context.phases.restart()
         until = self._builder.now() + WARM_UP_S
-        adapting = contender.arm.steps_to_settle()
+        adapting = contender.variant.steps_to_settle()
         steps = 1
         while True:
             began = self._builder.now()
@@ -366,9 +368,9 @@ class SweepRun:
         if before is not None and following is not None:
             before = msgspec.structs.replace(before, settings=following.settings)
         if following is not None and before == following:
-            self._context.arms.forget_arms()
+            self._context.variants.forget_variants()
         else:
-            self._context.arms.forget_all()
+            self._context.variants.forget_all()
 
     # Sending
 

@@ -1,7 +1,7 @@
 """A run that goes through the validation checklist for one configuration, check by check.
 
-The arm is built anew, so that what its first step compiles is seen. A check that raises has failed,
-with the sentence that a person would read; what was found so far is sent after each.
+The variant is built anew, so that what its first step compiles is seen. A check that raises has
+failed, with the sentence that a person would read; what was found so far is sent after each.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.toggles._ranks import batch_ranks_of
 from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
-COPY = 9  # of an arm: one that no other run has built or warmed up
+COPY = 9  # of a variant: one that no other run has built or warmed up
 MOST_STEPS = 10_000
 _BUSY = "A configuration is being checked; stop before changing it."
 
@@ -46,7 +46,7 @@ class ValidateRun:
         self._context = context
         self._command = command
         self._situation: Situation | None = None
-        self._arms = Alternation(context, command.budget_s, 1, _BUSY)
+        self._variants = Alternation(context, command.budget_s, 1, _BUSY)
         self._breaks: list[Break] = []
         self._contender: Contender | None = None
         self._index = -1
@@ -58,7 +58,9 @@ class ValidateRun:
         context = self._context
         try:
             self._contender = self._build(situation, "Checked")
-            self._breaks = list(self._arm.compiles.read().breaks)  # later checks look for others
+            self._breaks = list(
+                self._variant.compiles.read().breaks
+            )  # later checks look for others
             self._announce(situation)
             for number, name in enumerate(CHECKS):
                 context.state("running", f"Checking: {CHECKS[name]}")
@@ -68,10 +70,10 @@ class ValidateRun:
                     )
                 )
                 self._report(name, self._ask(name))
-                self._arms.handle_commands()
+                self._variants.handle_commands()
         finally:
             context.watchdog.active = False
-            context.arms.forget(situation, COPY)
+            context.variants.forget(situation, COPY)
 
     def _prepare(self) -> Situation:
         command, context = self._command, self._context
@@ -83,12 +85,12 @@ class ValidateRun:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
         (situation,) = demand(context.wire, context.device, command.configuration)
         self._situation = situation
-        context.arms.keep_only(situation)
+        context.variants.keep_only(situation)
         return situation
 
     def _build(self, situation: Situation, name: str) -> Contender:
         contender = Contender(0, COPY, situation, name)
-        self._arms.begin(contender)
+        self._variants.begin(contender)
         # A check may take long without a step, which would count as a hang.
         self._context.watchdog.active = False
         self.steps += 1
@@ -115,15 +117,15 @@ class ValidateRun:
         try:
             match name:
                 case "numerics":
-                    return checks.right_numbers(self._arm, self._context.check_cancelled)
+                    return checks.right_numbers(self._variant, self._context.check_cancelled)
                 case "syncs":
-                    return checks.no_syncs(self._arm)
+                    return checks.no_syncs(self._variant)
                 case "graph":
                     return checks.fixed_graph(
-                        self._arm, self._breaks, self._events, self._watch_steps
+                        self._variant, self._breaks, self._events, self._watch_steps
                     )
                 case "memory":
-                    return checks.steady_memory(self._arm, self._command.steps)
+                    return checks.steady_memory(self._variant, self._command.steps)
                 case "speedup":
                     return self._speedup()
                 case _:
@@ -138,15 +140,15 @@ class ValidateRun:
         return fails(failure.sentence)
 
     @property
-    def _arm(self) -> Arm:
-        assert self._contender is not None and self._contender.arm is not None
-        return self._contender.arm
+    def _variant(self) -> Variant:
+        assert self._contender is not None and self._contender.variant is not None
+        return self._contender.variant
 
-    def _leave_arm(self) -> Situation:
-        """Make room for other arms; what was checked."""
+    def _leave_variant(self) -> Situation:
+        """Make room for other variants; what was checked."""
         assert self._situation is not None
         self._contender = None
-        self._context.arms.forget(self._situation, COPY)
+        self._context.variants.forget(self._situation, COPY)
         free_memory()
         return self._situation
 
@@ -170,22 +172,22 @@ class ValidateRun:
             )
         )
 
-    # Checks that take more than the arm
+    # Checks that take more than the variant
 
     def _events(self) -> int:
         return self._context.phases.events
 
     def _watch_steps(self) -> int:
-        """Run timed steps in the arm's segment, so that a compilation among them shows there."""
+        """Run timed steps in the variant's segment, so that it shows a compilation among them."""
         assert self._contender is not None
         self._contender.steps = self._command.steps
         while (done := blocks.run_block(self._context, self._contender, 0)) is None:
-            self._arms.handle_commands()
+            self._variants.handle_commands()
         self.steps += done.steps
         return done.steps
 
     def _speedup(self) -> Result:
-        command, situation = self._command, self._leave_arm()
+        command, situation = self._command, self._leave_variant()
         base = _eager(situation)
         if base == situation.configuration:
             return not_applicable("nothing is switched on that could make it faster")
@@ -236,7 +238,7 @@ class ValidateRun:
         return self._command.batches or [batch for batch in candidates if batch != own]
 
     def _other_batches(self) -> Result:
-        situation = self._leave_arm()
+        situation = self._leave_variant()
         said: list[str] = []
         states: set[str] = set()
         for batch in self._batches(situation):
@@ -248,11 +250,11 @@ class ValidateRun:
             try:
                 result = self._one_batch(other)
             finally:
-                self._context.arms.forget(other, COPY)
+                self._context.variants.forget(other, COPY)
                 free_memory()
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
-            self._arms.handle_commands()
+            self._variants.handle_commands()
         worst = next(
             status for status in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if status in states
         )
@@ -263,8 +265,8 @@ class ValidateRun:
             require_unblocked(situation)
             batch = situation.configuration.settings["batch"]
             contender = self._build(situation, f"Batch {batch}")
-            assert contender.arm is not None
-            return checks.right_numbers(contender.arm)
+            assert contender.variant is not None
+            return checks.right_numbers(contender.variant)
         except (RunEnded, Cancelled):
             raise
         except Exception as error:
@@ -274,7 +276,7 @@ class ValidateRun:
 
 
 def _speed_text(judgement: Judgement, region: float) -> str:
-    """Return how much faster or slower the arm is than with everything off."""
+    """Return how much faster or slower the variant is than with everything off."""
     pairs = f"{judgement.pairs} pair{'' if judgement.pairs == 1 else 's'}"
     return f"{judgement_words(judgement, region)} against everything off, {pairs}"
 

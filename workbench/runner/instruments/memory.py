@@ -82,8 +82,8 @@ class PeakReader:
 class GpuMemory(Generic[Stepping]):
     """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
 
-    ``pool_bytes`` counts what the graphs of an arm hold beside the allocator's count, and
-    ``others_bytes`` what is held for others than an arm.
+    ``pool_bytes`` counts what the graphs of a variant hold beside the allocator's count, and
+    ``others_bytes`` what is held for others than a variant.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class GpuMemory(Generic[Stepping]):
         self._device, self._peak = device, PeakReader(device)
         self._count_pools, self._count_others = pool_bytes, others_bytes
         self._others_bytes = 0
-        self._arm: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
+        self._variant: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
         self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
         self._before = math.nan
         self._since_ns = 0
@@ -105,17 +105,17 @@ class GpuMemory(Generic[Stepping]):
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         if self._pool_bytes is None:
-            arm = None if self._arm is None else self._arm()
-            self._pool_bytes = 0 if arm is None else self._count_pools(arm)
-            self._others_bytes = 0 if arm is None else self._count_others(arm)
+            variant = None if self._variant is None else self._variant()
+            self._pool_bytes = 0 if variant is None else self._count_pools(variant)
+            self._others_bytes = 0 if variant is None else self._count_others(variant)
         peak = self._peak.highest(allocated["peak"]) + self._pool_bytes
         now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, arm: Stepping | None) -> None:
+    def follow(self, variant: Stepping | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""
-        if (self._arm and self._arm()) is not arm:
-            self._arm = None if arm is None else weakref.ref(arm)
+        if (self._variant and self._variant()) is not variant:
+            self._variant = None if variant is None else weakref.ref(variant)
             self.new_phase()
 
     def new_phase(self) -> None:
@@ -134,7 +134,7 @@ class HostMemory:
         self._counts = False  # whether the kernel counts the peak of this phase
         self._before = math.nan
         self._since_ns = 0
-        self._arm: weakref.ref[Any] | None = None
+        self._variant: weakref.ref[Any] | None = None
 
     def sample(self) -> Memory:
         """Return the resident set."""
@@ -143,10 +143,10 @@ class HostMemory:
         now = Memory(resident, math.nan, self._peak)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, arm: object | None) -> None:
+    def follow(self, variant: object | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""
-        if (self._arm and self._arm()) is not arm:
-            self._arm = None if arm is None else weakref.ref(arm)
+        if (self._variant and self._variant()) is not variant:
+            self._variant = None if variant is None else weakref.ref(variant)
             self.new_phase()
 
     def new_phase(self) -> None:

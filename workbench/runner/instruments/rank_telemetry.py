@@ -1,7 +1,7 @@
 """Telemetry of the devices that the other ranks of a divided step use, beside the runner's own.
 
-They are sampled as long as the ranks are there, whichever arm steps: a GPU that waits for its turn
-shows that too. Without a GPU a rank is a process; only its resident memory is known.
+They are sampled as long as the ranks are there, whichever variant steps: a GPU that waits for its
+turn shows that too. Without a GPU a rank is a process; only its resident memory is known.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ranks(Protocol):
 
 
 class Companions:
-    """Samples what the present group of ranks uses; call ``follow`` when another arm steps.
+    """Samples what the present group of ranks uses; call ``follow`` when another variant steps.
 
     ``present`` returns that group; None if there is one rank.
     """

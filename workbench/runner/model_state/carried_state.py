@@ -36,7 +36,7 @@ class NotCarried(Exception):  # noqa: N818 - a reason, not an error
 
 @dataclass(frozen=True)
 class Carried:
-    """The variables of an arm's model that its steps have changed.
+    """The variables of a variant's model that its steps have changed.
 
     ``built`` are those of a fresh build in FP32. ``constants`` are names whose value the reference
     computes by itself. ``unclear`` are names that may be state or not.
@@ -48,7 +48,7 @@ class Carried:
     unclear: tuple[str, ...]
 
     def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
-        """Let a fresh build go on from this state, in ``dtype``, or as it is in the arm.
+        """Let a fresh build go on from this state, in ``dtype``, or as it is in the variant.
 
         Raises ``NotCarried``.
         """
@@ -79,24 +79,24 @@ class Carried:
             return made
         if built.shape != value.shape or not isinstance(fresh.value, Tensor):
             return made
-        same = _as_in_arm(self.built[name], value.dtype).to(value.device) == value
+        same = _as_in_variant(self.built[name], value.dtype).to(value.device) == value
         return torch.where(same, built.to(made.device, made.dtype), made)
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """The state of an arm's model, and constants among its parameters as the file gives them."""
+    """The state of a variant's model, and constants among its parameters as the file gives them."""
 
     carried: Carried
     exact: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the variables of an arm's model, in ``dtype``, that differ from a fresh FP32 build."""
+    """Return the variables of a model, in ``dtype``, that differ from a fresh FP32 build."""
     differing = {}
     for name, variable in variables(model).items():
         other = fresh.get(name)
-        expected = MISSING if other is None else _in_arm(other, dtype)
+        expected = MISSING if other is None else _in_variant(other, dtype)
         if not same_values(variable.value, expected):
             differing[name] = variable.value
     return differing
@@ -164,7 +164,7 @@ def same_values(mine: Any, theirs: Any, depth: int = 0) -> bool:
 def _portable(
     name: str, value: Any, fresh: Any, dtype: torch.dtype | None, classes: Mapping[str, type]
 ) -> Any:
-    """Return a copy of an arm's value for another build, whose own value is ``fresh``."""
+    """Return a copy of a variant's value for another build, whose own value is ``fresh``."""
 
     def inner(key: Any, child: Any) -> Any:
         mine = _child(fresh, key)
@@ -206,14 +206,14 @@ def _child(value: Any, key: Any) -> Any:
     return getattr(value, key, None) if isinstance(key, str) else None
 
 
-def _in_arm(variable: Variable, dtype: torch.dtype) -> Any:
-    """Return a fresh FP32 build's value as an arm in ``dtype`` begins with it."""
+def _in_variant(variable: Variable, dtype: torch.dtype) -> Any:
+    """Return a fresh FP32 build's value as a variant in ``dtype`` begins with it."""
     if variable.is_buffer and isinstance(variable.value, Tensor):
         return variable.value.to(kind(variable.value, dtype))
     return variable.value
 
 
-def _as_in_arm(variable: Variable, dtype: torch.dtype) -> Tensor:
+def _as_in_variant(variable: Variable, dtype: torch.dtype) -> Tensor:
     value: Tensor = variable.value
     return value.to(dtype)
 

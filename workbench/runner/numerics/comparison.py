@@ -1,18 +1,18 @@
-"""Are an arm's numbers still right? Its outputs on one batch against a reference in more digits.
+"""Are a variant's numbers still right? Its outputs on one batch against a reference in more digits.
 
-The reference is the plain model of the arm's own weights, every operator in PyTorch, in FP64 where
-that fits, else in FP32. What an arm may be off is measured too, and not typed in: twice the error
-that the plain model makes in the arm's precision, and one rounding of its dtype.
+The reference is the plain model of the variant's own weights, every operator in PyTorch, in FP64
+where that fits, else in FP32. What a variant may be off is measured too, and not typed in: twice
+the error that the plain model makes in the variant's precision, and one rounding of its dtype.
 
-Where an arm quantizes, that plain model is quantized too, by the operator's definition; so what is
-allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
-at most ``SLACK`` times what independent roundings, one a layer, would add up to, but never less
-than the rounding of the plain model. A bound above ``USEFUL`` would let zeros pass: then the
+Where a variant quantizes, that plain model is quantized too, by the operator's definition; so what
+is allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is
+bounded: at most ``SLACK`` times what independent roundings, one a layer, would add up to, but never
+less than the rounding of the plain model. A bound above ``USEFUL`` would let zeros pass: then the
 numbers are not checked. In 16 bits, faults of single layers are looked for by themselves, in FP32
 (``structure_check``) and in the outputs (``layer_errors``).
 
 A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
-of each other: an arm that is too far off is red only if ``ties`` finds none that explain it.
+of each other: a variant that is too far off is red only if ``ties`` finds none that explain it.
 
 A model of one's own may draw random numbers. If it draws in training and not in evaluation mode,
 all that is compared is so in evaluation mode, losses and weights over steps of training too; the
@@ -23,8 +23,8 @@ constants from a fresh build. Everything is put back afterwards (``undisturbed``
 What fails in the check is not checked, and never wrong.
 
 A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
-in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
-what the choices do by their definition, and at most what the model promises of them.
+in the variant's precision makes the same choices, and the reference none. So what is allowed is
+twice what the choices do by their definition, and at most what the model promises of them.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
 from workbench.runner.training.trainer import forget_graph
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
     """A check was ended for something more urgent, and nothing is known."""
 
 
-def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
-    """Compare the arm with its reference, outside of all timing; raises nothing but fatal errors.
+def check(variant: Variant, situation: Situation, between: Between = go_on) -> Numerics:
+    """Compare the variant with its reference, outside of all timing; raises only fatal errors.
 
     What fails in the check, lacks the memory or has no reference is not checked. ``between`` is
-    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the arm is left
-    as it was, even so.
+    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the variant is
+    left as it was, even so.
     """
     try:
-        with undisturbed(arm) as put_back, contextlib.ExitStack() as modes:
-            if why := _unclear(arm.remembered, arm.weights_dtype):
+        with undisturbed(variant) as put_back, contextlib.ExitStack() as modes:
+            if why := _unclear(variant.remembered, variant.weights_dtype):
                 return _not_checked(why)
-            plain = Plain(arm, situation, arm.plain_weights())
+            plain = Plain(variant, situation, variant.plain_weights())
             reference, name = plain.reference()
             put_back()
             between()
-            how = Comparison("") if arm.model.repeats else choose_mode(plain, modes, put_back)
+            how = Comparison("") if variant.model.repeats else choose_mode(plain, modes, put_back)
             if how.words:
                 reference, name = plain.reference()
                 put_back()
@@ -122,12 +122,12 @@ def _judge(
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:
-    arm, situation = model.arm, model.situation
+    variant, situation = model.variant, model.situation
     plain = model.outputs()
     put_back()
     between()
-    with arm.entered():
-        own = _own(arm, situation, put_back)
+    with variant.entered():
+        own = _own(variant, situation, put_back)
     put_back()
     if mismatch := other_shapes(own, reference):
         return Numerics(reference=name, ok=False, text=f"{how.words}{mismatch}")
@@ -138,10 +138,10 @@ def _judge(
     if outcome.fits and outcome.tolerance > layer_errors.COARSE:
         between()
         _look_at_layers(outcome, model, (own, plain, reference), put_back)
-    if not outcome.fits and finite and not arm.quantization:
+    if not outcome.fits and finite and not variant.quantization:
         between()
         outcome.widen(nudges)
-    course = _curve(arm, situation, name, nudges, between)
+    course = _curve(variant, situation, name, nudges, between)
     curve = course if isinstance(course, Curve) else None
     text = f"{how.words}{outcome.text()}"
     right: bool | None = False
@@ -176,7 +176,7 @@ def _look_at_layers(
 ) -> None:
     """Look for errors of single layers, which a tolerance of 16 bits hides, and say what cannot.
 
-    ``outputs``: the arm's, the plain model's and the reference's.
+    ``outputs``: the variant's, the plain model's and the reference's.
     """
     structure = structure_check.find(model, put_back)
     if isinstance(structure, StructureError):
@@ -215,22 +215,22 @@ def _with_curve(
 
 
 def _curve(
-    arm: Arm, situation: Situation, name: str, nudges: Nudges, between: Between
+    variant: Variant, situation: Situation, name: str, nudges: Nudges, between: Between
 ) -> Curve | str:
-    """Return the losses over some steps of a training arm; or why there are none, or nothing."""
+    """Return the losses over some training steps, or why there are none; empty in inference."""
     if not situation.workload.trains:
         return ""
-    if situation.has(Trait.CAPTURED) and not arm.model.training:
+    if situation.has(Trait.CAPTURED) and not variant.model.training:
         return "the captured graph computes in training mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
-        needed = training_curve.bytes_needed(arm.plain_weights(), arm.weights_dtype, dtype)
+        needed = training_curve.bytes_needed(variant.plain_weights(), variant.weights_dtype, dtype)
         if needed > room:
             copies, free = size_text(needed), size_text(room)
             why = f"copies to compare with take {copies}, and half of the free memory is {free}"
             continue
         try:
-            return training_curve.check(arm, dtype, between, lambda: nudges.size)
+            return training_curve.check(variant, dtype, between, lambda: nudges.size)
         except Exception as error:
             if not lacks_memory(error):
                 raise
@@ -239,31 +239,31 @@ def _curve(
     return why
 
 
-def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Outputs:
-    """Return the arm's own outputs, compiled and captured if its step is; none of it adapts."""
-    inputs = arm.batches.inputs
+def _own(variant: Variant, situation: Situation, put_back: Callable[[], None]) -> Outputs:
+    """Return the variant's own outputs, compiled and captured if its step is; none of it adapts."""
+    inputs = variant.batches.inputs
     put_back()
     match situation.workload.name:
         case "train":
-            values = forward.outputs(arm)
+            values = forward.outputs(variant)
             put_back()
             # With gradients, as in training: without them it would be compiled once more.
-            loss = forward.loss(arm)
+            loss = forward.loss(variant)
             forget_graph(loss)
             return Outputs.of(values, float(loss.detach()))
         case "forward":
-            return Outputs.of(map_tensors(arm.step(), torch.clone), None)
+            return Outputs.of(map_tensors(variant.step(), torch.clone), None)
         case _ if situation.workload.decodes:
             (tokens,) = inputs
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
-            arm.restart()
+            variant.restart()
             with torch.no_grad():
-                result = Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
-            arm.restart()
+                result = Outputs(variant.compute(tokens[:, -1:].clone(), position).clone(), None)
+            variant.restart()
             return result
         case _:
             with torch.no_grad():
-                return Outputs(arm.compute(*inputs).clone(), None)
+                return Outputs(variant.compute(*inputs).clone(), None)
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,8 @@
-"""The deviation of an arm's outputs and loss from the reference's, and how large it may be.
+"""The deviation of a variant's outputs and loss from the reference's, and how large it may be.
 
-An output may be off by ``SLACK`` times the error of the plain model in the arm's precision, and one
-rounding of its dtype. Choices that rounding decides, and promises of a model that adapts, widen it.
+An output may be off by ``SLACK`` times the error of the plain model in the variant's precision, and
+one rounding of its dtype. Choices that rounding decides, and promises of a model that adapts, widen
+it.
 """
 
 from __future__ import annotations
@@ -96,20 +97,20 @@ def find_deviation(
     model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
 ) -> tuple[Deviation, Nudges]:
     """Return the deviation of the worst output, and nudges that may explain a part of it."""
-    arm = model.arm
+    variant = model.variant
     errors, least = _distances(own, reference), _distances(plain, reference)
-    output_index, which = _worst(arm.weights_dtype, own, errors, least)
-    rounding = rounding_of(arm.weights_dtype, own.all[output_index])
+    output_index, which = _worst(variant.weights_dtype, own, errors, least)
+    rounding = rounding_of(variant.weights_dtype, own.all[output_index])
     tolerance = SLACK * least[output_index].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
-    if arm.quantization:
+    if variant.quantization:
         rounded = distance(
             model.outputs(quantized=False).all[output_index], reference.all[output_index]
         )
         plain_error = SLACK * rounded.relative_error + rounding
-        named = arm.model.named_modules()
-        ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
-        most = _most(arm.quantization, len(ran), rounding)
+        named = variant.model.named_modules()
+        ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in variant.probe.ran]
+        most = _most(variant.quantization, len(ran), rounding)
         tolerance = min(tolerance, max(plain_error, most))
     promise = plain.promise
     if promise is not None and promise.relative_error > 0:
@@ -183,7 +184,7 @@ def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> fl
 def _nudges(
     plain: Plain, reference: Outputs, name: str, rounding: float, aim: float, output_index: int
 ) -> Nudges:
-    """Return the reference, nudged by what an arm that is as far off as allowed rounds away."""
+    """Return the reference, nudged by what a variant that is as far off as allowed rounds away."""
 
     def moved(nudge: Nudge) -> tuple[float, float]:
         outputs = plain.moved(getattr(torch, name), nudge)

@@ -1,4 +1,4 @@
-"""Outputs and loss of an arm's current batch outside of its steps; all ranks take part."""
+"""Outputs and loss of a variant's current batch outside of its steps; all ranks take part."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ import torch
 from workbench.runner.profiling.eager import eager
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.variant import Variant
 
 OUTPUTS, LOSS = "outputs", "loss"
 
 
-def outputs(arm: Arm) -> Any:
-    """Return the outputs of its model, uncompiled; the arm is entered."""
-    with _by_all(arm, OUTPUTS), eager(), torch.no_grad():
-        if arm.divided is not None:
-            return arm.divided.outputs(arm)
-        return arm.autocast(arm.model)(*arm.batches.inputs)
+def outputs(variant: Variant) -> Any:
+    """Return the outputs of its model, uncompiled; the variant is entered."""
+    with _by_all(variant, OUTPUTS), eager(), torch.no_grad():
+        if variant.divided is not None:
+            return variant.divided.outputs(variant)
+        return variant.autocast(variant.model)(*variant.batches.inputs)
 
 
-def loss(arm: Arm) -> torch.Tensor:
-    """Return the loss as its steps compute it, of a workload that trains; the arm is entered."""
-    with _by_all(arm, LOSS):
-        if arm.divided is not None:
-            return arm.divided.loss(arm)
-        return arm.compute(*arm.batches.inputs, *arm.batches.targets)
+def loss(variant: Variant) -> torch.Tensor:
+    """Return the loss as training steps compute it; the variant is entered."""
+    with _by_all(variant, LOSS):
+        if variant.divided is not None:
+            return variant.divided.loss(variant)
+        return variant.compute(*variant.batches.inputs, *variant.batches.targets)
 
 
-def evaluate(what: str, arm: Arm) -> None:
+def evaluate(what: str, variant: Variant) -> None:
     """Take part in what rank 0 evaluates."""
-    outputs(arm) if what == OUTPUTS else loss(arm)
+    outputs(variant) if what == OUTPUTS else loss(variant)
 
 
-def _by_all(arm: Arm, what: str) -> AbstractContextManager[None]:
-    return contextlib.nullcontext() if arm.divided is None else arm.divided.evaluating(what, arm)
+def _by_all(variant: Variant, what: str) -> AbstractContextManager[None]:
+    return (
+        contextlib.nullcontext()
+        if variant.divided is None
+        else variant.divided.evaluating(what, variant)
+    )

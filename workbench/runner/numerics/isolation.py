@@ -1,4 +1,4 @@
-"""A check's surroundings: what an arm's model remembers is known, and all is put back."""
+"""A check's surroundings: what a variant's model remembers is known, and all is put back."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from workbench.runner.user_models import global_flags, user_model
 from workbench.runner.user_models.user_model import OwnModel
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.variant import Variant
 
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
 
 
 @contextlib.contextmanager
-def undisturbed(arm: Arm) -> Iterator[Callable[[], None]]:
+def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
     """Let calls inside change nothing of the run; give what puts the model's state back.
 
     Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
     """
-    model, device = arm.model, arm.situation.device
-    advances = arm.batches.advances
+    model, device = variant.model, variant.situation.device
+    advances = variant.batches.advances
     if not isinstance(model, OwnModel):
         with rng.put_back(model, device), global_flags.put_back(), _choices(model) as put_back:
             yield put_back
         return
-    batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
-    skipped = list(model.parameters()) if arm.divided is not None else []
+    batch = ("the inputs", (variant.batches.inputs, variant.batches.targets))
+    skipped = list(model.parameters()) if variant.divided is not None else []
     room = free_bytes(device)
     with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
-        arm.remembered = _remembered(arm)
+        variant.remembered = _remembered(variant)
         state.restore()
         try:
             yield state.restore
         finally:
-            arm.remembered = None
-            arm.batches.advances = advances
+            variant.remembered = None
+            variant.batches.advances = advances
 
 
 @contextlib.contextmanager
@@ -143,15 +143,15 @@ def _choices(model: Model) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-def _remembered(arm: Arm) -> Remembered:
-    """Compare the arm's model with a fresh build of its file."""
-    model, config = arm.model, arm.situation.config
+def _remembered(variant: Variant) -> Remembered:
+    """Compare the variant's model with a fresh build of its file."""
+    model, config = variant.model, variant.situation.config
     assert isinstance(model, OwnModel)
     fresh = user_model.fresh(config)
     built = variables.variables(fresh)
-    changed = carried.find(model, built, arm.weights_dtype)
+    changed = carried.find(model, built, variant.weights_dtype)
     exact = {}
-    if arm.weights_dtype.itemsize < 4:
+    if variant.weights_dtype.itemsize < 4:
         weights = model.weights()
         for name, parameter in fresh.weights().items():
             weight = weights.get(name)
@@ -168,9 +168,9 @@ def _remembered(arm: Arm) -> Remembered:
     unclear = carried.unclear(changed, built)
     carried_state = Carried(changed, built, {}, unclear)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
-    if suspects and arm.situation.has(Trait.ROUNDED):
+    if suspects and variant.situation.has(Trait.ROUNDED):
         constants = _constants(
-            arm.situation, model, arm.plain_weights(), arm.batches, suspects, built
+            variant.situation, model, variant.plain_weights(), variant.batches, suspects, built
         )
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear)

@@ -7,7 +7,7 @@ error e of the outputs is read as an error of layer l of <e, J_l> / |J_l|^2.
 
 One backward pass gives <e, J_l> for all layers. |J_l| is measured by backward passes of random
 vectors, whose projections have its mean square. What rounding does to a projection is measured on
-the plain model in the arm's precision.
+the plain model in the variant's precision.
 """
 
 from __future__ import annotations

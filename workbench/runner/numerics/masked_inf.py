@@ -11,7 +11,7 @@ from workbench.runner.failures import is_fatal
 from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite
 
@@ -22,21 +22,23 @@ def count(outputs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([sum(getattr(y, kind)().sum() for y in outputs) for kind in kinds]).double()
 
 
-def expected(arm: Arm, batch: int) -> Counts | None:
-    """Return the counts of an arm's right outputs for the ring's ``batch``; None if it is wrong.
+def expected(variant: Variant, batch: int) -> Counts | None:
+    """Return the counts of a variant's right outputs for the ring's ``batch``; None if it is wrong.
 
-    It makes a step for it, and the reference a pass; the arm's batch is the same afterwards.
+    It makes a step for it, and the reference a pass; the variant's batch is the same afterwards.
     """
-    batches = arm.batches
+    batches = variant.batches
     advances = batches.advances
     try:
-        with undisturbed(arm) as put_back:
+        with undisturbed(variant) as put_back:
             batches.go_to(batch + 1)
-            own = [y.clone() for y in measurable(arm.step())]
+            own = [y.clone() for y in measurable(variant.step())]
             nan, positive, negative = count(own).tolist()
             put_back()
             batches.go_to(batch + 1)
-            reference = Plain(arm, arm.situation, arm.plain_weights()).reference()[0].all
+            reference = (
+                Plain(variant, variant.situation, variant.plain_weights()).reference()[0].all
+            )
     except Exception as error:
         if is_fatal(error):
             raise

@@ -1,7 +1,7 @@
-"""The plain model of an arm's own weights: every operator in PyTorch, on the batch of the arm.
+"""The plain model of a variant's own weights: every operator in PyTorch, on the variant's batch.
 
-It is the reference in FP64, where that fits, else in FP32; and in the arm's own precision it shows
-how far rounding alone takes a model from that reference.
+It is the reference in FP64, where that fits, else in FP32; and in the variant's own precision it
+shows how far rounding alone takes a model from that reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors, tensors
 from workbench.runner.training.trainer import Parameters
 from workbench.runner.user_models import user_model
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Compute
 
 _ROOM = 4  # times the reference's weights and outputs must be free for it
@@ -70,9 +70,9 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Plain:
-    """Plain models of one arm, made anew for every call, in the mode that the arm's model is in."""
+    """Plain models of one variant, built for every call, in the mode of the variant's model."""
 
-    arm: Arm
+    variant: Variant
     situation: Situation
     weights: Parameters
 
@@ -99,34 +99,34 @@ class Plain:
     def outputs(
         self, adapted: bool = True, *, again: bool = False, quantized: bool = True
     ) -> Outputs:
-        """Return those in the arm's precision and flags, with its choices if ``adapted``.
+        """Return those in the variant's precision and flags, with its choices if ``adapted``.
 
         ``again``: of the same model after a call for another batch, with its state put back.
         """
         model = self.model(None)
         if adapted:
-            copy_choices(model, self.arm.model)
-        if self.arm.quantization and quantized:
-            quantize_linears(model, self.arm.quantization)
+            copy_choices(model, self.variant.model)
+        if self.variant.quantization and quantized:
+            quantize_linears(model, self.variant.quantization)
         with contextlib.ExitStack() as stack:
-            for flag in self.arm.flags:
+            for flag in self.variant.flags:
                 stack.enter_context(flag())
             with plain_kernels():
                 if again:
-                    self._given(model, self.arm.autocast, self.arm.batches.following())
-                return self._given(model, self.arm.autocast)
+                    self._given(model, self.variant.autocast, self.variant.batches.following())
+                return self._given(model, self.variant.autocast)
 
     def model(self, dtype: torch.dtype | None, nudge: Nudge = routing_ties.NONE) -> Model:
         """Return a model of these weights, or of copies of them in another dtype."""
         weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
             cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
-            cast = constants_of(self.arm.remembered, cast, dtype)
+            cast = constants_of(self.variant.remembered, cast, dtype)
             weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
-        model = share(self.situation, self.arm.model, self.arm.remembered, weights, dtype)
-        fake_quantize_as(model, self.arm.model)
+        model = share(self.situation, self.variant.model, self.variant.remembered, weights, dtype)
+        fake_quantize_as(model, self.variant.model)
         model.train(self.situation.workload.trains)
-        rng.copy_modes(model, self.arm.model)
+        rng.copy_modes(model, self.variant.model)
         return model
 
     def _given(
@@ -135,8 +135,8 @@ class Plain:
         wrap: Callable[[Compute], Compute] = lambda compute: compute,
         batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
-        """Return what a model gives for a batch (the arm's current one) without any cache."""
-        batches, workload = self.arm.batches, self.situation.workload
+        """Return what a model gives for a batch (the variant's current one) without any cache."""
+        batches, workload = self.variant.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
         given, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(given, dtype))
@@ -163,7 +163,7 @@ class Plain:
 
     def inputs(self, inputs: Tensors | None = None) -> Tensors:
         """Return what the model is called with: in decoding the prompt and a token after it."""
-        inputs = self.arm.batches.inputs if inputs is None else inputs
+        inputs = self.variant.batches.inputs if inputs is None else inputs
         if not self.situation.workload.decodes:
             return inputs
         (tokens,) = inputs
@@ -178,7 +178,7 @@ class Plain:
         """Return True if weights and outputs in ``dtype`` leave most of the memory free."""
         numbers = sum({id(weight): weight.numel() for weight in self.weights.values()}.values())
         per_token = int(getattr(self.situation.config, "vocabulary", 1))  # outputs of a token
-        numbers += sum(x.numel() for x in tensors(self.arm.batches.inputs)) * per_token
+        numbers += sum(x.numel() for x in tensors(self.variant.batches.inputs)) * per_token
         return _ROOM * numbers * dtype.itemsize < free_bytes(self.situation.device)
 
 

@@ -32,7 +32,7 @@ def choose_mode(
 ) -> Comparison:
     """Return how a model that may draw is compared.
 
-    The arm is in that mode until ``modes`` ends.
+    The variant is in that mode until ``modes`` ends.
     """
     first = plain.outputs()
     put_back()
@@ -40,11 +40,11 @@ def choose_mode(
         return Comparison("", _differs(plain, first, put_back))
     if not plain.situation.workload.trains:
         return Comparison("", "it draws random numbers in evaluation mode")
-    if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
+    if plain.variant.divided is not None:  # whose steps the other ranks make in training mode
         return Comparison("", "it draws random numbers in training, each rank others")
     with contextlib.ExitStack() as mode:
-        mode.enter_context(rng.evaluating(plain.arm.model))
-        mode.enter_context(plain.arm.compiles.aside())
+        mode.enter_context(rng.evaluating(plain.variant.model))
+        mode.enter_context(plain.variant.compiles.aside())
         try:
             still = plain.outputs()
             put_back()
@@ -68,11 +68,11 @@ def choose_mode(
 
 def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     """Return why nothing can be compared if an equal call gives unequal outputs; else empty."""
-    other, arm = plain.outputs(again=True), plain.arm
+    other, variant = plain.outputs(again=True), plain.variant
     put_back()
     off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
     loss = abs((first.loss or 0.0) - (other.loss or 0.0))
-    most = max(ALIKE, *(rounding_of(arm.weights_dtype, y) for y in first.all))
+    most = max(ALIKE, *(rounding_of(variant.weights_dtype, y) for y in first.all))
     alike = off <= most and loss <= most * abs(first.loss or 0.0)
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""

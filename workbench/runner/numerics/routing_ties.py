@@ -3,7 +3,7 @@
 A router whose candidates lie within a rounding of each other may take either, and what follows is
 off by far more than a rounding. Whether a tie is that near is asked of the reference itself: its
 weights are nudged at random, by so little that where nothing is chosen the outputs move as far as
-an arm's may be off. Where a nudge moves them ``JUMP`` times as far, a choice went the other way.
+a variant's may be off. Where a nudge moves them ``JUMP`` times as far, a choice went the other way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Moved = tuple[float, float]  # relative error of the outputs, distance of the l
 class Nudges:
     """Nudged references of one model.
 
-    ``moved`` tells how far a nudge moves outputs and loss. ``rounding`` is one of the arm's
+    ``moved`` tells how far a nudge moves outputs and loss. ``rounding`` is one of the variant's
     precision, and ``aim`` the relative error that its outputs may have.
     """
 

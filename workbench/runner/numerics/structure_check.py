@@ -1,9 +1,9 @@
-"""An arm's modules in FP32, where a fault of one layer is not hidden by rounding.
+"""A variant's modules in FP32, where a fault of one layer is not hidden by rounding.
 
 In 16 bits, an error of 2 % in a layer that adds a tenth to the stream is below one rounding of the
 outputs. The same modules, called uncompiled with FP32 weights, must agree with the plain model to
-``LARGEST``, whatever the arm's precision is. What is special to 16 bits, to compiled code or to
-caches is not seen here, but by the outputs of the arm itself.
+``LARGEST``, whatever the variant's precision is. What is special to 16 bits, to compiled code or to
+caches is not seen here, but by the outputs of the variant itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
 
 @dataclass(frozen=True)
 class StructureError:
-    """The deviation of the arm's modules in FP32."""
+    """The deviation of the variant's modules in FP32."""
 
     relative_error: float
 
@@ -44,7 +44,7 @@ class StructureError:
 
 
 def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | None:
-    """Return by how much the arm's modules are off in FP32 if that is too far, else None.
+    """Return by how much the variant's modules are off in FP32 if that is too far, else None.
 
     Return why the modules cannot be checked, as a clause, where that is so.
     """
@@ -64,24 +64,24 @@ def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | N
 
 
 def _unsuitable(model: Plain) -> str:
-    """Return why an arm has no modules that FP32 weights can be put into; empty where it has."""
-    arm = model.arm
-    if arm.divided is not None:
+    """Return why a variant has no modules that FP32 weights can be put into; empty where it has."""
+    variant = model.variant
+    if variant.divided is not None:
         return "its weights or its batch are divided among ranks"
-    if arm.quantization:
+    if variant.quantization:
         return "its weights are quantized"
-    if arm.model.adapted():
+    if variant.model.adapted():
         return "its heads adapt to what they compute"
     return ""
 
 
 def _error(model: Plain) -> float:
-    arm = model.arm
+    variant = model.variant
     with torch.no_grad(), eager():
         with plain_kernels(), fp32_products(tf32=False):
             plain = model.model(torch.float32)
-            copy_choices(plain, arm.model)
-            restore = kept_state(plain, arm.batches, arm.situation.device)
+            copy_choices(plain, variant.model)
+            restore = kept_state(plain, variant.batches, variant.situation.device)
             # Of each call its own, which a model may overwrite.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip
@@ -91,14 +91,14 @@ def _error(model: Plain) -> float:
             **dict(plain.named_parameters(remove_duplicate=False)),
             **dict(plain.named_buffers(remove_duplicate=False)),
         }
-        named = {name for name, _ in arm.model.named_parameters(remove_duplicate=False)}
+        named = {name for name, _ in variant.model.named_parameters(remove_duplicate=False)}
         if lacking := sorted(named - values.keys()):
             raise Mistake(f"the plain model has no parameter {lacking[0]}")
-        if arm.remembered is not None and isinstance(arm.model, OwnModel):
-            arm.remembered.carried.put_into(arm.model, torch.float32)
-        device = arm.situation.device.type
-        with arm.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
-            own = measurable(functional_call(arm.model, values, inputs[1], tie_weights=False))
+        if variant.remembered is not None and isinstance(variant.model, OwnModel):
+            variant.remembered.carried.put_into(variant.model, torch.float32)
+        device = variant.situation.device.type
+        with variant.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
+            own = measurable(functional_call(variant.model, values, inputs[1], tie_weights=False))
     if [y.shape for y in own] != [y.shape for y in expected]:
         return math.inf
     return max(distance(y, exact).relative_error for y, exact in zip(own, expected, strict=True))

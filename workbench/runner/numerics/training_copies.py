@@ -1,4 +1,4 @@
-"""Copies of an arm to train beside it, and the arm put back as it was."""
+"""Copies of a variant to train beside it, and the variant put back as it was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
 from workbench.runner.user_models.user_model import kind
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 
 def distinct(weights: Parameters) -> list[nn.Parameter]:
@@ -31,18 +31,18 @@ def is_plain(keeper: Trainer | None) -> bool:
 
 
 def copy_of(
-    arm: Arm, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
+    variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of copies of the arm's weights, and an AdamW of copies of its moments.
+    """Return a plain model of copied weights of the variant, and an AdamW of copied moments.
 
     The latter's are those of a first step where they are ``fresh``. The copies go by address.
     """
-    assert arm.keeper is not None
-    dtype = requested or arm.weights_dtype
+    assert variant.keeper is not None
+    dtype = requested or variant.weights_dtype
     copies: dict[int, nn.Parameter] = {}
     weights: dict[str, Tensor] = {}
-    held_by = arm.plain_weights()
-    exact = held_by if requested is None else constants_of(arm.remembered, held_by, dtype)
+    held_by = variant.plain_weights()
+    exact = held_by if requested is None else constants_of(variant.remembered, held_by, dtype)
     for name, parameter in held_by.items():
         if id(parameter) not in copies:
             cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
@@ -51,13 +51,13 @@ def copy_of(
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model = share(arm.situation, arm.model, arm.remembered, weights, requested)
-    fake_quantize_as(model, arm.model)
+    model = share(variant.situation, variant.model, variant.remembered, weights, requested)
+    fake_quantize_as(model, variant.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
-    rng.copy_modes(model, arm.model)
+    rng.copy_modes(model, variant.model)
     optimizer = plain_optimizer(copies.values())
-    for parameter, state in arm.keeper.optimizer.state.items():
+    for parameter, state in variant.keeper.optimizer.state.items():
         if not fresh and id(parameter) in copies:
             copied = copies[id(parameter)]
             optimizer.state[copied] = {

@@ -1,14 +1,14 @@
-"""Does an arm still train as it should? Its losses and its weights over some steps.
+"""Does a variant still train as it should? Its losses and its weights over some steps.
 
-The reference trains a copy of the arm's weights on the same batches, in plain PyTorch and more
+The reference trains a copy of the variant's weights on the same batches, in plain PyTorch and more
 digits, from the same moments of AdamW; where ranks share a batch, its loss is the mean of that of
-their shares. What the arm may be off is measured too, on a plain model in
+their shares. What the variant may be off is measured too, on a plain model in
 its own precision: twice what that one's losses are at most, and its scatter. Where memory leaves
-the reference no more digits than the arm has, that is measured with the rows in another order.
+the reference no more digits than the variant has, that is measured with the rows in another order.
 
 Where the weights went is judged by ``updates``.
 
-A loss scale at which a gradient overflows skips that update, which is no error of the arm: both
+A loss scale at which a gradient overflows skips that update, which is no error of the variant: both
 courses begin again at the scale that was reached.
 
 An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
@@ -44,7 +44,7 @@ from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.training.trainer import Parameters, Trainer
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
@@ -70,7 +70,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses of the arm, and the largest distance from the reference's, and what is allowed."""
+    """Losses of the variant, and the largest distance from the reference's, and what is allowed."""
 
     losses: list[float]
     difference: float
@@ -92,7 +92,7 @@ class Curve:
 
 
 def check(
-    arm: Arm,
+    variant: Variant,
     dtype: torch.dtype,
     between: Between = go_on,
     nudge: Callable[[], float] = lambda: 0.0,
@@ -102,14 +102,14 @@ def check(
     ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
     reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
-    assert arm.keeper is not None
-    rough, scaler = not is_plain(arm.keeper), arm.keeper.scaler
+    assert variant.keeper is not None
+    rough, scaler = not is_plain(variant.keeper), variant.keeper.scaler
     scale_before = None if scaler is None else scaler.state_dict()
-    advances = arm.batches.advances
+    advances = variant.batches.advances
     try:
-        reference = _plain_course(arm, dtype, between, fresh=rough)
-        plain, own = _courses(arm, between, fresh=rough)
-        measured = _measured(arm, dtype, between, plain, reference, fresh=rough)
+        reference = _plain_course(variant, dtype, between, fresh=rough)
+        plain, own = _courses(variant, between, fresh=rough)
+        measured = _measured(variant, dtype, between, plain, reference, fresh=rough)
         worst = _farthest(own.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
@@ -117,47 +117,47 @@ def check(
         if allowed < worst < math.inf and (size := nudge()):
             nudges = [(size, seed) for seed in range(routing_ties.COURSES)]
             nudged_courses = [
-                _plain_course(arm, dtype, between, fresh=rough, nudge=n) for n in nudges
+                _plain_course(variant, dtype, between, fresh=rough, nudge=n) for n in nudges
             ]
             reach = max(_farthest(other.losses, reference.losses) for other in nudged_courses)
             if routing_ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
                 allowed += SLACK * reach
         changes = _updates(
-            arm.plain_weights(),
-            arm.keeper,
+            variant.plain_weights(),
+            variant.keeper,
             own.steps,
             plain,
             reference,
-            lambda: _plain_course(arm, None, between, fresh=rough, turned=True),
+            lambda: _plain_course(variant, None, between, fresh=rough, turned=True),
         )
     finally:
-        arm.batches.go_to(advances)
+        variant.batches.go_to(advances)
         if scaler is not None and scale_before:
             restore_scale(scaler, scale_before)
     return Curve(own.losses, worst, allowed, changes)
 
 
-def _courses(arm: Arm, between: Between, *, fresh: bool) -> tuple[Course, Course]:
-    """Return the plain model's course in the arm's precision, and the arm's own.
+def _courses(variant: Variant, between: Between, *, fresh: bool) -> tuple[Course, Course]:
+    """Return the plain model's course in the variant's precision, and the variant's own.
 
     They begin again at a lower loss scale, which stays, until no update of either was skipped. The
     scales of several ranks are not changed here.
     """
-    keeper = arm.keeper
+    keeper = variant.keeper
     assert keeper is not None
     for _ in range(MOST_COURSES):
         before = _scale_of(keeper.scaler)
-        plain = _plain_course(arm, None, between, fresh=fresh)
+        plain = _plain_course(variant, None, between, fresh=fresh)
         with (
-            put_back(arm.plain_weights(), arm.model.buffers(), keeper) as weights_before,
+            put_back(variant.plain_weights(), variant.model.buffers(), keeper) as weights_before,
             fresh_moments(keeper.optimizer) if fresh else contextlib.nullcontext(),
         ):
-            losses = _own_losses(arm, between)
+            losses = _own_losses(variant, between)
             own = Course(
-                losses, _moved(arm.plain_weights(), weights_before), _scale_of(keeper.scaler)
+                losses, _moved(variant.plain_weights(), weights_before), _scale_of(keeper.scaler)
             )
         reached = min(plain.scale, own.scale)
-        if keeper.scaler is None or arm.divided is not None or reached >= before:
+        if keeper.scaler is None or variant.divided is not None or reached >= before:
             break
         restore_scale(keeper.scaler, {"scale": reached, "_growth_tracker": 0})
     return plain, own
@@ -180,18 +180,24 @@ def rounding(loss: float) -> float:
 
 
 def _measured(
-    arm: Arm, dtype: torch.dtype, between: Between, plain: Course, reference: Course, *, fresh: bool
+    variant: Variant,
+    dtype: torch.dtype,
+    between: Between,
+    plain: Course,
+    reference: Course,
+    *,
+    fresh: bool,
 ) -> list[float]:
-    """Return losses that differ from the reference's by rounding in the arm's precision.
+    """Return losses that differ from the reference's by rounding in the variant's precision.
 
     The plain model's, unless the reference has no more digits than it: both add the same numbers in
     one order then, and are alike, which measures nothing. With the rows of each batch in another
     order FP32 rounds otherwise, as it does where ranks add. A model to which that order means more
     is off in its first loss already, and the plain one's have to do.
     """
-    if dtype != torch.float32 or arm.situation.has(Trait.ROUNDED):
+    if dtype != torch.float32 or variant.situation.has(Trait.ROUNDED):
         return plain.losses
-    other = _plain_course(arm, dtype, between, fresh=fresh, turned=True).losses
+    other = _plain_course(variant, dtype, between, fresh=fresh, turned=True).losses
     first = abs(other[0] - reference.losses[0])
     alike = first <= rounding(reference.losses[0])
     farther = _farthest(other, reference.losses) > _farthest(plain.losses, reference.losses)
@@ -253,19 +259,19 @@ def _numbers(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
-def _own_losses(arm: Arm, between: Between) -> list[float]:
+def _own_losses(variant: Variant, between: Between) -> list[float]:
     losses = []
-    with arm.entered():
-        arm.batches.rewind()
+    with variant.entered():
+        variant.batches.rewind()
         for _ in range(STEPS):
-            arm.batches.advance()
-            losses.append(arm.step().clone())
+            variant.batches.advance()
+            losses.append(variant.step().clone())
             between()
     return [float(loss) for loss in losses]
 
 
 def _plain_course(
-    arm: Arm,
+    variant: Variant,
     dtype: torch.dtype | None,
     between: Between,
     *,
@@ -273,31 +279,31 @@ def _plain_course(
     nudge: Nudge = routing_ties.NONE,
     turned: bool = False,
 ) -> Course:
-    """Return the course of a copy in ``dtype``, or in the arm's own precision and flags.
+    """Return the course of a copy in ``dtype``, or in the variant's own precision and flags.
 
     ``turned``: the later half of each batch's rows comes before the earlier.
     """
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
     with contextlib.ExitStack() as stack:
         if dtype is None:
-            for flag in arm.flags:
+            for flag in variant.flags:
                 stack.enter_context(flag())
-            wrap = arm.autocast
+            wrap = variant.autocast
         else:
             stack.enter_context(fp32_products(tf32=False))
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = copy_of(arm, dtype, nudge, fresh=fresh)
+        model, trainer, copies = copy_of(variant, dtype, nudge, fresh=fresh)
         if dtype is None:
-            copy_choices(model, arm.model)
-            trainer.scaler = _scaler(arm.keeper, arm.situation.device)
+            copy_choices(model, variant.model)
+            trainer.scaler = _scaler(variant.keeper, variant.situation.device)
         losses = []
-        parts = 1 if arm.divided is None else arm.divided.parts
-        arm.batches.rewind()
+        parts = 1 if variant.divided is None else variant.divided.parts
+        variant.batches.rewind()
         for _ in range(STEPS):
-            arm.batches.advance()
-            shares = _shares(arm.all_batches, parts)
+            variant.batches.advance()
+            shares = _shares(variant.all_batches, parts)
             inputs = [_turned(share) if turned else share for share in shares]
             loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
             trainer.update(loss)
@@ -305,7 +311,7 @@ def _plain_course(
             between()
         steps = {
             id(parameter): _numbers(copies[id(parameter)].detach()) - _numbers(parameter.detach())
-            for parameter in arm.plain_weights().values()
+            for parameter in variant.plain_weights().values()
             if parameter.requires_grad
         }
     return Course([float(loss) for loss in losses], steps, _scale_of(trainer.scaler))

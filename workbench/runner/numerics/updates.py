@@ -1,14 +1,14 @@
-"""A check that training moved an arm's weights as far as it should.
+"""A check that training moved a variant's weights as far as it should.
 
 A loss that hardly moves in a few steps hides an update that is wrong or missing. So the steps of
 the weights are compared with a standard's, group by group of the optimizer: their projection on its
 steps is 1 where all is right, 0 without an update, 0.5 if half of the weights stand still, -1 with
 the sign turned, 10 at ten times the rate. And no tensor may move far less than it should.
 
-The standard is the reference, unless the plain model in the arm's precision does not follow that:
-in 16 bits most of an update is less than half of a weight's last digit and is rounded away. Then it
-is the plain model, and how far chance moves that is measured with the rows in another order. Where
-what is left is too little to show a missing half, nothing is said.
+The standard is the reference, unless the plain model in the variant's precision does not follow
+that: in 16 bits most of an update is less than half of a weight's last digit and is rounded away.
+Then it is the plain model, and how far chance moves that is measured with the rows in another
+order. Where what is left is too little to show a missing half, nothing is said.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
+Steps = Mapping[int, Tensor]  # by the address of the variant's parameter: where training moved it
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
 FOLLOWS = 0.1  # so far from 1 is a plain model's projection that follows the reference
@@ -83,7 +83,7 @@ def against_reference(
 ) -> Updates:
     """Compare the steps with the reference's, whose way the plain model follows.
 
-    ``short`` is what the arm's optimizer may be off by itself.
+    ``short`` is what the variant's optimizer may be off by itself.
     """
     ways = []
     for number, group in enumerate(groups, 1):
@@ -101,7 +101,9 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
         allowed, name = COARSE + 2 * noise, _name(number, groups)
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
-            unclear = f"the arm's precision rounds the update of {name} away: {moved} numbers moved"
+            unclear = (
+                f"the variant's precision rounds the update of {name} away: {moved} numbers moved"
+            )
         elif not allowed <= LARGEST:
             unclear = f"what rounding leaves of the update of {name} differs by chance"
         ways.append(Way(name, project(own, plain, group), min(allowed, LARGEST), "plain model"))

@@ -1,4 +1,4 @@
-"""Marked calls: one eager call of what an arm computes, outside of all timing, to be looked at."""
+"""Marked calls: one eager call of what a variant computes, outside of all timing, to observe."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _UPDATE = "Optimizer.step#"
 
 @dataclass
 class Known:
-    """The state of an arm before a trace: storages by address, and further memory.
+    """The state of a variant before a trace: storages by address, and further memory.
 
     ``blocks``: address to role and bytes before the steps. ``gradients``: for each marked step the
     addresses of the gradients when the optimizer began. ``pools``: bytes of CUDA graphs' private

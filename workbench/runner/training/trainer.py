@@ -1,4 +1,4 @@
-"""Weights, and the optimizers that train them; both are shared by all arms of one precision."""
+"""Weights, and the optimizers that train them; both are shared by all variants of one precision."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def forget_graph(loss: torch.Tensor) -> None:
 
     Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
     keep the nodes that accumulate gradients, and with them the stream that they were made on: no
-    other arm's step could then be captured, on a stream of its own.
+    other variant's step could then be captured, on a stream of its own.
     """
     if not loss._is_view():  # a view cannot be detached in place, and no replay returns one
         loss.detach_()
@@ -197,7 +197,7 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
-    """Build AdamW with the rates of every arm; the plain loop, without ``options``."""
+    """Build AdamW with the rates of every variant; the plain loop, without ``options``."""
     chosen = {"fused": False, "foreach": False, **options}
     return torch.optim.AdamW(
         _groups(parameters),

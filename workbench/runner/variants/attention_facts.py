@@ -13,8 +13,8 @@ def attention_facts(
 ) -> dict[str, Scalar]:
     """Return the facts of the watched step; empty if it called no attention.
 
-    ``usage`` and ``reasons`` are those of the arm. The reason is the last call's; it is empty if
-    the backend was requested by name.
+    ``usage`` and ``reasons`` are those of the variant. The reason is the last call's; it is empty
+    if the backend was requested by name.
     """
     used = kernels.attention_usage(usage)
     by, ratio = used["by_implementation"], used["flash_ratio"]

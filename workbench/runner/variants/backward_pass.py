@@ -13,28 +13,28 @@ import torch
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Trait
 from workbench.runner.training.trainer import forget_graph
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
 Pace = tuple[Callable[[], bool], Step]  # what is called before each step, and the step
 
 
-def backward_pass(arm: Arm) -> Pace:
-    """Return the untimed call and the step of an arm's backward pass; raises ``Mistake``."""
-    trainer = arm.trainer
+def backward_pass(variant: Variant) -> Pace:
+    """Return the untimed call and the step of a variant's backward pass; raises ``Mistake``."""
+    trainer = variant.trainer
     if trainer is None:
         raise Mistake("timed: only a training step has a backward pass; choose workload train")
-    if arm.divided is not None or arm.situation.has(Trait.CAPTURED):
+    if variant.divided is not None or variant.situation.has(Trait.CAPTURED):
         raise Mistake(
             "timed: the backward pass cannot be timed by itself where ranks exchange gradients in "
             "it, or where a CUDA graph replays it with the rest of the step"
         )
-    batch = arm.batches.inputs + arm.batches.targets
+    batch = variant.batches.inputs + variant.batches.targets
     losses: list[torch.Tensor] = []
 
     def ready() -> bool:
-        arm.ready()
-        losses[:] = [arm.compute(*batch)]
+        variant.ready()
+        losses[:] = [variant.compute(*batch)]
         return True  # this time does not belong to the step
 
     def step() -> torch.Tensor:

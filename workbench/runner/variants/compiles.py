@@ -1,8 +1,8 @@
-"""Dynamo's compilations while an arm ran: graphs, where they break, what recompiled and why.
+"""Dynamo's compilations while a variant ran: graphs, where they break, what recompiled and why.
 
 Dynamo keeps a record of every frame that it compiles, and a code object that recompiles more often
 than its limit allows runs in eager mode from then on, with no more than a line in the log. Read
-here before and after an arm is in force, both belong to that arm.
+here before and after a variant is in force, both belong to that variant.
 """
 
 from __future__ import annotations

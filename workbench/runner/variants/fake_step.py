@@ -1,7 +1,7 @@
 """A configuration's step on tensors without storage: what would run, with nothing run or allocated.
 
 Model, optimizer and batches are made of torch's fake tensors, which carry shape, dtype and device.
-Toggles are applied as they are in an arm; those that act on the built step alone (compilation,
+Toggles are applied as they are in a variant; those that act on the built step alone (compilation,
 graphs) are left out, and the caller must know what they would change.
 """
 

@@ -1,10 +1,10 @@
 """The memory of configurations that are kept ready beside the one that steps.
 
-Built arms stay, and so do the weights that they are around. The allocator counts all of it, whoever
-steps: an arm of 8-bit codes beside a plain one seems to save nothing. Tensors that somebody owns by
-name can be told apart: weights and codes, gradients and moments, buffers, batches, decode states.
-What compiled code and captured graphs of others keep for themselves cannot, and counts as the
-arm's own; an arm that was built alone has none of it beside it.
+Built variants stay, and so do the weights that they are around. The allocator counts all of it,
+whoever steps: a variant of 8-bit codes beside a plain one seems to save nothing. Tensors that
+somebody owns by name can be told apart: weights and codes, gradients and moments, buffers, batches,
+decode states. What compiled code and captured graphs of others keep for themselves cannot, and
+counts as the variant's own; a variant that was built alone has none of it beside it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from workbench.runner.variants.variant import Arm
+    from workbench.runner.variants.variant import Variant
     from workbench.runner.variants.weights import WeightSets
 
 
-def others_bytes(arm: Arm, arms: Iterable[Arm], sets: WeightSets) -> int:
-    """Return bytes on the arm's device that only other arms, or sets of weights, hold."""
-    device = arm.situation.device.type
-    own = _storages(_held(arm), device)
+def others_bytes(variant: Variant, variants: Iterable[Variant], sets: WeightSets) -> int:
+    """Return bytes on the variant's device that only other variants, or sets of weights, hold."""
+    device = variant.situation.device.type
+    own = _storages(_held(variant), device)
     everything = _storages(sets.tensors(), device)
-    for other in arms:
+    for other in variants:
         everything |= _storages(_held(other), device)
     return sum(size for address, size in everything.items() if address not in own)
 
 
-def _held(arm: Arm) -> Iterator[Tensor]:
-    """Yield the tensors that an arm computes with, those that it shares among them."""
-    yield from arm.weights.tensors()
-    if arm.trainer is not None:
-        yield from arm.trainer.tensors()
-    if arm.divided is not None and arm.divided.replicate is not None:
-        yield from arm.divided.replicate.tensors()
-    yield from arm.model.buffers()
-    yield from arm.batches.tensors()
-    if arm.decoder is not None:
-        yield from arm.decoder.cache.tensors()
-        yield from arm.decoder.progress.values()
+def _held(variant: Variant) -> Iterator[Tensor]:
+    """Yield the tensors that a variant computes with, those that it shares among them."""
+    yield from variant.weights.tensors()
+    if variant.trainer is not None:
+        yield from variant.trainer.tensors()
+    if variant.divided is not None and variant.divided.replicate is not None:
+        yield from variant.divided.replicate.tensors()
+    yield from variant.model.buffers()
+    yield from variant.batches.tensors()
+    if variant.decoder is not None:
+        yield from variant.decoder.cache.tensors()
+        yield from variant.decoder.progress.values()
 
 
 def _storages(tensors: Iterable[Tensor], device: str) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Measurement of the implementations that ``auto`` chooses from, before an arm's first step.
+"""Measurement of the implementations that ``auto`` chooses from, before a variant's first step.
 
 Nothing can be measured inside that step: it is watched by a counter of operators, compiled or
 captured. Therefore its forward and backward pass run once before, without any of these.

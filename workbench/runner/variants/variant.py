@@ -1,4 +1,4 @@
-"""A built configuration that is ready to step; ``Arm``, as it is one arm of a comparison."""
+"""A variant: a built configuration that is ready to step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workbench.runner.workloads import Compute, Step
 
 
 @dataclass
-class Arm:
+class Variant:
     """A configuration that is ready to step. Call ``step`` only inside ``entered()``."""
 
     situation: Situation
@@ -43,7 +43,7 @@ class Arm:
     trainer: Trainer | None
     step: Step
     compute: Compute  # the computation of a step without its update, autocast and compiled
-    autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
+    autocast: Callable[[Compute], Compute]  # runs a function in the variant's precision
     rounds: Rounds | None  # of a workload that decodes: each starts again from the prompt
     text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
     decoder: Decoder | None  # of a workload that decodes

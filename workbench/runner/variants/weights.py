@@ -1,9 +1,9 @@
-"""The weights that arms are built around: one set for each structure and precision, shared by all.
+"""Weights that variants are built around: one set for each structure and precision, shared.
 
-A quantized arm needs codes in place of its linear layers' weights. They are a set of their own, for
-all arms of one scheme, which shares every other parameter with the plain set. Plain weights that
-only codes are needed of are given up, unless something has changed them: the seed draws the same
-ones again when a plain arm or a check asks for them.
+A quantized variant needs codes in place of its linear layers' weights. They are a set of their own,
+for all variants of one scheme, which shares every other parameter with the plain set. Plain weights
+that only codes are needed of are given up, unless something has changed them: the seed draws the
+same ones again when a plain variant or a check asks for them.
 """
 
 from __future__ import annotations

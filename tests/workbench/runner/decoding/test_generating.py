@@ -12,7 +12,7 @@ from models import FAMILIES, sample
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.data import make_batches
@@ -44,7 +44,7 @@ def requested(family, workload, settings=None, **changes):
 def built(configuration):
     """Return an arm that is ready for its first step, and its situation."""
     situation = resolve(configuration, CPU)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(situation, PhaseTracker(lambda phase: None))
     arm.restart()
     return arm, situation
 
@@ -84,7 +84,7 @@ def test_a_prompt_taken_in_by_pieces_gives_the_same_tokens(family, workload):
         configuration = requested(family, workload, {"chunk": chunk})
         if workload == "prefill":
             del configuration.settings["new_tokens"]
-        arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         block = arm.model.blocks[0]
         block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
         arm.restart()

@@ -7,7 +7,7 @@ import torch
 
 from models import FAMILIES
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 
@@ -26,7 +26,7 @@ def begun(family, workload, **toggles):
         toggles=toggles,
     )
     situation = resolve(configuration, torch.device("cuda", 0))
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(situation, PhaseTracker(lambda phase: None))
     arm.restart()
     with arm.entered():
         arm.step()

@@ -13,9 +13,9 @@ from runner_driver import Driver
 
 from sessions.model import Configuration, Evidence
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 CPU = torch.device("cpu")
 BF16 = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}
@@ -45,7 +45,7 @@ def configure(
     )
 
 
-def assert_right(arm: Arm, *toggles: str) -> None:
+def assert_right(arm: Variant, *toggles: str) -> None:
     """Assert that the toggles took effect and that the arm computes the reference's numbers."""
     evidence = collect_evidence(arm)
     for toggle in toggles:
@@ -61,7 +61,7 @@ def assert_less_memory(toggle: str, sequence: int) -> None:
     configuration = Configuration(family="hydra", preset="base", settings=settings)
     peaks = []
     for ranks in ("off", "2"):
-        arms, toggles = Arms(), {**BF16, toggle: ranks}
+        arms, toggles = VariantCache(), {**BF16, toggle: ranks}
         arm = stepped(configuration, "train", device="cuda", steps=4, arms=arms, **toggles)
         peaks.append(own_peak(arm, arms))
         del arm, arms
@@ -71,7 +71,9 @@ def assert_less_memory(toggle: str, sequence: int) -> None:
 
 
 def assert_fault_is_noticed(
-    arm: Arm, plant: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch
+    arm: Variant,
+    plant: Callable[[pytest.MonkeyPatch], None] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Assert that the check of numbers fails with the planted fault, and passes without one."""
     if plant is not None:

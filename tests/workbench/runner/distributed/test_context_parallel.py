@@ -12,11 +12,11 @@ from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from models.parallel.context_parallel import combined_states
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives
 from workbench.runner.distributed.context import SplitContext
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 CONTEXT = {"context_parallel": "2"}
 MAMBA = {"dim": 32, "n_layers": 2, "d_state": 16, "head_dim": 16, "n_heads": 2, "n_kv_heads": 1}
@@ -40,9 +40,9 @@ def configuration(small) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def split(configuration) -> Arm:
+def split(configuration) -> Variant:
     """Return an arm whose sequences two ranks split, after some steps."""
-    return stepped(configuration, steps=3, arms=Arms(), **CONTEXT)
+    return stepped(configuration, steps=3, arms=VariantCache(), **CONTEXT)
 
 
 @needs_cores
@@ -55,7 +55,7 @@ def test_two_ranks_have_half_of_each_sequence_and_say_so(configuration, split):
     assert "equal to the last bit" in text
     estimated = footprint(split.situation)
     assert estimated.weights == split.divided.weights.own.bytes
-    full = footprint(stepped(configuration, arms=Arms()).situation)
+    full = footprint(stepped(configuration, arms=VariantCache()).situation)
     assert full.activations / 2 < estimated.activations < full.activations
 
 
@@ -64,7 +64,7 @@ def test_two_ranks_have_half_of_each_sequence_and_say_so(configuration, split):
 def test_split_sequences_train_right_in_every_family(configuration, family, model):
     model = configuration.model | model if family == "hydra" else model
     configuration = msgspec.structs.replace(configuration, family=family, model=model)
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **CONTEXT), *CONTEXT)
+    assert_right(stepped(configuration, steps=2, arms=VariantCache(), **CONTEXT), *CONTEXT)
 
 
 @pytest.mark.slow
@@ -83,7 +83,9 @@ def test_split_sequences_train_right_in_every_family(configuration, family, mode
 def test_other_options_combine_with_split_sequences(configuration, family, toggles):
     model = configuration.model if family == "hydra" else {**MAMBA, "attention_every": 2}
     configuration = msgspec.structs.replace(configuration, family=family, model=model)
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **CONTEXT, **toggles), *CONTEXT)
+    assert_right(
+        stepped(configuration, steps=2, arms=VariantCache(), **CONTEXT, **toggles), *CONTEXT
+    )
 
 
 def start_later(monkeypatch) -> None:

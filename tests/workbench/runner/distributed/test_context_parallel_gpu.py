@@ -7,17 +7,19 @@ from built import collect_evidence, stepped
 from rank_checks import BF16, assert_less_memory, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
-from workbench.runner.variants.variant import Arm
+from workbench.runner.building.variant_cache import VariantCache
+from workbench.runner.variants.variant import Variant
 
 pytestmark = on_gpus
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}
 PLAIN_HEADS = {"adaptive_rank": False, "adaptive_precision": False}
 
 
-def step_on_two(configuration: Configuration, arms: Arms | None = None, **toggles: str) -> Arm:
+def step_on_two(
+    configuration: Configuration, arms: VariantCache | None = None, **toggles: str
+) -> Variant:
     """Return an arm after four steps."""
-    return stepped(configuration, device="cuda", steps=4, arms=arms or Arms(), **toggles)
+    return stepped(configuration, device="cuda", steps=4, arms=arms or VariantCache(), **toggles)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from built import blocked, collect_evidence, stepped
 from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import experts
 from workbench.runner.distributed.collectives import EXPERT
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 EXPERTS = {"expert_parallel": "2"}
 TINY = {"input_dim": 32, "hidden_dim": 32, "n_layers": 2, "num_experts": 4, "top_k": 2}
@@ -28,9 +28,9 @@ def configuration(small) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def divided(configuration) -> Arm:
+def divided(configuration) -> Variant:
     """Return an arm whose experts two ranks have, after some steps."""
-    return stepped(configuration, steps=3, arms=Arms(), **EXPERTS)
+    return stepped(configuration, steps=3, arms=VariantCache(), **EXPERTS)
 
 
 @needs_cores
@@ -59,14 +59,16 @@ def test_two_ranks_have_half_of_the_experts_and_say_so(configuration, divided):
 )
 def test_divided_experts_train_right(configuration, model):
     configuration = msgspec.structs.replace(configuration, model=TINY | model)
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **EXPERTS), *EXPERTS)
+    assert_right(stepped(configuration, steps=2, arms=VariantCache(), **EXPERTS), *EXPERTS)
 
 
 @pytest.mark.slow
 @needs_cores
 @pytest.mark.parametrize("toggles", [{"checkpointing": "full"}, {"precision": "amp_bf16"}], ids=str)
 def test_other_options_combine_with_divided_experts(configuration, toggles):
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **EXPERTS, **toggles), *EXPERTS)
+    assert_right(
+        stepped(configuration, steps=2, arms=VariantCache(), **EXPERTS, **toggles), *EXPERTS
+    )
 
 
 def keep_sums(monkeypatch) -> None:
@@ -101,7 +103,7 @@ def test_the_check_of_numbers_notices_a_fault_of_a_rank(divided, plant, monkeypa
 def test_a_rank_whose_experts_no_token_chooses_takes_part(configuration):
     model = {"num_experts": 2, "top_k": 1, "load_balance_weight": 0.0, "n_layers": 1}
     configuration = msgspec.structs.replace(configuration, model=TINY | model)
-    arm = stepped(configuration, arms=Arms(), **EXPERTS)
+    arm = stepped(configuration, arms=VariantCache(), **EXPERTS)
     with torch.no_grad():
         for name, weight in arm.plain_weights().items():
             if name.endswith("router.weight"):

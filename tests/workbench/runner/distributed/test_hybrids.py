@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rank_checks import assert_right, needs_cores
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import Layout
 
@@ -38,10 +38,10 @@ def configuration(small) -> Configuration:
 
 
 def assert_toggles_right(
-    configuration: Configuration, arms: Arms | None = None, **toggles: str
+    configuration: Configuration, arms: VariantCache | None = None, **toggles: str
 ) -> None:
     """Assert that every kind takes effect and that the numbers are one device's."""
-    assert_right(stepped(configuration, steps=2, arms=arms or Arms(), **toggles), *toggles)
+    assert_right(stepped(configuration, steps=2, arms=arms or VariantCache(), **toggles), *toggles)
 
 
 COMBINATIONS = [
@@ -63,7 +63,7 @@ EXPERTS = {"expert_parallel": "2"}
 @needs_cores
 @pytest.mark.parametrize("count", [1, pytest.param(len(COMBINATIONS), marks=pytest.mark.slow)])
 def test_kinds_combine_on_four_ranks_over_the_same_weights(configuration, count):
-    arms = Arms()
+    arms = VariantCache()
     for toggles in COMBINATIONS[:count]:
         assert_toggles_right(configuration, arms, **toggles)
 

@@ -11,10 +11,10 @@ from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
 
 from models.parallel.pipeline_stages import stages
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed.pipeline import Pipeline
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
 ZERO_BUBBLE = {"pipeline_parallel": "2", "schedule": "zero_bubble"}
@@ -27,12 +27,12 @@ def configuration(small) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def arms() -> Arms:
-    return Arms()
+def arms() -> VariantCache:
+    return VariantCache()
 
 
 @pytest.fixture(scope="module")
-def interleaved(configuration, arms) -> Arm:
+def interleaved(configuration, arms) -> Variant:
     """Return an arm of two ranks with two chunks each, after some steps."""
     return stepped(configuration, steps=3, arms=arms, **INTERLEAVED)
 
@@ -126,7 +126,9 @@ def test_other_models_and_options_train_right_in_chunks(
 ):
     base = configuration.model if family == "hydra" else {}
     configuration = msgspec.structs.replace(configuration, family=family, model=base | model)
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **schedule, **toggles), *schedule)
+    assert_right(
+        stepped(configuration, steps=2, arms=VariantCache(), **schedule, **toggles), *schedule
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 SCHEDULED = 12  # operators of torch's schedule for a micro-batch: buffers, messages
 AMP = {"precision": "amp_bf16", "adamw": "fused"}
@@ -48,7 +48,7 @@ def count_operators(call: Callable[[], object]) -> Operators:
 @pytest.mark.parametrize("checkpointing", ["none", "full", "operators"])
 def test_weights_are_cast_once_a_step_and_a_micro_batch_adds_little(small, checkpointing):
     configuration = msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
-    arms, steps = Arms(), []
+    arms, steps = VariantCache(), []
     for count in ("2", "4"):
         toggles = {**AMP, "checkpointing": checkpointing, "micro_batches": count}
         arm = stepped(configuration, arms=arms, pipeline_parallel="2", **toggles)
@@ -60,7 +60,7 @@ def test_weights_are_cast_once_a_step_and_a_micro_batch_adds_little(small, check
     assert more <= count_of_a_micro_batch(arm) + SCHEDULED
 
 
-def count_of_a_micro_batch(arm: Arm) -> int:
+def count_of_a_micro_batch(arm: Variant) -> int:
     """Return how many operators rank 0's stage runs on one, without the casts of weights."""
     tokens, targets = (rows[:1] for rows in arm.batches.inputs + arm.batches.targets)
 

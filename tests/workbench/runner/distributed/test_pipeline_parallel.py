@@ -16,7 +16,7 @@ from runner_driver import Driver
 
 from models import LanguageModel
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.distributed.counted_stage import CountsCalls
@@ -25,7 +25,7 @@ from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.experiments import checks
 from workbench.runner.failures import explain
 from workbench.runner.toggles.micro_batches import suited
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 ON = {"pipeline_parallel": "2"}
 
@@ -38,12 +38,12 @@ def configuration(small) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def arms() -> Arms:
-    return Arms()
+def arms() -> VariantCache:
+    return VariantCache()
 
 
 @pytest.fixture
-def divided(configuration, arms) -> Arm:
+def divided(configuration, arms) -> Variant:
     """Return an arm of two ranks, after some steps from weights that one device has trained."""
     stepped(configuration, steps=2, arms=arms)
     return stepped(configuration, steps=2, arms=arms, **ON)
@@ -53,7 +53,7 @@ def train_in_turn(
     configuration: Configuration, *ranks: str
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Return losses, full weights and moments after two steps of each option, one after another."""
-    arms, losses = Arms(), []
+    arms, losses = VariantCache(), []
     for option in ranks:
         # A step with its current batch, the first, and one with the second.
         arm = stepped(configuration, arms=arms, pipeline_parallel=option)
@@ -106,7 +106,7 @@ def test_two_ranks_have_the_blocks_one_after_another_and_say_so(configuration, d
     assert divided.ledger["parameters"] == full.bytes // 4
     estimated = footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes  # the first has more
-    undivided = footprint(stepped(configuration, arms=Arms()).situation)
+    undivided = footprint(stepped(configuration, arms=VariantCache()).situation)
     assert estimated.optimizer == 2 * own.bytes < undivided.optimizer
     assert estimated.activations < undivided.activations and estimated.total < undivided.total
 
@@ -189,7 +189,7 @@ def test_the_check_of_numbers_notices_a_fault_of_a_stage(divided, plant, monkeyp
     ],
 )
 def test_evidence_names_what_the_stages_did_not_do(configuration, plant, problem, monkeypatch):
-    arm = stepped(configuration, steps=1, arms=Arms(), **ON)
+    arm = stepped(configuration, steps=1, arms=VariantCache(), **ON)
     plant(monkeypatch)
     with arm.entered():
         arm.step()
@@ -252,8 +252,8 @@ def test_another_number_of_micro_batches_than_configured_is_no_effect(
 def test_live_metrics_are_of_all_stages_and_the_full_batch(configuration, arms):
     model = {**configuration.model, "n_layers": 2, "mixture_of_depths": True, "depth_every": 1}
     configuration = msgspec.structs.replace(configuration, model=model)
-    plain = stepped(configuration, arms=Arms())
-    arm = stepped(configuration, arms=Arms(), **ON)
+    plain = stepped(configuration, arms=VariantCache())
+    arm = stepped(configuration, arms=VariantCache(), **ON)
     expected = plain.model.metrics()
     assert set(expected) == {"depth_share", "depth_router"}
     for name, values in arm.model.metrics().items():
@@ -285,7 +285,7 @@ def test_evidence_includes_the_calls_of_other_stages(configuration, arms):
 def test_every_family_that_has_stages_trains_right(configuration, family, model):
     own = {**configuration.model, **model} if family == "hydra" else model
     configuration = msgspec.structs.replace(configuration, family=family, model=own)
-    assert_right(stepped(configuration, steps=2, arms=Arms(), **ON), "pipeline_parallel")
+    assert_right(stepped(configuration, steps=2, arms=VariantCache(), **ON), "pipeline_parallel")
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_every_family_that_has_stages_trains_right(configuration, family, model)
     ids=str,
 )
 def test_other_options_go_with_it(configuration, toggles):
-    arm = stepped(configuration, steps=3, arms=Arms(), **ON, **toggles)
+    arm = stepped(configuration, steps=3, arms=VariantCache(), **ON, **toggles)
     evidence = collect_evidence(arm)
     statuses = {status for name, (status, _) in evidence.items() if name in toggles}
     assert statuses == {"effective"}, evidence
@@ -322,7 +322,7 @@ def test_four_ranks_train_right_however_few_cores_they_share(configuration, many
     configuration = msgspec.structs.replace(
         configuration, model={**configuration.model, **model}, settings={"batch": 8, "sequence": 16}
     )
-    arm = stepped(configuration, steps=3, arms=Arms(), pipeline_parallel="4")
+    arm = stepped(configuration, steps=3, arms=VariantCache(), pipeline_parallel="4")
     status, text = collect_evidence(arm)["pipeline_parallel"]
     assert status == "effective" and "these had 4, 3, 2, 1 in flight at most" in text, text
     assert_right(arm)
@@ -396,7 +396,7 @@ def test_a_batch_is_divided_into_up_to_four_micro_batches_per_stage():
 
 @needs_cores
 def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_weights_survive(configuration):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(configuration, steps=2, arms=arms, **ON)
     before = [parameter.detach().clone() for parameter in arm.plain_weights().values()]
     with (

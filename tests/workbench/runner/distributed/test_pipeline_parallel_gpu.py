@@ -8,19 +8,21 @@ from built import collect_evidence, own_peak, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 pytestmark = on_gpus
 ON = {"pipeline_parallel": "2"}
 
 
 def step_on_gpu(
-    configuration: Configuration, steps: int, arms: Arms | None = None, **toggles: str
-) -> Arm:
-    return stepped(configuration, device="cuda", steps=steps, arms=arms or Arms(), **toggles)
+    configuration: Configuration, steps: int, arms: VariantCache | None = None, **toggles: str
+) -> Variant:
+    return stepped(
+        configuration, device="cuda", steps=steps, arms=arms or VariantCache(), **toggles
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_other_options_go_with_it(toggles):
 
 
 def test_arms_of_one_and_of_two_gpus_go_on_from_each_other():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     step_on_gpu(configuration, 3, arms)
     assert_right(step_on_gpu(configuration, 3, arms, **ON), "pipeline_parallel")
     assert_right(step_on_gpu(configuration, 3, arms))
@@ -79,7 +81,7 @@ def test_no_step_waits_for_the_host_or_leaves_memory_behind():
 
 
 def test_a_killed_peer_lets_the_gpu_go_on_from_the_weights_before():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     arm = step_on_gpu(configuration, 1, arms, **ON)
     before = [parameter.detach().clone() for parameter in arm.plain_weights().values()]
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
@@ -96,7 +98,7 @@ def test_a_rank_has_less_memory():
     )
     peaks = []
     for toggles in ({}, ON):
-        arms = Arms()
+        arms = VariantCache()
         arm = step_on_gpu(configuration, 4, arms, **toggles, **BF16)
         own = own_peak(arm, arms)
         peaks.append([own, *(arm.divided.peaks[1:] if arm.divided else [])])

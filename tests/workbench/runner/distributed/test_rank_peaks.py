@@ -8,7 +8,7 @@ import torch
 from built import stepped
 from rank_checks import CPU, needs_cores
 
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.instruments.memory import GpuMemory, PeakReader
 
 GPU = torch.device("cuda", 0)
@@ -67,7 +67,7 @@ def test_a_reader_keeps_its_peak_when_others_begin_a_new_one(allocator):
 @needs_cores
 def test_the_peak_of_rank_0_survives_a_new_phase_after_its_last_step(small, allocator):
     small = msgspec.structs.replace(small, settings={"batch": 2, "sequence": 16})
-    arm = stepped(small, arms=Arms(), data_parallel="2")
+    arm = stepped(small, arms=VariantCache(), data_parallel="2")
     assert arm.situation.device == CPU
     arm.divided._peak, memory = PeakReader(GPU), GpuMemory(GPU, lambda arm: 0)
     shared = arm.divided.others_bytes(arm)

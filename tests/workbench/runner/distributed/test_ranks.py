@@ -25,7 +25,7 @@ from runner_driver import Driver
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import rank_worker as worker_module
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
 from workbench.runner.distributed.messages import Build, Enter, Leave, Order
@@ -47,7 +47,7 @@ def train(
     configuration: Configuration, steps: int, **toggles: str
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Return losses and weights of steps from the same weights, every step with another batch."""
-    arm = stepped(configuration, arms=Arms(), **toggles)
+    arm = stepped(configuration, arms=VariantCache(), **toggles)
     losses = []
     with arm.entered():
         for _ in range(steps):
@@ -74,7 +74,7 @@ def test_two_ranks_train_as_one_device_does(configuration, family):
 
 @needs_cores
 def test_weights_that_another_configuration_trained_are_loaded(configuration):
-    arms = Arms()
+    arms = VariantCache()
     stepped(configuration, steps=3, arms=arms)
     arm = stepped(configuration, steps=3, arms=arms, data_parallel="2")
     stepped(configuration, steps=2, arms=arms)
@@ -112,14 +112,14 @@ def test_the_check_of_training_notices_updates_that_are_not_of_the_full_batch(
 ):
     if plant is not None:
         plant(monkeypatch)
-    arm = stepped(configuration, arms=Arms(), data_parallel="2")
+    arm = stepped(configuration, arms=VariantCache(), data_parallel="2")
     curve = training_curve.check(arm, torch.float64)
     assert curve.ok == (plant is None), curve.text
 
 
 @needs_cores
 def test_ranks_whose_weights_diverge_are_no_effect(configuration, monkeypatch):
-    arm = stepped(configuration, steps=2, arms=Arms(), data_parallel="2")
+    arm = stepped(configuration, steps=2, arms=VariantCache(), data_parallel="2")
     with arm.entered():
         arm.step()
         with torch.no_grad():
@@ -133,7 +133,7 @@ def test_ranks_whose_weights_diverge_are_no_effect(configuration, monkeypatch):
 def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_has_new_ones(
     configuration,
 ):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(configuration, arms=arms, data_parallel="2")
     with (
         pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL") as ended,
@@ -156,7 +156,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
     configuration = msgspec.structs.replace(
         configuration, model={**configuration.model, "n_kv_heads": 2}
     )
-    arm = stepped(configuration, arms=Arms(), **{toggle: "2"})
+    arm = stepped(configuration, arms=VariantCache(), **{toggle: "2"})
     assemble = Parallel._assemble
 
     def then_killed(self):
@@ -246,14 +246,14 @@ def test_a_model_of_your_own_trains_on_two_ranks(sharding):
     own = Configuration(
         family="own", preset="file", model={"source": str(source)}, settings={"batch": 4}
     )
-    arm = stepped(own, steps=2, arms=Arms(), data_parallel="2", sharding=sharding)
+    arm = stepped(own, steps=2, arms=VariantCache(), data_parallel="2", sharding=sharding)
     assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     assert_right(arm)
 
 
 @needs_cores
 def test_weights_move_only_after_a_change(configuration):
-    arms = Arms()
+    arms = VariantCache()
     plain = stepped(configuration, arms=arms)
     replicas = stepped(configuration, arms=arms, data_parallel="2")
     shards = stepped(configuration, arms=arms, data_parallel="2", sharding="full")
@@ -269,7 +269,7 @@ def test_weights_move_only_after_a_change(configuration):
 
 @needs_cores
 def test_a_graph_that_replays_updates_counts_as_a_change(configuration):
-    arms = Arms()
+    arms = VariantCache()
     plain = stepped(configuration, arms=arms)
     replicas = stepped(configuration, arms=arms, data_parallel="2")
     with replicas.entered():

@@ -8,7 +8,7 @@ from built import collect_evidence, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 
 pytestmark = on_gpus
@@ -18,7 +18,9 @@ pytestmark = on_gpus
 @pytest.mark.parametrize("toggles", [{}, BF16], ids=["fp32", "bf16"])
 def test_two_gpus_train_as_one_does(family, toggles):
     configuration = configure(family, sequence=32)
-    arm = stepped(configuration, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
+    arm = stepped(
+        configuration, device="cuda", steps=4, arms=VariantCache(), data_parallel="2", **toggles
+    )
     assert_right(arm, "data_parallel")
 
 
@@ -27,13 +29,15 @@ def test_two_gpus_train_as_one_does(family, toggles):
 )
 def test_other_options_go_with_it(toggles):
     configuration = configure()
-    arm = stepped(configuration, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
+    arm = stepped(
+        configuration, device="cuda", steps=4, arms=VariantCache(), data_parallel="2", **toggles
+    )
     assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     assert_right(arm)
 
 
 def test_a_killed_peer_lets_the_gpu_go_on():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     arm = stepped(configuration, device="cuda", arms=arms, data_parallel="2")
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         step_without_peer(arm)
@@ -51,7 +55,7 @@ def test_a_divided_step_takes_less_time_and_memory():
     times, peaks = [], []
     for ranks in ("off", "2"):
         arm = stepped(
-            configuration, device="cuda", steps=8, arms=Arms(), data_parallel=ranks, **BF16
+            configuration, device="cuda", steps=8, arms=VariantCache(), data_parallel=ranks, **BF16
         )
         torch.cuda.reset_peak_memory_stats()
         with arm.entered():

@@ -14,7 +14,7 @@ from runner_driver import Driver
 from models import FAMILIES, Sharding
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
@@ -25,7 +25,7 @@ from workbench.runner.experiments import checks
 from workbench.runner.experiments.profile import known_memory
 from workbench.runner.numerics import training_curve
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 pytestmark = needs_cores
 OPTIONS = ("gradients", "full", "offload")
@@ -37,14 +37,14 @@ def configuration(small) -> Configuration:
 
 
 def step_sharded(
-    configuration: Configuration, option: str, arms: Arms | None = None, **toggles: str
-) -> Arm:
+    configuration: Configuration, option: str, arms: VariantCache | None = None, **toggles: str
+) -> Variant:
     """Return an arm of two ranks with shards, after a step."""
     toggles = {"data_parallel": "2", "sharding": option, **toggles}
-    return stepped(configuration, arms=arms or Arms(), **toggles)
+    return stepped(configuration, arms=arms or VariantCache(), **toggles)
 
 
-def train(arm: Arm, steps: int = 3) -> list[float]:
+def train(arm: Variant, steps: int = 3) -> list[float]:
     """Return the losses of steps, each of another batch."""
     losses = []
     with arm.entered():
@@ -54,7 +54,7 @@ def train(arm: Arm, steps: int = 3) -> list[float]:
     return losses
 
 
-def copy_state(arm: Arm) -> dict[str, torch.Tensor]:
+def copy_state(arm: Variant) -> dict[str, torch.Tensor]:
     """Return copies of the full weights, moments and step counts."""
     copies = {}
     for name, parameter in arm.plain_weights().items():
@@ -74,7 +74,7 @@ def assert_near(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(configuration, option):
     losses, states = [], []
     for sharding in ("off", option):
-        arms = Arms()
+        arms = VariantCache()
         plain = stepped(configuration, arms=arms)
         arm = step_sharded(configuration, sharding, arms)
         losses.append([*train(arm, 2), *train(plain, 2), *train(arm, 2)])
@@ -263,7 +263,7 @@ def test_steps_leave_nothing_behind(configuration):
 
 # The last of the quick tests: it ends the worker, which others use.
 def test_a_rank_that_ends_takes_no_weights_with_it(configuration):
-    arms = Arms()
+    arms = VariantCache()
     arm = step_sharded(configuration, "full", arms)
     before = copy_state(arm)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():

@@ -10,20 +10,20 @@ from built import own_peak, step_without_peer, stepped
 from rank_checks import BF16, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import GpuMemory
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 pytestmark = on_gpus
 
 
 def step_sharded(
-    configuration: Configuration, sharding: str, arms: Arms | None = None, **toggles: str
-) -> Arm:
+    configuration: Configuration, sharding: str, arms: VariantCache | None = None, **toggles: str
+) -> Variant:
     """Return an arm of two ranks with shards, after four steps."""
     toggles = {"data_parallel": "2", "sharding": sharding, **toggles}
-    return stepped(configuration, device="cuda", steps=4, arms=arms or Arms(), **toggles)
+    return stepped(configuration, device="cuda", steps=4, arms=arms or VariantCache(), **toggles)
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
@@ -51,7 +51,7 @@ def test_other_options_go_with_shards(sharding, toggles):
 
 
 def test_a_captured_graph_continues_from_what_shards_have_trained():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     captured = stepped(
         configuration,
         device="cuda",
@@ -67,7 +67,7 @@ def test_a_captured_graph_continues_from_what_shards_have_trained():
 
 
 def test_a_killed_peer_takes_no_weights_with_it():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     arm = step_sharded(configuration, "full", arms)
     before = [parameter.detach().clone() for parameter in arm.plain_weights().values()]
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
@@ -86,7 +86,7 @@ def test_each_option_needs_less_memory_in_steps():
     peaks = {}
     for sharding in ("off", "gradients", "full"):
         gc.collect()
-        arms = Arms()
+        arms = VariantCache()
         arm = step_sharded(configuration, sharding, arms, adamw="fused", triton="on")
         peaks[sharding] = own_peak(arm, arms)
         del arm, arms

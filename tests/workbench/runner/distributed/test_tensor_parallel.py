@@ -20,14 +20,14 @@ from torch import nn
 from models.parallel.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives, parallel, world
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.numerics import comparison
 from workbench.runner.training.trainer import Trainer, plain_optimizer
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 
@@ -39,19 +39,19 @@ def configuration(small) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def arms() -> Arms:
-    return Arms()
+def arms() -> VariantCache:
+    return VariantCache()
 
 
 @pytest.fixture
-def divided(configuration, arms) -> Arm:
+def divided(configuration, arms) -> Variant:
     """Return an arm of two ranks, after some steps."""
     return stepped(configuration, steps=3, arms=arms, tensor_parallel="2")
 
 
 def weights_after(configuration: Configuration, *ranks: str) -> list[torch.Tensor]:
     """Return the full weights after two steps of each option, one after another."""
-    arms = Arms()
+    arms = VariantCache()
     for option in ranks:
         # A step with its current batch, the first, and one with the second.
         arm = stepped(configuration, arms=arms, tensor_parallel=option)
@@ -97,7 +97,7 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
     assert divided.ledger["parameters"] == full.bytes // 4
     estimated = footprint(divided.situation)
     assert estimated.weights == estimated.gradients == own.bytes
-    undivided = footprint(stepped(configuration, arms=Arms()).situation)
+    undivided = footprint(stepped(configuration, arms=VariantCache()).situation)
     assert estimated.optimizer == 2 * own.bytes < undivided.optimizer
     assert estimated.activations < undivided.activations and estimated.total < undivided.total
 
@@ -173,7 +173,7 @@ def test_the_check_of_numbers_notices_a_fault_of_a_rank(divided, plant, monkeypa
 
 @needs_cores
 def test_replicated_weights_that_diverge_are_no_effect(configuration, monkeypatch):
-    arm = stepped(configuration, steps=2, arms=Arms(), tensor_parallel="2")
+    arm = stepped(configuration, steps=2, arms=VariantCache(), tensor_parallel="2")
     keep_own_gradients(monkeypatch)  # so that the norms diverge
     with arm.entered():
         for _ in range(2):
@@ -196,7 +196,7 @@ def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(configura
 @needs_cores
 def test_ranks_do_not_diverge_by_roundings_of_replicated_layers(configuration, monkeypatch):
     configuration = msgspec.structs.replace(configuration, family="adaattn", model={})
-    arm = stepped(configuration, arms=Arms(), tensor_parallel="2")
+    arm = stepped(configuration, arms=VariantCache(), tensor_parallel="2")
     finish = arm.trainer.after_backward
 
     def rounded() -> None:
@@ -213,7 +213,7 @@ def test_ranks_do_not_diverge_by_roundings_of_replicated_layers(configuration, m
 
 @needs_cores
 def test_gradients_of_norms_and_head_that_are_not_summed_are_seen(configuration, monkeypatch):
-    arm = stepped(configuration, steps=2, arms=Arms(), **SEQUENCE)
+    arm = stepped(configuration, steps=2, arms=VariantCache(), **SEQUENCE)
     summed = collectives.sum_all
 
     def sum_copies(gradients):
@@ -277,7 +277,7 @@ def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(divided,
 @pytest.mark.slow
 @needs_cores
 def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configuration, monkeypatch):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(configuration, arms=arms, tensor_parallel="2")
 
     def fails(x):
@@ -306,7 +306,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configura
 )
 def test_every_family_trains_right_divided(configuration, family, model):
     configuration = msgspec.structs.replace(configuration, family=family, model=model)
-    arm = stepped(configuration, steps=2, arms=Arms(), tensor_parallel="2")
+    arm = stepped(configuration, steps=2, arms=VariantCache(), tensor_parallel="2")
     assert_right(arm, "tensor_parallel")
 
 
@@ -332,7 +332,7 @@ def test_every_family_trains_right_divided(configuration, family, model):
     ids=str,
 )
 def test_other_options_go_with_it(configuration, toggles):
-    arm = stepped(configuration, steps=3, arms=Arms(), tensor_parallel="2", **toggles)
+    arm = stepped(configuration, steps=3, arms=VariantCache(), tensor_parallel="2", **toggles)
     evidence = collect_evidence(arm)
     statuses = {status for name, (status, _) in evidence.items() if name in toggles}
     assert statuses <= {"effective"}, evidence
@@ -352,7 +352,7 @@ def test_other_options_go_with_it(configuration, toggles):
 )
 def test_every_stream_that_can_be_divided_trains_right(configuration, family, model, toggles):
     configuration = msgspec.structs.replace(configuration, family=family, model=model)
-    arm = stepped(configuration, steps=2, arms=Arms(), **SEQUENCE, **toggles)
+    arm = stepped(configuration, steps=2, arms=VariantCache(), **SEQUENCE, **toggles)
     assert_right(arm, "sequence_parallel")
 
 

@@ -7,17 +7,21 @@ from built import collect_evidence, stepped
 from rank_checks import BF16, assert_less_memory, assert_right, configure, on_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
-from workbench.runner.variants.variant import Arm
+from workbench.runner.building.variant_cache import VariantCache
+from workbench.runner.variants.variant import Variant
 
 pytestmark = on_gpus
 
 
-def step_divided(configuration: Configuration, arms: Arms | None = None, **toggles: str) -> Arm:
+def step_divided(
+    configuration: Configuration, arms: VariantCache | None = None, **toggles: str
+) -> Variant:
     """Return an arm of two ranks that divide layers, after four steps."""
     toggles = {"tensor_parallel": "2", **toggles}
     workload = configuration.workload
-    return stepped(configuration, workload, device="cuda", steps=4, arms=arms or Arms(), **toggles)
+    return stepped(
+        configuration, workload, device="cuda", steps=4, arms=arms or VariantCache(), **toggles
+    )
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
@@ -71,7 +75,7 @@ def test_the_forward_pass_is_divided_too():
 
 
 def test_arms_of_one_and_of_two_gpus_go_on_from_each_other():
-    configuration, arms = configure(), Arms()
+    configuration, arms = configure(), VariantCache()
     stepped(configuration, device="cuda", steps=3, arms=arms)
     assert_right(step_divided(configuration, arms), "tensor_parallel")
     assert_right(stepped(configuration, device="cuda", steps=3, arms=arms))

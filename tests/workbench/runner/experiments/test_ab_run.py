@@ -231,7 +231,7 @@ def test_a_base_whose_numbers_are_known_is_not_checked_again(context, small, mon
 def disturbed(context: RunnerContext, small: Configuration, blocks: Container[int]):
     """Let the first arm compile something in each step of so-manyth blocks of its own."""
     situation = resolve(small, context.device)
-    arm = context.arms.get(situation, context.phases)
+    arm = context.variants.get(situation, context.phases)
     step = arm.step
 
     def disturb() -> torch.Tensor:
@@ -293,7 +293,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     context, small, monkeypatch, short
 ):
     built = []
-    build = context.arms._build
+    build = context.variants._build
 
     def need_room() -> None:
         gc.collect()
@@ -315,7 +315,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         arm.step = tight
         return arm
 
-    monkeypatch.setattr(context.arms, "_build", build_one_at_a_time)
+    monkeypatch.setattr(context.variants, "_build", build_one_at_a_time)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     CompareRun(context, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
     comparison, session = recorded(context)
@@ -335,14 +335,14 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
     context, small, monkeypatch, cured
 ):
     builds = itertools.count()
-    build = context.arms._build
+    build = context.variants._build
 
     def capture(situation, phases, copy):
         if (at := next(builds)) == 1 or (at and not cured):
             raise CaptureError("operation not permitted when stream is capturing")
         return build(situation, phases, copy)
 
-    monkeypatch.setattr(context.arms, "_build", capture)
+    monkeypatch.setattr(context.variants, "_build", capture)
     monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
     run = CompareRun(context, protocol.Compare(base=small, other=small, budget_s=0.2))
     with contextlib.nullcontext() if cured else pytest.raises(CaptureError):

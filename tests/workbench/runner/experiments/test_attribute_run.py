@@ -112,7 +112,7 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
     context, small, monkeypatch, counts, error
 ):
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: counts))
-    build = context.arms._build
+    build = context.variants._build
 
     def tight(situation, phases, copy):
         option = situation.configuration.toggles
@@ -120,7 +120,7 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
             raise error
         return build(situation, phases, copy)
 
-    monkeypatch.setattr(context.arms, "_build", tight)
+    monkeypatch.setattr(context.variants, "_build", tight)
     study, session = attribute(context, small, {"rope_cache": "shared", "attention": "manual"})
     states = [row["state"] for row in rows(study, "arms")]
     assert states == ["measured", "out of memory", "measured"]
@@ -140,7 +140,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     context, small, monkeypatch
 ):
     built = []
-    build = context.arms._build
+    build = context.variants._build
 
     def one_at_a_time(situation, phases, copy):
         gc.collect()
@@ -150,7 +150,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         built.append(weakref.ref(arm))
         return arm
 
-    monkeypatch.setattr(context.arms, "_build", one_at_a_time)
+    monkeypatch.setattr(context.variants, "_build", one_at_a_time)
     study, session = attribute(context, small, {"rope_cache": "shared"})
     assert study.facts["rebuilt_each_block"]
     assert {row["state"] for row in rows(study, "arms")} == {"measured"}
@@ -163,7 +163,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
 def test_memory_is_counted_with_nothing_else_built(context, small, monkeypatch):
     alive = []
     built = []
-    build = context.arms._build
+    build = context.variants._build
 
     def remember(situation, phases, copy):
         arm = build(situation, phases, copy)
@@ -174,11 +174,11 @@ def test_memory_is_counted_with_nothing_else_built(context, small, monkeypatch):
         count = sum(reference() is not None for reference in built)
         alive.append(count)
         return Memory(
-            0.0, float("nan"), 1000.0 * count + 100 * len(context.arms._weights) + len(built)
+            0.0, float("nan"), 1000.0 * count + 100 * len(context.variants._weights) + len(built)
         )
 
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: True))
-    monkeypatch.setattr(context.arms, "_build", remember)
+    monkeypatch.setattr(context.variants, "_build", remember)
     monkeypatch.setattr(context.memory, "sample", sample)
     study, _ = attribute(context, small, {"rope_cache": "shared", "precision": "bf16"})
     peaks = [row["peak_bytes"] for row in rows(study, "arms")]
@@ -290,7 +290,7 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
 ):
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: alone))
     compiled: set[str] = set()  # what a second build need not do again
-    build = context.arms._build
+    build = context.variants._build
 
     def slow(situation, phases, copy):
         compiled.add(str(situation.configuration.toggles))
@@ -299,7 +299,7 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
     def later(_) -> float:
         return time.perf_counter() + 25.0 * len(compiled)
 
-    monkeypatch.setattr(context.arms, "_build", slow)
+    monkeypatch.setattr(context.variants, "_build", slow)
     monkeypatch.setattr(interleaving.Alternation, "now", later)
     toggles = {"rope_cache": "shared", "attention": "manual", "triton_rope": "torch"}
     # Alone, each is looked at and then built once more, for which a third of the time is kept.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
@@ -25,7 +25,7 @@ def phases():
 
 @pytest.fixture
 def build(small, phases):
-    arms = Arms()
+    arms = VariantCache()
     small = msgspec.structs.replace(small, model=small.model | {"n_layers": 1})
 
     def build(workload="forward", **toggles):

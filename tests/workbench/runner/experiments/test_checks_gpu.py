@@ -8,7 +8,7 @@ import torch
 
 from sessions.studies import checklist
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def build(small):
-    arms = Arms()
+    arms = VariantCache()
 
     def build(workload="forward", **toggles):
         configuration = msgspec.structs.replace(small, workload=workload, toggles=toggles)

@@ -101,7 +101,7 @@ def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(contex
 
 
 def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(context, small, monkeypatch):
-    check, build = interleaving.comparison.check, context.arms._build
+    check, build = interleaving.comparison.check, context.variants._build
 
     def checked(arm, situation, *rest):
         if situation.option("attention") == "sdpa_math":
@@ -125,7 +125,7 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(context, sma
     chance = np.random.default_rng(0)
     run_block = RunnerBench._block
     monkeypatch.setattr(interleaving.comparison, "check", checked)
-    monkeypatch.setattr(context.arms, "_build", built)
+    monkeypatch.setattr(context.variants, "_build", built)
     monkeypatch.setattr(RunnerBench, "_block", planted)
     study = optimize(context, small, half_width=0.02)
     by_title = {row["title"]: row for row in rows(study, CANDIDATES)}

@@ -143,7 +143,7 @@ def paired(small, monkeypatch, disturb=lambda base: None):
             seen["steady"] += 1
         if seen["steady"] == 3 and not seen["toggled"]:
             seen["toggled"] = True
-            disturb(context.arms.get(resolve(small, context.device), context.phases))
+            disturb(context.variants.get(resolve(small, context.device), context.phases))
             wire.commands.append(protocol.Apply(toggles=MANUAL))
         judged = isinstance(message, protocol.Judged) and not message.final
         seen["ended"] += isinstance(message, protocol.Note) and "pairing" in message.text
@@ -184,7 +184,7 @@ def test_what_is_paired_trains_on_with_the_same_weights_and_moments(small, monke
     train = msgspec.structs.replace(small, workload="train")
     context, sent = paired(train, monkeypatch)
     assert sum(isinstance(m, protocol.BlockDone) for m in sent) >= 2
-    arms = list(context.arms._arms.values())
+    arms = list(context.variants._variants.values())
     assert len(arms) == 2
     for first, second in zip(*(arm.model.parameters() for arm in arms), strict=True):
         assert first.data_ptr() == second.data_ptr() and torch.isfinite(first).all()

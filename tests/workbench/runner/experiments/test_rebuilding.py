@@ -74,7 +74,7 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
     for contender in turns.contenders:
         contender.segment = context.begin_segment()
         turns.build(contender)
-    built, make = [], context.arms._build
+    built, make = [], context.variants._build
     chance, orders = random.Random(0), set()
 
     def remember(situation, phases, copy):
@@ -82,18 +82,18 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
         built.append(weakref.ref(arm))
         return arm
 
-    monkeypatch.setattr(context.arms, "_build", remember)
+    monkeypatch.setattr(context.variants, "_build", remember)
     for _ in range(6):
-        before = [weakref.ref(contender.arm) for contender in turns.contenders]
+        before = [weakref.ref(contender.variant) for contender in turns.contenders]
         turns.rebuild(chance)
         gc.collect()
         assert all(reference() is None for reference in before)
-        assert context.arms.count == 2 and all(
-            contender.arm.made_s > 0 for contender in turns.contenders
+        assert context.variants.count == 2 and all(
+            contender.variant.made_s > 0 for contender in turns.contenders
         )
-        orders.add(turns.contenders[0].arm is built[-2]())
+        orders.add(turns.contenders[0].variant is built[-2]())
     assert orders == {True, False}
-    weights = [next(iter(contender.arm.model.parameters())) for contender in turns.contenders]
+    weights = [next(iter(contender.variant.model.parameters())) for contender in turns.contenders]
     assert weights[0].data_ptr() == weights[1].data_ptr(), "which are shared, and stay"
 
 

@@ -134,7 +134,7 @@ def test_training_ends_at_the_same_weights_with_a_look_in_the_middle_as_without(
     for check in ("never", "steady"):
         wire, context = ran(configuration, check=check, steps=6)
         assert wire.looks() == (check == "steady")
-        arm = context.arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        arm = context.variants.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         ends.append({name: weight.detach().clone() for name, weight in arm.model.weights().items()})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -178,11 +178,11 @@ def test_going_back_to_a_configuration_tells_its_numbers_at_once_and_does_not_lo
 def test_what_a_look_found_is_forgotten_with_the_weights(small, at_once):
     _, context = ran(small, protocol.Stop())
     situation = resolve(small, CPU)
-    assert context.arms.numbers_of(situation).ok
+    assert context.variants.numbers_of(situation).ok
     other = resolve(with_(small, seed=7), CPU)
-    assert context.arms.numbers_of(other) is None
-    context.arms.keep_only(other)
-    assert context.arms.numbers_of(situation) is None
+    assert context.variants.numbers_of(other) is None
+    context.variants.keep_only(other)
+    assert context.variants.numbers_of(situation) is None
 
 
 def test_a_command_comes_before_the_look_which_is_taken_again(small, at_once):
@@ -202,7 +202,7 @@ def test_a_check_that_is_put_off_leaves_weights_moments_and_batches_as_they_were
     configuration = with_(small, workload="train")
     _, context = ran(configuration, check="never", steps=3)
     situation = resolve(configuration, CPU)
-    arm = context.arms.get(situation, PhaseTracker(lambda phase: None))
+    arm = context.variants.get(situation, PhaseTracker(lambda phase: None))
 
     def state():
         tensors = [*arm.model.weights().values(), *arm.batches.inputs, *arm.batches.targets]

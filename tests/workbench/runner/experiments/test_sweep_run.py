@@ -231,7 +231,7 @@ def test_only_what_the_next_point_shares_stays_in_memory(small):
 
     freed: list[str] = []
     arms = SimpleNamespace(
-        forget_arms=lambda: freed.append("arms"), forget_all=lambda: freed.append("all")
+        forget_variants=lambda: freed.append("arms"), forget_all=lambda: freed.append("all")
     )
     run = SweepRun(SimpleNamespace(arms=arms), protocol.Sweep(base=small, axes={}))
     longer = small.replaced("settings.sequence", 32)

@@ -79,7 +79,7 @@ def test_six_checks_are_done_one_by_one_each_with_its_evidence(context, layer):
     assert study.title == "hydra tiny forward: Precision: AMP BF16"
     assert study.request["batches"] == [2]  # the configuration's own is 1
     assert len(session.comparisons) == 1
-    assert context.arms.count <= 2  # those that were compared, and none that was checked
+    assert context.variants.count <= 2  # those that were compared, and none that was checked
 
 
 def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer):
@@ -163,7 +163,7 @@ def test_a_model_with_everything_off_has_no_speedup_to_show(context, layer):
 
 def at_other_batches(context, monkeypatch, act):
     """Let ``act`` happen to the output of every arm that is built for a batch of 3."""
-    build = context.arms._build
+    build = context.variants._build
 
     def built(situation, phases, copy):
         arm = build(situation, phases, copy)
@@ -171,7 +171,7 @@ def at_other_batches(context, monkeypatch, act):
             arm.model.register_forward_hook(lambda module, inputs, output: act(output))
         return arm
 
-    monkeypatch.setattr(context.arms, "_build", built)
+    monkeypatch.setattr(context.variants, "_build", built)
 
 
 def refuse(output):
@@ -226,7 +226,7 @@ def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(
     study = checklist.newest(recorded(context))
     assert [row.status for row in checklist.rows(study)][:3] == ["pass", "pass", "waiting"]
     assert not checklist.complete(study) and "4 not done" in checklist.headline(study)
-    assert context.arms.count == 0
+    assert context.variants.count == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from built_arms import CPU, configuration
 from recording_wire import RecordingWire
 
 from sessions.model import Phase
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
@@ -26,7 +26,7 @@ SMALL = {"n_layers": 2, "dim": 64, "n_heads": 2, "refresh_every": 2}
 def build():
     def build(workload="forward", **toggles):
         situation = resolve(configuration("adaattn", workload, model=SMALL, toggles=toggles), CPU)
-        return Arms().get(situation, PhaseTracker(lambda phase: None))
+        return VariantCache().get(situation, PhaseTracker(lambda phase: None))
 
     return build
 

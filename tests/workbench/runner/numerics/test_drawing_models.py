@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.parallel import Parallel
@@ -65,7 +65,7 @@ def build(tmp_path):
             family="own", preset="file", workload=workload, model={"source": str(path)},
             toggles=toggles,
         )  # fmt: skip
-        arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         return arm, arm.situation
 
     return build

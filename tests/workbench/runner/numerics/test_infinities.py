@@ -10,7 +10,7 @@ from recording_wire import RecordingWire
 
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import run
@@ -100,7 +100,7 @@ def test_an_infinite_loss_is_a_failure_whatever_the_outputs_hold(configured, fai
 
 
 def test_looking_leaves_the_batch_and_its_place_as_they_were(configured):
-    arm = Arms().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
     for _ in range(20):
         arm.batches.advance()
     index, inputs = arm.batches.index, arm.batches.inputs[0].clone()
@@ -111,7 +111,7 @@ def test_looking_leaves_the_batch_and_its_place_as_they_were(configured):
 
 
 def test_each_batch_is_looked_at_once(configured):
-    arm = Arms().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(resolve(configured(), CPU), PhaseTracker(lambda phase: None))
     looked = []
 
     def expected(batch):

@@ -10,11 +10,11 @@ import torch
 from built import stepped
 
 from workbench.runner.numerics import training_curve
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 
 @pytest.fixture
-def arm(small) -> Arm:
+def arm(small) -> Variant:
     """One that trains in FP32, on batches of four rows."""
     rows = msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
     return stepped(rows, steps=2)
@@ -32,11 +32,11 @@ def tight(monkeypatch) -> None:
 
 
 @pytest.fixture
-def adds_otherwise(arm, monkeypatch) -> Arm:
+def adds_otherwise(arm, monkeypatch) -> Variant:
     """Its losses are the sums of the same rows, which begin with the last one."""
     course = training_curve._plain_course
 
-    def own(target: Arm, between: training_curve.Between) -> list[float]:
+    def own(target: Variant, between: training_curve.Between) -> list[float]:
         with monkeypatch.context() as patched:
             patched.setattr(training_curve, "_turned", lambda batch: [x.roll(1, 0) for x in batch])
             return course(target, torch.float32, between, fresh=False, turned=True).losses

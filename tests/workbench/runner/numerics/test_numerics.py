@@ -9,7 +9,7 @@ from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import RankError, explain
 from workbench.runner.instruments.phases import PhaseTracker
@@ -23,7 +23,7 @@ DECODES = ("decode", "generate")
 
 @pytest.fixture
 def build(small):
-    arms = Arms()
+    arms = VariantCache()
 
     def build(workload="forward", **toggles):
         settings = small.settings | ({"new_tokens": 4} if workload in DECODES else {})

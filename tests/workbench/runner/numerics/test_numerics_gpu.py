@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
@@ -22,7 +22,7 @@ def build(small):
         requested = msgspec.structs.replace(
             requested, model=small.model if model is None else model
         )
-        arm = Arms().get(
+        arm = VariantCache().get(
             resolve(requested, torch.device("cuda", 0)), PhaseTracker(lambda phase: None)
         )
         with arm.entered():

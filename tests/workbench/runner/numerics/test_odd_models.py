@@ -17,7 +17,7 @@ from torch.backends import cudnn
 import kernels
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
@@ -67,7 +67,7 @@ def write(tmp_path):
 
 def built(requested: Configuration):
     situation = resolve(requested, CPU)
-    return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
+    return VariantCache().get(situation, PhaseTracker(lambda phase: None)), situation
 
 
 def checked(requested: Configuration, steps: int = 3):

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 from torch.nn.modules import module as torch_module
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.model_state import carried_state
 from workbench.runner.numerics import comparison
 from workbench.runner.user_models import global_flags
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 CPU = torch.device("cpu")
 ODD = Path(__file__).parents[3] / "examples" / "odd_models.py"
 PRECISIONS = ("fp32", "amp_bf16", "bf16")
 
 
-def build(source, workload="forward", batch=4, steps=3, **toggles) -> Arm:
+def build(source, workload="forward", batch=4, steps=3, **toggles) -> Variant:
     configuration = Configuration(
         family="own", preset="file", workload=workload, model={"source": str(source)},
         settings={"batch": batch}, toggles=toggles,
     )  # fmt: skip
-    arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
     with arm.entered():
         for _ in range(steps):
             arm.ready()
@@ -39,7 +39,7 @@ def build(source, workload="forward", batch=4, steps=3, **toggles) -> Arm:
     return arm
 
 
-def trace(arm: Arm) -> dict[str, object]:
+def trace(arm: Variant) -> dict[str, object]:
     """Everything that a check must leave as it is."""
     model = arm.model
     tensors = {**model.state_dict(), "inputs": arm.batches.inputs}
@@ -72,7 +72,7 @@ def trace(arm: Arm) -> dict[str, object]:
     }
 
 
-def check(arm: Arm) -> comparison.Numerics:
+def check(arm: Variant) -> comparison.Numerics:
     """Return the check's finding; fail if it leaves a trace."""
     before = trace(arm)
     result = comparison.check(arm, arm.situation)
@@ -346,14 +346,14 @@ def test_whatever_a_model_holds_it_is_never_wrong_and_a_fault_in_it_never_right(
 # Faults in bundled families: every precision and workload that can be right
 
 
-def family_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+def family_arm(workload: str, precision: str, steps: int = 0) -> Variant:
     more = {"new_tokens": 4} if workload == "decode" else {}
     configuration = Configuration(
         family="hydra", preset="tiny", workload=workload, toggles={"precision": precision},
         model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
         settings={"batch": 2, "sequence": 16, **more},
     )  # fmt: skip
-    arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
     with arm.entered():
         for _ in range(steps):
             arm.ready()
@@ -361,16 +361,16 @@ def family_arm(workload: str, precision: str, steps: int = 0) -> Arm:
     return arm
 
 
-def own_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+def own_arm(workload: str, precision: str, steps: int = 0) -> Variant:
     return build(f"{ODD}:position_table", workload, 8, steps, precision=precision)
 
 
-def two_percent(arm: Arm) -> None:
+def two_percent(arm: Variant) -> None:
     layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
     layers[0].register_forward_hook(scaled)
 
 
-def transposed(arm: Arm) -> None:
+def transposed(arm: Variant) -> None:
     layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
     layer = next(
         candidate for candidate in layers if candidate.weight.shape[0] == candidate.weight.shape[1]
@@ -378,15 +378,15 @@ def transposed(arm: Arm) -> None:
     layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.mT, layer.bias)
 
 
-def zeros(arm: Arm) -> None:
+def zeros(arm: Variant) -> None:
     arm.model.register_forward_hook(lambda module, inputs, output: output * 0)
 
 
-def flipped(arm: Arm) -> None:
+def flipped(arm: Variant) -> None:
     arm.model.register_forward_hook(lambda module, inputs, output: -output)
 
 
-def off_by_one(arm: Arm) -> None:
+def off_by_one(arm: Variant) -> None:
     module, compute = arm.model, arm.compute
     if arm.situation.workload.decodes:
         arm.compute = lambda tokens, position: compute(tokens, position + 1)
@@ -395,11 +395,11 @@ def off_by_one(arm: Arm) -> None:
         table.register_forward_pre_hook(lambda m, inputs: (inputs[0].roll(1, -1),))
 
 
-def no_update(arm: Arm) -> None:
+def no_update(arm: Variant) -> None:
     arm.trainer.optimizer.step = lambda *_: None
 
 
-def half_of_an_update(arm: Arm) -> None:
+def half_of_an_update(arm: Variant) -> None:
     step = arm.trainer.optimizer.step
     parameters = [p for group in arm.trainer.optimizer.param_groups for p in group["params"]]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
@@ -56,7 +56,7 @@ def build(tmp_path):
             toggles=toggles,
         )  # fmt: skip
         situation = resolve(configuration, CPU)
-        return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
+        return VariantCache().get(situation, PhaseTracker(lambda phase: None)), situation
 
     return build
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 
@@ -60,7 +60,7 @@ def evidence_of(tmp_path):
             family="own", preset="file", workload=workload, model={"source": str(path)},
             toggles={"precision": precision},
         )  # fmt: skip
-        arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
         state = torch.get_rng_state()
         (evidence,) = [item for item in arm.find_evidence() if item.toggle == "precision"]
         assert torch.equal(torch.get_rng_state(), state), "it has drawn numbers of the run"

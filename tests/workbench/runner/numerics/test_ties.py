@@ -10,7 +10,7 @@ from built_arms import configuration
 
 import kernels
 from kernels.core.dispatch import watched
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, deviation, routing_ties, training_curve
@@ -23,7 +23,7 @@ TOKEN = 5
 def build():
     def build(workload="forward"):
         situation = resolve(configuration("moe", workload, batch=2, model={"n_layers": 1}), CPU)
-        return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
+        return VariantCache().get(situation, PhaseTracker(lambda phase: None)), situation
 
     return build
 

@@ -14,8 +14,8 @@ import models
 from models import hydra
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner.building import arms as arms_module
-from workbench.runner.building.arms import Arms
+from workbench.runner.building import variant_cache
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
@@ -131,7 +131,7 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
         FAMILY, construct=lambda c: FAMILY.construct(dataclasses.replace(c, use_fourier=False))
     )
     monkeypatch.setitem(models.FAMILIES, "measuring", deaf)
-    arms = Arms()
+    arms = VariantCache()
     built = arms.get(
         situation(measuring(toggles={"use_fourier": "on"})), PhaseTracker(lambda phase: None)
     )
@@ -141,11 +141,11 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
 
 
 def test_weights_of_other_structures_make_room_when_memory_is_short(family, monkeypatch):
-    arms, phases = Arms(), PhaseTracker(lambda phase: None)
+    arms, phases = VariantCache(), PhaseTracker(lambda phase: None)
     for option in ("on", "off"):
         arms.get(situation(measuring(toggles={"use_fourier": option})), phases)
     assert len(arms._weights) == 2
-    monkeypatch.setattr(arms_module, "is_short", lambda device: True)
+    monkeypatch.setattr(variant_cache, "is_short", lambda device: True)
     arms.get(situation(measuring(toggles={"use_fourier": "off", "precision": "bf16"})), phases)
     assert len(arms._weights) == 2  # FP32 and BF16 of the same structure
     assert arms.count == 1

@@ -12,7 +12,7 @@ import kernels
 from kernels.hardware import imagined
 from models import FAMILIES
 from models.layers.ssm import SSM
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 from workbench.runner.toggles import all_toggles, ssd_chunk
@@ -96,7 +96,7 @@ def test_a_window_that_leaves_nothing_out_is_blocked():
 
 
 def test_arms_that_differ_in_no_weight_share_them():
-    arms = Arms()
+    arms = VariantCache()
     plain = stepped(configuration("mahia", batch=4), arms)
     for toggles in ({"diffusion_steps": "1"}, {"dynamic_depth": "quarter"}):
         other = stepped(configuration("mahia", batch=4, toggles=toggles), arms)

@@ -12,7 +12,7 @@ import kernels
 from kernels.hardware import imagined
 from models.layers.quantized_linear import QuantizedLinear, expected_error, quantize_linears
 from workbench import protocol
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
@@ -26,7 +26,7 @@ SCHEMES = list(all_toggles()["quantization"].options)[1:]
 @pytest.fixture
 def build(small):
     """An arm of the small model that has stepped once, and its situation."""
-    arms = Arms()
+    arms = VariantCache()
 
     def build(workload="forward", **toggles):
         settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})

@@ -16,7 +16,7 @@ from models.layers.fake_quantized import (
     fake_quantize_as,
     fake_quantized,
 )
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
@@ -29,7 +29,7 @@ def trained(small, **toggles):
     """An arm of the small model that has made a training step, and its situation."""
     requested = {"quantized_training": "int8", **toggles}
     situation = resolve(msgspec.structs.replace(small, workload="train", toggles=requested), CPU)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(situation, PhaseTracker(lambda phase: None))
     with arm.entered(), arm.watched():
         arm.step()
     return arm, situation

@@ -14,7 +14,7 @@ from kernels.quantized_matmul import quantize_weight
 from models import FAMILIES
 from models.layers.quantized_linear import QuantizedLinear, quantizable, quantize_linears
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.failures import Mistake
 from workbench.runner.numerics import comparison
@@ -51,7 +51,7 @@ def wide_tensors(shapes: set[torch.Size]) -> list[torch.Tensor]:
 
 def test_a_quantized_model_keeps_no_weight_that_codes_stand_for():
     odd = {"dim": 72, "n_heads": 3, "n_kv_heads": 1}  # sizes that nothing else here has
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(requested(OPTION, model=odd), arms)
     shapes = {m.codes_NK.shape for m in arm.model.modules() if isinstance(m, QuantizedLinear)}
     assert len(shapes) == 4 and not wide_tensors(shapes)
@@ -64,7 +64,7 @@ def test_a_quantized_model_keeps_no_weight_that_codes_stand_for():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_take_what_is_estimated_and_the_evidence_tells_it(family, precision):
     options = ("none", "int8_dynamic", "fp8_tensor", "fp8_row")
-    arms, weights_bytes = Arms(), {}
+    arms, weights_bytes = VariantCache(), {}
     for option in options:
         arm = stepped(requested(option, family, toggles={"precision": precision}), arms)
         weights_bytes[option] = arm.ledger["weights_bytes"]
@@ -80,7 +80,7 @@ def test_weights_take_what_is_estimated_and_the_evidence_tells_it(family, precis
 
 
 def test_weights_that_other_configurations_use_stay_and_are_told_until_those_are_gone():
-    arms = Arms()
+    arms = VariantCache()
     plain = stepped(requested("none"), arms)
     arm = stepped(requested(OPTION), arms)
     codes = arm.weights.plain_bytes / MIB
@@ -98,7 +98,7 @@ def test_weights_that_other_configurations_use_stay_and_are_told_until_those_are
 
 
 def test_going_back_to_a_configuration_without_codes_finds_the_same_weights():
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(requested(OPTION), arms)
     before = output(arm)
     plain = stepped(requested("none"), arms)
@@ -110,9 +110,9 @@ def test_going_back_to_a_configuration_without_codes_finds_the_same_weights():
 
 
 def test_arms_that_take_turns_alone_in_memory_hold_either_weights_or_codes():
-    arms, given = Arms(), {"none": [], OPTION: []}
+    arms, given = VariantCache(), {"none": [], OPTION: []}
     for option in ("none", OPTION, "none", OPTION):
-        arms.forget_arms()
+        arms.forget_variants()
         arm = stepped(requested(option), arms)
         given[option].append(output(arm))
         assert len(arms._weights) == 1, "what the other needs is in memory too"
@@ -122,7 +122,7 @@ def test_arms_that_take_turns_alone_in_memory_hold_either_weights_or_codes():
 
 @pytest.mark.parametrize("workload", ["forward", "decode"])
 def test_a_check_draws_the_weights_it_needs_and_keeps_none(workload):
-    alone, beside = Arms(), Arms()
+    alone, beside = VariantCache(), VariantCache()
     stepped(requested("none", workload=workload), beside)
     checked = [
         comparison.check(arm, arm.situation)
@@ -133,12 +133,12 @@ def test_a_check_draws_the_weights_it_needs_and_keeps_none(workload):
 
 
 def test_weights_that_were_trained_are_kept_and_quantized_as_they_are():
-    arms = Arms()
+    arms = VariantCache()
     first = stepped(requested(OPTION), arms)
     before = output(first)
     trained = stepped(requested("none", workload="train"), arms)
     weight = trained.model.blocks[0].mlp.down.weight
-    arms.forget_arms()
+    arms.forget_variants()
     arm = stepped(requested(OPTION, toggles={"triton_rms_norm": "torch"}), arms)
     assert "in memory too: they were trained" in evidence_of(arm, "quantization").text
     layer = arm.model.blocks[0].mlp.down
@@ -228,7 +228,7 @@ def own(tmp_path, option: str, more: str = "") -> Configuration:
 
 
 def test_a_shared_layer_of_ones_own_is_held_once_as_codes(tmp_path):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(own(tmp_path, "int8_dynamic"), arms)
     assert arm.ledger["weights_bytes"] == 16 * 16 + 4 * 16 + 4 * 16 + 4 * (16 * 5 + 5)
     assert arm.ledger["parameters"] == 16 * 16 + 16 + 16 * 5 + 5
@@ -238,7 +238,7 @@ def test_a_shared_layer_of_ones_own_is_held_once_as_codes(tmp_path):
 
 
 def test_ones_own_weights_that_no_seed_brings_back_are_not_taken_for_the_same(tmp_path):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(own(tmp_path, "int8_dynamic", UNSEEDED), arms)
     judged = comparison.check(arm, arm.situation)
     assert judged.ok is None and "build() gives other weights now" in judged.text

@@ -8,7 +8,7 @@ import torch
 from built_arms import configuration
 from test_own_model import owned
 
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
@@ -45,7 +45,7 @@ def fuses(monkeypatch):
 def arm_of(requested, **toggles):
     toggles = {**requested.toggles, "triton": "off", "torchscript": "trace", **toggles}
     situation = resolve(msgspec.structs.replace(requested, toggles=toggles), CPU)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    arm = VariantCache().get(situation, PhaseTracker(lambda phase: None))
     with arm.entered(), arm.watched():
         arm.step()
     return arm, situation

@@ -11,7 +11,7 @@ import torch
 from built import blocked, collect_evidence, stepped
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.numerics import comparison
 from workbench.runner.profiling import instrumented
 from workbench.runner.training import optimizers
@@ -138,7 +138,7 @@ def test_8_bit_moments_take_their_steps_on_the_gpu(wide, library):
 
 @pytest.mark.parametrize("compiled", ["off", "default"])
 def test_a_step_is_captured_where_inductor_has_captured_one_of_the_same_weights(wide, compiled):
-    arms = Arms()
+    arms = VariantCache()
     before = on_gpu(wide, compile="reduce-overhead", adamw="fused", arms=arms)
     numbers = comparison.check(before, before.situation)  # a loss without a backward pass, too
     assert numbers.ok, numbers.text

@@ -8,7 +8,7 @@ from built import own_peak, stepped
 
 from models import FAMILIES
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.instruments.memory import free_memory
 
@@ -29,7 +29,7 @@ def test_the_peak_of_steps_is_estimated_within_a_tenth(name, workload):
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
-    requested, arms = Configuration(family=name, preset=FAMILIES[name].first_choice), Arms()
+    requested, arms = Configuration(family=name, preset=FAMILIES[name].first_choice), VariantCache()
     arm = stepped(requested, workload, device="cuda", steps=3, arms=arms, **HALF)
     peak = own_peak(arm, arms) - before
     estimate = footprint(arm.situation).total

@@ -25,7 +25,7 @@ from workbench.runner.instruments.samplers import Sample
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.interfaces import Situation
 from workbench.runner.variants.backward_pass import Pace, backward_pass
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 SETTLING_STEPS = 2
 LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
@@ -37,7 +37,7 @@ THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power 
 
 @dataclass
 class Contender:
-    """One side of a comparison; ``arm`` is None while it has made room for the others."""
+    """One side of a comparison; ``variant`` is None while it has made room for the others."""
 
     number: int
     copy: int  # 1 where its configuration is the other's, so that it is built by itself
@@ -45,7 +45,7 @@ class Contender:
     name: str
     title: str = ""  # what tells it from the others; otherwise its configuration does
     segment: int = -1
-    arm: Arm | None = None
+    variant: Variant | None = None
     build_s: float = 0.0
     warm_up_s: float = 0.0
     step_ms: float = math.nan
@@ -128,7 +128,7 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
 
     ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
     """
-    arm = contender.arm
+    arm = contender.variant
     assert arm is not None
     context.segment = contender.segment
     context.follow(arm)
@@ -192,7 +192,7 @@ def contended(samples: list[Sample]) -> str:
     return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 
-def _pace(arm: Arm, timed: str) -> Pace:
+def _pace(arm: Variant, timed: str) -> Pace:
     """Return what is called before each step and as the step, and so what a block times."""
     return (arm.ready, arm.step) if timed == WHOLE_STEP else backward_pass(arm)
 

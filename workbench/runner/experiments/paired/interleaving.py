@@ -34,7 +34,7 @@ from workbench.runner.failures import (
 )
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.numerics import comparison
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 TRIES = 3  # of a block that is void, before its pair is given up
 WARM_UP_S = 10.0  # at most, for an arm that does not become steady
@@ -78,7 +78,7 @@ class Alternation:
                 index=contender.segment,
                 configuration=configuration,
                 label=f"{contender.name}: {title}",
-                reused=context.arms.has(contender.situation, contender.copy),
+                reused=context.variants.has(contender.situation, contender.copy),
                 ledger=model_facts(contender.situation),
             )
         )
@@ -96,14 +96,14 @@ class Alternation:
                 )
             raise
 
-    def build(self, contender: Contender) -> Arm:
+    def build(self, contender: Contender) -> Variant:
         """Return the contender's arm after its first step; alone in memory if it must be."""
         if self.alone:
             self._make_room(contender)
         try:
             return self._enter(contender)
         except Exception as error:
-            self._context.arms.forget(contender.situation, contender.copy)
+            self._context.variants.forget(contender.situation, contender.copy)
             failure = explain(error)
             if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
                 raise
@@ -123,7 +123,7 @@ class Alternation:
         To be called once it has settled: a model that adapts has chosen by then. Warms up again,
         and so knows better how long a block is: the first steps after a build may be slower.
         """
-        if contender.arm is None:
+        if contender.variant is None:
             self.build(contender)
         context = self._context
         if known is not None:
@@ -133,10 +133,12 @@ class Alternation:
             return known
         context.segment = contender.segment
         context.state("running", f"Checking results of {contender.name}")
-        assert contender.arm is not None  # no name of its own: it may have to make room below
+        assert contender.variant is not None  # no name of its own: it may have to make room below
         with context.unwatched():
-            numerics = comparison.check(contender.arm, contender.situation, context.check_cancelled)
-        context.arms.keep_numbers(contender.situation, numerics)
+            numerics = comparison.check(
+                contender.variant, contender.situation, context.check_cancelled
+            )
+        context.variants.keep_numbers(contender.situation, numerics)
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
         free_memory()
         context.memory.new_phase()  # what the check took is no step's
@@ -149,13 +151,13 @@ class Alternation:
         """Warm up, send the evidence, and settle how long a block is."""
         context = self._context
         self.handle_commands()
-        if contender.arm is None:  # it has made room for another
+        if contender.variant is None:  # it has made room for another
             self.build(contender)
         context.segment = contender.segment
         context.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
-        assert contender.arm is not None
-        evidence = contender.arm.find_evidence()
+        assert contender.variant is not None
+        evidence = contender.variant.find_evidence()
         context.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
         self.set_steps(contender)
 
@@ -193,7 +195,7 @@ class Alternation:
         """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
         tries = 0
         while tries < TRIES:
-            if contender.arm is None:
+            if contender.variant is None:
                 self.build(contender)
                 self.warm_up(contender)
             run = functools.partial(blocks.run_block, number=self._number + 1)
@@ -281,17 +283,17 @@ class Alternation:
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
         for contender in self.contenders:
-            contender.arm = None
-        self._context.arms.forget_all()
+            contender.variant = None
+        self._context.variants.forget_all()
 
-    def _enter(self, contender: Contender) -> Arm:
+    def _enter(self, contender: Contender) -> Variant:
         context = self._context
         began = time.perf_counter()
-        reused = context.arms.has(contender.situation, contender.copy)
+        reused = context.variants.has(contender.situation, contender.copy)
         context.segment = contender.segment
         context.watchdog.active = True
         with context.phases.during(Phase.BUILD):
-            arm = context.arms.get(contender.situation, context.phases, contender.copy)
+            arm = context.variants.get(contender.situation, context.phases, contender.copy)
         with arm.entered():
             if not reused and arm.prepare():
                 self._context.check_cancelled()
@@ -306,7 +308,7 @@ class Alternation:
                 arm.restart()
                 context.send_steps(context.clock.drain(wait=True))
         self._context.check_cancelled()
-        contender.arm = arm
+        contender.variant = arm
         contender.build_s = time.perf_counter() - began
         if not reused:
             arm.made_s = contender.build_s
@@ -315,10 +317,10 @@ class Alternation:
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 
-    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Arm:
+    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
         """Build the arm with the memory to itself; raises what fails even so."""
         self.alone = True
-        contender.arm = None
+        contender.variant = None
         self._make_room(contender)
         self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
@@ -333,9 +335,9 @@ class Alternation:
         """Free the other arms, whose place in memory this one needs."""
         for other in self.contenders:
             if other is not contender:
-                other.arm = None
-        if contender.arm is None:
-            self._context.arms.forget_arms()
+                other.variant = None
+        if contender.variant is None:
+            self._context.variants.forget_variants()
             free_memory()
 
     def _attempt(
@@ -354,4 +356,4 @@ class Alternation:
 
 
 def _steps_to_settle(contender: Contender) -> int:
-    return 0 if contender.arm is None else contender.arm.steps_to_settle()
+    return 0 if contender.variant is None else contender.variant.steps_to_settle()

@@ -33,7 +33,7 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.timing import Lap
 from workbench.runner.interfaces import Situation
 from workbench.runner.variants.steady_segment import SteadySegment
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
@@ -92,7 +92,7 @@ class Pairing:
             self._due = now + FIRST_S
         return now >= self._due and self._context.phases.phase is Phase.STEADY
 
-    def run(self, arm: Arm) -> int:
+    def run(self, arm: Variant) -> int:
         """Run a pair; ``arm`` is the present one, and left. Return how many steps of it were made.
 
         What fails ends the pairing: the run goes on without, and says so once.
@@ -138,7 +138,7 @@ class Pairing:
             self._judge(final=True)
             self._contenders = []
 
-    def _start_pairs(self, arm: Arm) -> bool:
+    def _start_pairs(self, arm: Variant) -> bool:
         """Begin a comparison with the baseline, if there is another one that is still built."""
         context, base, now = self._context, self._baseline, self._now
         assert base is not None and now is not None
@@ -149,13 +149,13 @@ class Pairing:
             or arm.divided is not None
         ):
             return False  # itself, another model, or ranks that would have to follow
-        if not context.arms.has(base.situation):
+        if not context.variants.has(base.situation):
             context.note("info", "no background pairing: the baseline is no longer in memory")
             return False
         with context.unwatched():
             verdict.load()
-        first = context.arms.get(base.situation, context.phases)
-        context.arms.get(now.situation, context.phases)  # the last to be freed
+        first = context.variants.get(base.situation, context.phases)
+        context.variants.get(now.situation, context.phases)  # the last to be freed
         titles = title(a, b, context.device), title(b, a, context.device)
         self._contenders = [
             _contender(number, segment, built, titles[number])
@@ -193,7 +193,7 @@ class Pairing:
         """Send what the pairs so far show; return True if more would change nothing."""
         context, seconds = self._context, time.perf_counter() - self._began
         for arm, contender in enumerate(self._contenders):
-            known = context.arms.numbers_of(contender.situation)
+            known = context.variants.numbers_of(contender.situation)
             if known is not None and self._checked.get(arm) != known:
                 self._checked[arm] = known
                 context.wire.send(
@@ -216,7 +216,7 @@ def _without_toggles(configuration: Configuration) -> Configuration:
     return msgspec.structs.replace(configuration, toggles={})
 
 
-def _contender(number: int, segment: SteadySegment, arm: Arm, name: str) -> Contender:
+def _contender(number: int, segment: SteadySegment, arm: Variant, name: str) -> Contender:
     """Return the side of a pair, whose blocks are short."""
     steps = max(MIN_BLOCK_STEPS, math.ceil(MIN_BLOCK_MS / segment.step_ms))
     return Contender(
@@ -226,7 +226,7 @@ def _contender(number: int, segment: SteadySegment, arm: Arm, name: str) -> Cont
         name="AB"[number],
         title=name,
         segment=segment.index,
-        arm=arm,
+        variant=arm,
         step_ms=segment.step_ms,
         steps=max(LEAST_STEPS, min(steps, int(LONGEST_MS / segment.step_ms))),
     )

@@ -70,7 +70,7 @@ def plan(count: int, budget_s: float, rebuild_s: float, pair_s: float, before: i
 
 def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -> bool:
     """Return True if building both arms once more, to time it, costs little for the budget."""
-    arms = [contender.arm for contender in contenders]
+    arms = [contender.variant for contender in contenders]
     if count == ONE or any(arm is None or not arm.made_s or arm.divided for arm in arms):
         return False
     made_s = sum(arm.made_s for arm in arms if arm is not None)
@@ -79,7 +79,7 @@ def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -
 
 def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:
     """Divide the budget by what was seen of arms that are built and warm."""
-    arms = [contender.arm for contender in contenders]
+    arms = [contender.variant for contender in contenders]
     if any(arm is None or not arm.made_s for arm in arms):
         return Plan(why="how long building takes is not known")
     if any(arm is not None and arm.divided is not None for arm in arms):
@@ -91,17 +91,17 @@ def plan_for(contenders: list[Contender], count: int, budget_s: float, before: i
 
 def rebuild_seconds(contender: Contender) -> float:
     """Return how long the last build and warm-up took, in seconds."""
-    return contender.warm_up_s + (0.0 if contender.arm is None else contender.arm.made_s)
+    return contender.warm_up_s + (0.0 if contender.variant is None else contender.variant.made_s)
 
 
 def release(context: RunnerContext, contenders: list[Contender]) -> None:
     """Free the contenders' arms and give their memory back."""
     models = []
     for contender in contenders:
-        if contender.arm is not None:
-            models.append(weakref.ref(contender.arm.model))
-        contender.arm = None
-        context.arms.forget(contender.situation, contender.copy)
+        if contender.variant is not None:
+            models.append(weakref.ref(contender.variant.model))
+        contender.variant = None
+        context.variants.forget(contender.situation, contender.copy)
     if any(model() is not None for model in models):  # compiled code holds its model in a cycle
         gc.collect()
     free_memory()

@@ -1,1 +1,1 @@
-"""Collectors that inspect an arm during steps that are not timed: one collector per file."""
+"""Collectors that inspect a variant during steps that are not timed: one collector per file."""

@@ -1,7 +1,7 @@
 """Graph breaks: the lines at which torch.compile splits a model into several graphs, and why.
 
-Dynamo stores the stack of each break, so that reading them costs a running arm nothing. Code that
-is not compiled can be traced separately, without generating any code.
+Dynamo stores the stack of each break, so that reading them costs a running variant nothing. Code
+that is not compiled can be traced separately, without generating any code.
 """
 
 from __future__ import annotations

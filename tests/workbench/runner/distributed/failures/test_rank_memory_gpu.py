@@ -11,7 +11,7 @@ from rank_checks import BF16, on_gpus
 
 from models import FAMILIES
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import world
 from workbench.runner.instruments.memory import free_memory
@@ -48,7 +48,7 @@ def peak_and_estimate(configuration: Configuration, **toggles: str) -> tuple[int
     gc.collect()
     free_memory()
     torch._C._cuda_clearCublasWorkspaces()
-    before, arms = torch.cuda.memory_allocated(), Arms()
+    before, arms = torch.cuda.memory_allocated(), VariantCache()
     arm = stepped(configuration, device="cuda", steps=3, arms=arms, **toggles)
     peaks = [own_peak(arm, arms) - before, *arm.divided.peaks[1:]]
     estimate = footprint(arm.situation)
@@ -94,14 +94,14 @@ def test_the_rank_that_needs_most_is_estimated_within_a_twentieth(family, fields
 def test_memory_that_a_rank_needs_for_other_arms_is_not_reported_as_this_arms():
     configuration = configure_first_choice("hydra", {}, batch=2)
 
-    def peak_of_rank_1(arms: Arms, **toggles: str) -> int:
+    def peak_of_rank_1(arms: VariantCache, **toggles: str) -> int:
         arm = stepped(configuration, device="cuda", steps=3, arms=arms, **toggles, **STAGES)
         return arm.divided.peaks[1]
 
     halves = {"precision": "bf16", "triton": "on"}
-    alone = peak_of_rank_1(Arms(), **halves)
+    alone = peak_of_rank_1(VariantCache(), **halves)
     world.close()
-    arms = Arms()
+    arms = VariantCache()
     peak_of_rank_1(arms)  # weights and moments in FP32
     beside = peak_of_rank_1(arms, **halves)
     print(f"{alone >> 20} MiB alone, {beside >> 20} beside another")

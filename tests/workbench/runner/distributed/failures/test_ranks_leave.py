@@ -1,4 +1,4 @@
-"""Arms of several ranks that are left: failures while they are, and what continues afterwards."""
+"""Variants of several ranks that are left: failures on the way, and what continues afterwards."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from built import stepped
 from rank_checks import needs_cores, needs_gpus
 
 from sessions.model import Configuration
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 DEVICES = [pytest.param("cpu", marks=needs_cores), pytest.param("cuda", marks=needs_gpus)]
 pytestmark = [
@@ -34,7 +34,7 @@ def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(
 ):
     arm = stepped(configuration, device=device, tensor_parallel="2")
 
-    def short(_: Arm) -> None:
+    def short(_: Variant) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
     with monkeypatch.context() as patch:
@@ -52,7 +52,7 @@ def test_ranks_that_could_not_be_compared_for_the_evidence_are_not_left_waiting(
     arm = stepped(configuration, device=device, tensor_parallel="2")
     compared = []
 
-    def short(_: Arm) -> None:
+    def short(_: Variant) -> None:
         compared.append(world.current())
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
@@ -83,7 +83,7 @@ def test_a_rank_that_ends_while_weights_are_stored_is_named(configuration, devic
 
 
 def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(configuration, device):
-    arms = Arms()
+    arms = VariantCache()
     plain = stepped(configuration, device=device, arms=arms)
     arm = stepped(configuration, device=device, arms=arms, tensor_parallel="2", adamw="fused")
     states, divided_states = (variant.keeper.optimizer.state for variant in (plain, arm))
@@ -100,7 +100,7 @@ def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(configurat
 
 @pytest.mark.parametrize("toggle", ["tensor_parallel", "pipeline_parallel"])
 def test_nothing_of_an_arm_that_is_forgotten_waits_for_the_collector(configuration, device, toggle):
-    arms = Arms()
+    arms = VariantCache()
     arm = stepped(configuration, device=device, arms=arms, **{toggle: "2"})
     references = [weakref.ref(arm.model), weakref.ref(next(arm.model.parameters()))]
     del arm

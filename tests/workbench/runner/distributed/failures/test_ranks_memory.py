@@ -22,7 +22,7 @@ from sessions.model import Configuration
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.client.recorder import Recorder
-from workbench.runner.building.arms import Arms
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
@@ -32,7 +32,7 @@ from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.suggested_fixes import cure
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 
 FREE = resource.RLIM_INFINITY
 pytestmark = needs_cores
@@ -74,28 +74,28 @@ def enlarge(configuration: Configuration) -> Configuration:
     )
 
 
-def build(configuration: Configuration, arms: Arms) -> Arm:
+def build(configuration: Configuration, arms: VariantCache) -> Variant:
     return arms.get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
 
 
 def build_without_memory(configuration: Configuration) -> None:
     with no_more_memory():
-        build(enlarge(configuration), Arms())
+        build(enlarge(configuration), VariantCache())
 
 
 def step_without_memory(configuration: Configuration) -> None:
-    arm = build(enlarge(configuration), Arms())
+    arm = build(enlarge(configuration), VariantCache())
     with arm.entered(), no_more_memory():
         arm.step()
 
 
 def test_other_ranks_free_their_arms_when_the_first_does(configuration):
-    arms = Arms()
+    arms = VariantCache()
     build(enlarge(configuration), arms)
     ranks = world.current()
     (pid,) = ranks.pids.values()
     before = psutil.Process(pid).memory_info().rss
-    arms.forget_arms()
+    arms.forget_variants()
     gc.collect()
     build(configuration, arms)  # the workers have followed all earlier orders
     assert world.current() is ranks
@@ -175,7 +175,7 @@ def test_where_ranks_fail_one_after_another_the_lack_of_memory_is_reported():
 
 @pytest.mark.slow
 def test_a_failure_of_rank_0_is_reported_and_no_rank_steps_afterwards(configuration, monkeypatch):
-    arm = build(configuration, Arms())
+    arm = build(configuration, VariantCache())
     with arm.entered():
         with monkeypatch.context() as patch:
             patch.setattr(Parallel, "_finish_gradients", lambda self: torch.empty(2**50))

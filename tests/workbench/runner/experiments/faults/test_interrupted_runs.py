@@ -125,7 +125,7 @@ def test_whoever_cancels_between_two_steps_waits_for_no_check(small, monkeypatch
 
 def test_a_build_that_is_cancelled_is_no_failure_of_what_was_switched(small, monkeypatch):
     wire = QueuedWire(SHARED)
-    build, builds = wire.context.arms._build, itertools.count()
+    build, builds = wire.context.variants._build, itertools.count()
 
     def cancelled(*given):
         arm = build(*given)
@@ -133,7 +133,7 @@ def test_a_build_that_is_cancelled_is_no_failure_of_what_was_switched(small, mon
             wire.cancelled.set()
         return arm
 
-    monkeypatch.setattr(wire.context.arms, "_build", cancelled)
+    monkeypatch.setattr(wire.context.variants, "_build", cancelled)
     ended(wire, small, steps=100)
     assert next(builds) == 2
     assert not any("failure" in facts.ledger for facts in wire.of(protocol.Facts))
@@ -152,7 +152,7 @@ def rows(wire: QueuedWire, segment: int) -> int:
 def test_the_steps_before_a_failure_are_told_with_its_run_and_with_no_other(small):
     wire = QueuedWire()
     situation = resolve(small, wire.context.device)
-    arm = wire.context.arms.get(situation, wire.context.phases)
+    arm = wire.context.variants.get(situation, wire.context.phases)
     step, calls = arm.step, itertools.count(1)
 
     def failing() -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_the_steps_before_a_failure_are_told_with_its_run_and_with_no_other(smal
         run.execute()
     assert rows(wire, 0) == run.steps == 5
     wire.context.clock.lap(0)  # as of a block that failed
-    wire.context.arms.forget_all()
+    wire.context.variants.forget_all()
     assert rows(wire, 1) == 0
     ended(wire, small, steps=3)
     assert rows(wire, 1) == 3
@@ -174,10 +174,10 @@ def test_the_steps_before_a_failure_are_told_with_its_run_and_with_no_other(smal
 
 def test_arms_that_make_room_leave_no_gradients_half_made(small):
     context = QueuedWire().context
-    arm = context.arms.get(resolve(small, context.device), context.phases)
+    arm = context.variants.get(resolve(small, context.device), context.phases)
     parameters = list(arm.weights.parameters.values())
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     del arm
-    context.arms.forget_arms()
+    context.variants.forget_variants()
     assert all(parameter.grad is None for parameter in parameters)

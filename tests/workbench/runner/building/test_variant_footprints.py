@@ -15,9 +15,9 @@ from recording_wire import RecordingWire
 from sessions.model import Phase
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
-from workbench.runner.building import arms as arms_module
-from workbench.runner.building.arms import Arms
+from workbench.runner.building import variant_cache
 from workbench.runner.building.graph_pools import resident_bytes
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import Run, RunEnded
 from workbench.runner.instruments.memory import GpuMemory, Memory
@@ -46,12 +46,12 @@ def of_itself(arm):
 
 def test_an_arm_alone_has_nothing_of_others_beside_it():
     for option in ("none", CODES):
-        arms = Arms()
+        arms = VariantCache()
         assert arms.others_bytes(stepped(requested(option), arms)) == 0
 
 
 def test_a_quantized_arm_is_not_charged_the_weights_that_only_the_plain_one_holds():
-    arms = Arms()
+    arms = VariantCache()
     plain, coded = (stepped(requested(option), arms) for option in ("none", CODES))
     codes = bytes_of([part for pair in coded.weights.codes.values() for part in pair])
     assert 0 < codes < coded.weights.plain_bytes
@@ -73,8 +73,8 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
         counted.append(args)
         return footprints.others_bytes(*args)
 
-    monkeypatch.setattr(arms_module, "others_bytes", count)
-    arms = Arms()
+    monkeypatch.setattr(variant_cache, "others_bytes", count)
+    arms = VariantCache()
     plain = stepped(requested(), arms)
     assert [arms.others_bytes(plain) for _ in range(3)] == [0] * 3 and len(counted) == 1
     other = stepped(requested(triton_rms_norm="torch"), arms)
@@ -84,7 +84,7 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
     assert arms.others_bytes(plain) == beside[0] and len(counted) == 2
     arms.forget(other.situation)
     assert arms.others_bytes(plain) == 0
-    for forget in (arms.forget_arms, arms.forget_all):
+    for forget in (arms.forget_variants, arms.forget_all):
         plain, other = (
             stepped(requested(**more), arms) for more in ({}, {"triton_rms_norm": "torch"})
         )
@@ -94,7 +94,7 @@ def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
 
 
 def test_what_arms_share_is_the_own_of_each():
-    arms = Arms()
+    arms = VariantCache()
     first, second = (stepped(requested(triton_rms_norm=name), arms) for name in ("follow", "torch"))
     assert first.weights is second.weights
     assert arms.others_bytes(first) == of_itself(second)
@@ -102,7 +102,7 @@ def test_what_arms_share_is_the_own_of_each():
 
 
 def test_moments_are_the_own_of_an_arm_that_trains_and_of_no_other():
-    arms = Arms()
+    arms = VariantCache()
     train = stepped(requested(workload="train"), arms)
     forward = stepped(requested(), arms)
     moments = bytes_of(train.trainer.tensors())
@@ -112,7 +112,7 @@ def test_moments_are_the_own_of_an_arm_that_trains_and_of_no_other():
 
 
 def test_a_decode_state_is_the_own_of_its_arm():
-    arms = Arms()
+    arms = VariantCache()
     forward, decode = stepped(requested(), arms), stepped(requested(workload="decode"), arms)
     state = bytes_of([*decode.decoder.cache.tensors(), *decode.decoder.progress.values()])
     assert state >= decode.decoder.cache.bytes() > 0

@@ -1,4 +1,4 @@
-"""Builds arms and stores them.
+"""Builds variants and stores them.
 
 Returning to a configuration neither builds nor compiles it again.
 """
@@ -35,11 +35,11 @@ from workbench.runner.variants.assembly import apply_toggles, assemble, autocast
 from workbench.runner.variants.build import Build
 from workbench.runner.variants.flops import model_flops
 from workbench.runner.variants.footprints import others_bytes
-from workbench.runner.variants.variant import Arm
+from workbench.runner.variants.variant import Variant
 from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
 
-KEPT_ARMS = 24
-FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
+KEPT_VARIANTS = 24
+FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
 
 
 def _tokens(situation: Situation) -> int:
@@ -51,7 +51,7 @@ def _tokens(situation: Situation) -> int:
 
 
 def is_short(device: torch.device) -> bool:
-    """Return True if so little GPU memory is free that arms that are not in use should go."""
+    """Return True if so little GPU memory is free that variants that are not in use should go."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
@@ -59,69 +59,74 @@ def is_short(device: torch.device) -> bool:
     return free + cached < FREE_SHARE * total
 
 
-class Arms:
-    """Builds arms and keeps them, least recently used first to go."""
+class VariantCache:
+    """Builds variants and keeps them, least recently used first to go."""
 
     def __init__(self) -> None:
-        self._arms: dict[bytes, Arm] = {}
+        self._variants: dict[bytes, Variant] = {}
         self._weights = WeightSets()
         self._numbers: dict[bytes, Numerics] = {}
-        self._others: dict[int, int] = {}  # bytes by an arm's id, until an arm comes or goes
+        self._others: dict[int, int] = {}  # bytes by a variant's id, until a variant comes or goes
 
     @property
     def count(self) -> int:
-        """Return how many arms are stored."""
-        return len(self._arms)
+        """Return how many variants are stored."""
+        return len(self._variants)
 
     def has(self, situation: Situation, copy: int = 0) -> bool:
-        """Return True if the situation's arm is built already."""
-        return _arm_key(situation, copy) in self._arms
+        """Return True if the situation's variant is built already."""
+        return _variant_key(situation, copy) in self._variants
 
-    def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Arm:
-        """Return the arm of a situation, built now unless it exists; each ``copy`` is an arm."""
-        key = _arm_key(situation, copy)
-        arm = self._arms.pop(key, None)
-        if arm is not None and arm.divided is not None and arm.divided.is_stale:
-            arm = None
-        if arm is None:
-            while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
-                old = self._arms.pop(next(iter(self._arms)))
+    def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Variant:
+        """Return a situation's variant, built now unless it exists; each ``copy`` is another."""
+        key = _variant_key(situation, copy)
+        variant = self._variants.pop(key, None)
+        if variant is not None and variant.divided is not None and variant.divided.is_stale:
+            variant = None
+        if variant is None:
+            while self._variants and (
+                len(self._variants) >= KEPT_VARIANTS or is_short(situation.device)
+            ):
+                old = self._variants.pop(next(iter(self._variants)))
                 left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
                 del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
                 if is_short(situation.device) or any(x() is not None for x in left):
                     gc.collect()
             if is_short(situation.device):
-                situations = [arm.situation for arm in self._arms.values()]
+                situations = [variant.situation for variant in self._variants.values()]
                 self._weights.keep_structures([*situations, situation])
             try:
-                arm = self._build(situation, phases, copy)
+                variant = self._build(situation, phases, copy)
             finally:
                 self._others.clear()
-        self._arms[key] = arm
-        return arm
+        self._variants[key] = variant
+        return variant
 
-    def others_bytes(self, arm: Arm) -> int:
-        """Return bytes on the device that are held for others than this arm.
+    def others_bytes(self, variant: Variant) -> int:
+        """Return bytes on the device that are held for others than this variant.
 
-        Counted once, which takes milliseconds: what is held changes as arms are built and freed.
+        Counted once, which takes milliseconds: what is held changes as variants are built and
+        freed.
         """
-        if id(arm) not in self._others:
-            self._others[id(arm)] = others_bytes(arm, self._arms.values(), self._weights)
-        return self._others[id(arm)]
+        if id(variant) not in self._others:
+            self._others[id(variant)] = others_bytes(
+                variant, self._variants.values(), self._weights
+            )
+        return self._others[id(variant)]
 
     def forget(self, situation: Situation, copy: int = 0) -> None:
-        """Free the arm of a situation, and the gradients that it may have left half made."""
-        self._arms.pop(_arm_key(situation, copy), None)
+        """Free the variant of a situation, and the gradients that it may have left half made."""
+        self._variants.pop(_variant_key(situation, copy), None)
         self._others.clear()
         self._weights.drop_gradients()
 
-    def forget_arms(self) -> int:
-        """Free all arms, and gradients left half made; the weights stay, on this rank.
+    def forget_variants(self) -> int:
+        """Free all variants, and gradients left half made; the weights stay, on this rank.
 
-        Returns how many arms there were.
+        Returns how many variants there were.
         """
-        count = len(self._arms)
-        self._arms.clear()
+        count = len(self._variants)
+        self._variants.clear()
         self._others.clear()
         self._weights.drop_gradients()
         gc.collect()
@@ -138,12 +143,12 @@ class Arms:
         self._numbers[_numbers_key(situation)] = checked
 
     def forget_all(self) -> None:
-        """Free all arms and weights, and know nothing of their numbers."""
-        self._arms.clear()
+        """Free all variants and weights, and know nothing of their numbers."""
+        self._variants.clear()
         self._others.clear()
         self._weights.forget()
         self._numbers.clear()
-        gc.collect()  # arms that were compiled, or divided among ranks, are in cycles
+        gc.collect()  # variants that were compiled, or divided among ranks, are in cycles
         free_memory()
         world.forget_variants()
 
@@ -152,7 +157,7 @@ class Arms:
         if not self._weights.are_of(situations):
             self.forget_all()
 
-    def _build(self, situation: Situation, phases: PhaseTracker, copy: int) -> Arm:
+    def _build(self, situation: Situation, phases: PhaseTracker, copy: int) -> Variant:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
@@ -177,7 +182,7 @@ class Arms:
             weights, model = part.own, part.model(situation, along_sequence=build.along_sequence)
         else:
             weights = sets.plain(situation, dtype)
-            # Each arm has modules of its own over the same parameters: structure differs only.
+            # Each variant has modules of its own over the same parameters: structure differs only.
             model = situation.family.share(situation.config, weights.parameters)
         sets.tidy(used)
         model.share_rope_cache(False)
@@ -206,7 +211,7 @@ class Arms:
         if divided is not None:
             weights = divided.weights.own
         named = weights.parameters if divided is None else divided.full or weights.parameters
-        return Arm(
+        return Variant(
             situation=situation,
             model=model,
             batches=batches,
@@ -244,20 +249,20 @@ class Arms:
     def _used(self) -> list[Use]:
         return [
             Use(
-                arm.situation,
-                arm.weights_dtype,
-                arm.quantization,
-                ONE_RANK if arm.divided is None else arm.divided.layout,
-                1 if arm.divided is None else arm.divided.chunks,
+                variant.situation,
+                variant.weights_dtype,
+                variant.quantization,
+                ONE_RANK if variant.divided is None else variant.divided.layout,
+                1 if variant.divided is None else variant.divided.chunks,
             )
-            for arm in self._arms.values()
+            for variant in self._variants.values()
         ]
 
 
-def _arm_key(situation: Situation, copy: int) -> bytes:
+def _variant_key(situation: Situation, copy: int) -> bytes:
     return msgspec.json.encode(situation.configuration) + b"%d" % copy
 
 
 def _numbers_key(situation: Situation) -> bytes:
     # The structure too: a file with a model of one's own may have changed under its name.
-    return structure_key(situation) + _arm_key(situation, 0)
+    return structure_key(situation) + _variant_key(situation, 0)

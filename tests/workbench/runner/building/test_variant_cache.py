@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sessions.model import Configuration
-from workbench.runner.building import arms as arms_module
-from workbench.runner.building.arms import Arms
+from workbench.runner.building import variant_cache
+from workbench.runner.building.variant_cache import VariantCache
 
 
 def situation(option: str) -> SimpleNamespace:
@@ -20,9 +20,9 @@ def situation(option: str) -> SimpleNamespace:
 
 @pytest.fixture
 def arms(monkeypatch):
-    """Arms that are quickly built."""
-    monkeypatch.setattr(Arms, "_build", lambda self, situation, phases, copy: built())
-    return Arms()
+    """Let variants be built quickly."""
+    monkeypatch.setattr(VariantCache, "_build", lambda self, situation, phases, copy: built())
+    return VariantCache()
 
 
 class Built:
@@ -52,13 +52,13 @@ def test_what_was_built_is_kept_while_there_is_memory(arms):
 def test_the_least_recently_used_go_while_memory_is_short(arms, monkeypatch):
     for option in "abca":
         arms.get(situation(option), None)
-    monkeypatch.setattr(arms_module, "is_short", lambda device: arms.count > 1)
+    monkeypatch.setattr(variant_cache, "is_short", lambda device: arms.count > 1)
     arms.get(situation("d"), None)
     assert stored(arms, "abcd") == "ad"
 
 
 def test_the_number_kept_is_bounded(arms, monkeypatch):
-    monkeypatch.setattr(arms_module, "KEPT_ARMS", 3)
+    monkeypatch.setattr(variant_cache, "KEPT_VARIANTS", 3)
     for option in "abcd":
         arms.get(situation(option), None)
     assert stored(arms, "abcd") == "bcd"
@@ -67,13 +67,15 @@ def test_the_number_kept_is_bounded(arms, monkeypatch):
 @pytest.mark.parametrize("which", ["model", "arm"])
 def test_one_that_holds_itself_is_gone_before_the_next_is_built(arms, monkeypatch, which):
     """Show that an arm in a cycle goes, as what was compiled holds itself in one."""
-    monkeypatch.setattr(arms_module, "KEPT_ARMS", 1)
+    monkeypatch.setattr(variant_cache, "KEPT_VARIANTS", 1)
     first = arms.get(situation("a"), None)
     (first.model if which == "model" else first).itself = first
     left = weakref.ref(first.model)
     del first
     gone = []
-    monkeypatch.setattr(Arms, "_build", lambda self, *_: gone.append(left() is None) or built())
+    monkeypatch.setattr(
+        VariantCache, "_build", lambda self, *_: gone.append(left() is None) or built()
+    )
     arms.get(situation("b"), None)
     assert gone == [True]
 
@@ -81,16 +83,16 @@ def test_one_that_holds_itself_is_gone_before_the_next_is_built(arms, monkeypatc
 def test_all_can_be_freed_at_once(arms):
     for option in "abc":
         arms.get(situation(option), None)
-    assert arms.forget_arms() == 3
+    assert arms.forget_variants() == 3
     assert arms.count == 0
 
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_nearly_full_is_short_of_memory():
     device = torch.device("cuda", 0)
-    assert not arms_module.is_short(device)
+    assert not variant_cache.is_short(device)
     free, total = torch.cuda.mem_get_info(device)
     filler = torch.empty(int(free - 0.2 * total), dtype=torch.uint8, device=device)
-    assert arms_module.is_short(device)
+    assert variant_cache.is_short(device)
     del filler
-    assert not arms_module.is_short(device)
+    assert not variant_cache.is_short(device)
