@@ -26,11 +26,11 @@ def training_course(
     saved = [block.saved for block in blocks]
     at_the_end = sum(saved) + how.batch * costs.saved_per_sequence * size.compute
     yield at_the_end + costs.adapting_bytes, 0
-    loss = _loss(costs, -(-tokens // costs.stream_ranks))
+    loss = _loss(costs, size, -(-tokens // costs.stream_ranks))
     yield at_the_end + costs.head * size.copied + loss, 0
 
     unit, beside = unit_memory(costs, size, how), _beside(costs, how)
-    stream = tokens * costs.dim * size.stream
+    stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
     # All that a unit saved still exists, and the gradient of its result.
     working = tokens * unit.backward_per_token + stream + beside.backward
     past_attention = tokens * costs.saved_past_attention * size.compute
@@ -156,9 +156,9 @@ def _beside(costs: Costs, how: How) -> Beside:
     return costs.beside(how) if costs.beside else Beside()
 
 
-def _loss(costs: Costs, tokens: int) -> int:
-    """Return the bytes of the log-softmax in FP32, and of the gradients after and before it."""
-    return 3 * 4 * tokens * costs.rows
+def _loss(costs: Costs, size: Precision, tokens: int) -> int:
+    """Return the bytes of logits, their log-softmax in FP32, and gradients after and before it."""
+    return (size.compute + 3 * 4) * tokens * costs.rows
 
 
 def _checkpointed(mode: str, count: int) -> list[bool]:

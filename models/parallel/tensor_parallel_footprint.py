@@ -65,6 +65,7 @@ def _costs(full: Costs, plan: Divisible, ranks: int) -> Costs:
         saved_per_token=full.saved_per_token - saved,
         saved_fp32_per_token=full.saved_fp32_per_token + wide - less(wide),
         unfused_per_token=full.unfused_per_token - unfused,
+        backward_per_token=full.backward_per_token - less(min(full.backward_per_token, unit)),
         saved_past_attention=max(0, full.saved_past_attention - saved),
         by_torch=None if by_torch is None else by_torch_sharded,
         kept_beside=more if beside is not None and not full.block_passes else beside,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
+from models.parallel.pipeline_stages import chain
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.config.estimate import footprint
@@ -90,7 +91,9 @@ def test_copies_of_weights_are_estimated_once_for_all_micro_batches(
         return footprint(resolve.resolve(configuration, CPU)).activations
 
     family = models.FAMILIES["hydra"]
-    stage = family.build(family.configure("tiny", fields)).blocks[:4]
+    config = family.configure("tiny", fields)
+    first, _ = chain(family, config).stages(2)
+    stage = family.build(config).blocks[first.blocks.start : first.blocks.stop]
     linears = [module for module in stage.modules() if isinstance(module, nn.Linear)]
     weights = sum(linear.weight.numel() for linear in linears)
     # The first stage keeps two micro-batches. All but the copies grows with the rows.

@@ -230,7 +230,7 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     loop = WorkerLoop(Connection(ours, Order))
-    loop._arm = arm
+    loop._variant = arm
     for _ in range(2):
         loop.follow(Enter())
         loop.follow(Leave())

@@ -233,7 +233,7 @@ def test_only_what_the_next_point_shares_stays_in_memory(small):
     arms = SimpleNamespace(
         forget_variants=lambda: freed.append("arms"), forget_all=lambda: freed.append("all")
     )
-    run = SweepRun(SimpleNamespace(arms=arms), protocol.Sweep(base=small, axes={}))
+    run = SweepRun(SimpleNamespace(variants=arms), protocol.Sweep(base=small, axes={}))
     longer = small.replaced("settings.sequence", 32)
     for following in (small, longer, longer.replaced("model.n_layers", 3), None, longer, small):
         run._make_room(following)

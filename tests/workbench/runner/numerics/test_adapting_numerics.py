@@ -121,7 +121,7 @@ def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     run.numerics = []
     monkeypatch.setattr(kind, "_counts_memory", False, raising=False)
     monkeypatch.setattr("workbench.protocol.NumericsChecked", lambda **_: None)
-    monkeypatch.setattr("workbench.runner.experiments.attribute.path_text", lambda arm: "")
+    monkeypatch.setattr("workbench.runner.experiments.attribute.path_text", lambda *_: "")
     run._look_at(Anything())
     calls = [name for name in run._alternation.called if name in ("settle", "check")]
     assert calls == ["settle", "check"]
@@ -140,6 +140,6 @@ def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, mo
     context = RunnerContext(RecordingWire(), CPU)
     context.phases.phase = Phase.STEADY
     monkeypatch.setattr(context.phases, "restart", lambda: None)
-    contender = Contender(0, 0, arm.situation, "A", arm=arm)
+    contender = Contender(0, 0, arm.situation, "A", variant=arm)
     Alternation(context, 1.0, 1, "").warm_up(contender)
     assert sum(made) >= wanted > sum(made) - 5

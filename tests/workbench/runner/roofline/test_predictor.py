@@ -16,6 +16,7 @@ from workbench import protocol
 from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext, counted_step, make_predictor
+from workbench.runner.interfaces import StepRecord
 from workbench.runner.roofline import counter
 from workbench.runner.roofline import predict as predictors
 from workbench.runner.roofline.ceilings import Roof
@@ -174,7 +175,7 @@ def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(m
     monkeypatch.setattr(timing, "copy_rate", lambda where: 1e10)
     messages = []
     context = RunnerContext(SimpleNamespace(send=messages.append), CPU)
-    told_of = {"ledger": {}, "counted": {}, "divided": None}
+    told_of = {"ledger": {}, "record": StepRecord(), "divided": None}
     wide, narrow = configured("forward"), configured("forward", precision="bf16")
     arms = {
         segment: SimpleNamespace(**told_of, situation=resolve(configuration, CPU))

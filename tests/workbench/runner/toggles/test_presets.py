@@ -220,7 +220,7 @@ def test_every_study_tells_once_what_a_preset_leaves_out(index, small):
         raise BegunError
 
     arms = SimpleNamespace(keep_only=begin)
-    context = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), arms=arms, studies=0)
+    context = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), variants=arms, studies=0)
     with pytest.raises(BegunError):
         RUNS[type(command)](context, command).execute()
     assert {note.kind for note in notes} == {"warning"}

@@ -246,10 +246,12 @@ def test_the_theme_changes_every_token_at_once(qapp, complete_window):
     window = complete_window
     window.set_theme("light")
     assert window.workspace.theme.current.name == "light"
-    assert window.workspace.theme.current.surface in window.styleSheet()
+    docks = window.dock_area.docks.values()
+    shown = [dock for dock in docks if not dock.visibleRegion().isEmpty()]
+    assert shown and all("#ffffff" in dock.styleSheet() for dock in shown)
     window.set_theme("dark")
     assert window.workspace.theme.current.name == "dark"
-    assert "#ffffff" not in window.styleSheet()
+    assert not any("#ffffff" in dock.styleSheet() for dock in shown)
 
 
 @pytest.mark.usefixtures("complete_window")
