@@ -157,6 +157,9 @@ def makers(
     """Yield names of contenders and functions that build them."""
     trains = options.workload == "train"
     base = {} if device.type == "cuda" else {"precision": "fp32", "compile": "off"}
+    sizes = dict(SIZES[device.type])
+    longest = FAMILIES[family].longest(FAMILIES[family].presets[preset])
+    sizes["sequence"] = min(sizes["sequence"], longest)
 
     def arm_of(toggles: dict[str, str]) -> Variant:
         usable = toggles | base
@@ -166,7 +169,7 @@ def makers(
             usable.pop("adamw", None)
             usable.pop("fused_loss", None)
         configuration = Configuration(
-            family=family, preset=preset, workload=options.workload, settings=SIZES[device.type],
+            family=family, preset=preset, workload=options.workload, settings=sizes,
             toggles=usable,
         )  # fmt: skip
         situation = resolve.resolve(configuration, device)
