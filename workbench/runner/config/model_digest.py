@@ -1,4 +1,4 @@
-"""The digest of a model's mathematics, by which two configurations are found to build one model."""
+"""Digest of a model's mathematics: equal for two configurations that build the same model."""
 
 from __future__ import annotations
 

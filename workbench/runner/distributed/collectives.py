@@ -9,10 +9,10 @@ its own tokens; the other way round for gradients.
 Each operator names the axis of the device mesh whose ranks it communicates with. The collectives
 are those of ``torch.distributed``. They are wrapped into operators of torch, which a compiler calls
 as they are: calls are counted when they run, however they were traced. Inside such an operator,
-torch's functional collectives have no advantage and took the host 0.4 ms each (two H200s, HYDRA
-*base*, about 100 in a step with sequence parallelism). Ranks communicate only inside steps that all
-of them make. What one rank computes by itself (a probe, a trace, a tuning) uses its own part in
-place of the others'.
+torch's functional collectives have no advantage, and took the host about 0.4 ms each beside a stack
+sampler (two H200s, HYDRA *base*, about 100 in a step with sequence parallelism). Ranks communicate
+only inside steps that all of them make. A computation of one rank alone (a probe, a trace, a
+tuning) uses its own part instead of the others'.
 """
 
 from __future__ import annotations

@@ -62,14 +62,14 @@ class SegmentCheck:
         finally:
             free_memory()
         seconds = time.perf_counter() - began
-        said = f"checked in {seconds:.1f} s, between two steps"
+        when = f"checked in {seconds:.1f} s, between two steps"
         if checked_numerics.ok is False:
             self._context.note(
-                "warning", f"the numbers are WRONG ({said}): {checked_numerics.text}"
+                "warning", f"the numbers are WRONG ({when}): {checked_numerics.text}"
             )
         else:
             self._context.note(
-                "info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({said})"
+                "info", f"the numbers are {checked.MARKS[checked_numerics.ok]} ({when})"
             )
 
     def end(self, variant: Variant, cancelled: bool) -> None:

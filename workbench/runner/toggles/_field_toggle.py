@@ -175,9 +175,9 @@ def _refused(sentence: str, fields: Mapping[str, Scalar], situation: Situation) 
         changed = toggle.configure(option, situation.config)
         if changed.keys() & fields.keys() or not all(_has(situation.config, f) for f in changed):
             continue
-        said = {name: getattr(situation.base, name) for name in changed}
+        base = {name: getattr(situation.base, name) for name in changed}
         try:
-            situation.family.validate(dataclasses.replace(situation.config, **said, **fields))
+            situation.family.validate(dataclasses.replace(situation.config, **base, **fields))
         except ConfigurationError:
             continue
         fix = f"Leave {toggle.title} {toggle.options[toggle.off].lower()}."

@@ -19,11 +19,11 @@ from workbench.runner.toggles._toggle import Situation
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
     batch = int(situation.configuration.settings["batch"])
-    said = getattr(situation.base, "capacity", value)
-    if value == said or chosen(value, batch) != chosen(said, batch):
+    own = getattr(situation.base, "capacity", value)
+    if value == own or chosen(value, batch) != chosen(own, batch):
         return None
     return Blocked(
-        f"of a batch of {batch} a layer takes {chosen(value, batch)} by this share as by {said}",
+        f"of a batch of {batch} a layer takes {chosen(value, batch)} by this share as by {own}",
         "Choose a larger batch for the next run.",
     )
 

@@ -34,15 +34,15 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
 
 def _idle(value: Any, observed: Observed) -> str:
     """Say why the heads have the ranks that the model's own least rank gives; empty if not."""
-    full, said = head_dim(observed.model), observed.situation.base.rank_ratio
+    full, ratio = head_dim(observed.model), observed.situation.base.rank_ratio
     used = ranks(observed.model)
-    if value < said and min(used) >= said * full:
+    if value < ratio and min(used) >= ratio * full:
         after = calls(observed.model, observed.situation.workload)
         return (
-            f"no head has a rank below {round(said * full)} of {full} after {after}, which "
+            f"no head has a rank below {round(ratio * full)} of {full} after {after}, which "
             f"the model's own least rank allows too: {ranks_text(observed.model)}"
         )
-    return _none_would_be_narrower(value, observed) if value > said else ""
+    return _none_would_be_narrower(value, observed) if value > ratio else ""
 
 
 def _facts(value: Any, observed: Observed) -> str:
