@@ -23,7 +23,8 @@ IDLE_S = 2.0  # between two segments; shorter gaps stay on the axis
 
 def start_s(segment: Segment) -> float:
     """Return when a segment's run began: what was measured for it before is a phase of it."""
-    return min([segment.start_s, *(span.start_s for span in segment.phases[:1])])
+    phases = segment.phases
+    return min(segment.start_s, phases[0].start_s) if phases else segment.start_s
 
 
 def stop_s(segment: Segment) -> float:
@@ -32,7 +33,8 @@ def stop_s(segment: Segment) -> float:
         return max(segment.start_s, segment.phases[-1].stop_s)
     if "t_s" not in getattr(segment.steps, "read_so_far", ("t_s",)):
         return segment.start_s  # in a file, and not drawn: to read thousands would take minutes
-    return max([segment.start_s, *segment.steps["t_s"][-1:].tolist()])
+    times_s = segment.steps["t_s"]
+    return max(segment.start_s, float(times_s[-1])) if len(times_s) else segment.start_s
 
 
 @dataclass

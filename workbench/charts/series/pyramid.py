@@ -106,8 +106,7 @@ def reduce_bins(
     """
     starts, end = edges[:-1], int(edges[-1])
     # Ascending already: np.unique would sort, which took longer than all the rest.
-    fresh = starts < np.append(starts[1:], end)
-    starts = starts[fresh]
+    starts = starts[starts < edges[1:]]
     if not len(starts):
         empty = np.empty(0, np.float32)
         return starts, empty, empty

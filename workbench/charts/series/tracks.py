@@ -135,9 +135,9 @@ class Track:
         """
         first = max(0, int(np.searchsorted(self.x, start)) - 1)
         last = min(len(self.x), int(np.searchsorted(self.x, stop, side="right")) + 1)
-        ends = self.x[first:last][[0, -1]].clip(start, stop) if last > first else (start, stop)
-        bins = (ends[1] - ends[0]) / width  # of its own: many tracks may share the view
-        if last - first <= max(2.0, bins):
+        if last > first:  # many tracks may share the view: only the part with samples counts
+            start, stop = map(float, self.x[first:last][[0, -1]].clip(start, stop))
+        if last - first <= max(2.0, (stop - start) / width):
             y = self.y[first:last]
             return View(self.x[first:last], y, y, dense=False)
         bins_ = self._grown(first, last, start, stop, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 Done = Callable[[Any], None]
 Failed = Callable[[Exception, str], None]
+# While a task computes, a function of numpy waits this long for Python's lock each time it returns.
+# Python's own 5 ms made a redraw with thousands of such functions take seconds.
+SWITCH_S = 0.0002
 
 
 class Tasks(QObject):
@@ -21,6 +25,7 @@ class Tasks(QObject):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        sys.setswitchinterval(SWITCH_S)
         self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="task")
         self._running: set[concurrent.futures.Future[None]] = set()
         self._finished.connect(self._call)

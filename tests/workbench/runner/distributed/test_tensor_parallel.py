@@ -419,9 +419,11 @@ def test_models_that_cannot_be_divided_say_why(
 def test_the_estimate_falls_with_divided_layers_and_with_a_divided_stream(
     configuration, two_cores, workload, toggles
 ):
+    model = {**configuration.model, "dim": 128}  # with blocks that take more than the loss
+
     def estimate(**more: str):
         variation = msgspec.structs.replace(
-            configuration, workload=workload, toggles={**toggles, **more}
+            configuration, model=model, workload=workload, toggles={**toggles, **more}
         )
         return footprint(resolve.resolve(variation, CPU))
 

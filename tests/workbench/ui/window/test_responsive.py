@@ -1,7 +1,6 @@
 """The window answers within 0.3 s, whatever a session holds and a runner sends.
 
-The longest gap between two ticks of a timer is compared with 0.3 s on a machine without other work:
-how much slower this one is at the moment is measured beside it.
+The longest gap between two ticks of a timer is compared with 0.3 s on the reference machine.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 import pytest
 import synthetic
 from PySide6.QtCore import QEventLoop, Qt, QTimer
+from reference_machine import slowness
 from shown_window import opened
 
 from sessions.model import Event, Session
@@ -27,7 +27,6 @@ from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.workspace import Workspace
 
 LIMIT_S = 0.3
-WORK_S = 0.05  # of processor time, by which the machine is measured
 TICK_MS = 2
 MANY = 20_000
 WORD = "x" * 1_000_000
@@ -52,19 +51,11 @@ def run_loop(for_ms: int) -> None:
     loop.exec()
 
 
-def slowdown() -> float:
-    """Return how many times slower this thread is at the moment than alone."""
-    began, began_work = time.monotonic(), time.thread_time()
-    while time.thread_time() - began_work < WORK_S:
-        sum(range(1000))
-    return (time.monotonic() - began) / WORK_S
-
-
 def longest_gap(act, for_ms: int = 400) -> float:
-    """Seconds, as if the machine had no other work, of the longest gap while ``act`` takes effect.
+    """Seconds, as on the reference machine, of the longest gap while ``act`` takes effect.
 
     What a thread of ours makes this thread wait for counts, and so does waiting for a disk: the gap
-    is a time of day, divided by how much slower than alone the machine was before or after.
+    is a time of day, divided by how slow the machine was before or after.
     """
     gaps: list[float] = []
     last = [time.monotonic()]
@@ -76,13 +67,13 @@ def longest_gap(act, for_ms: int = 400) -> float:
 
     timer = QTimer(timerType=Qt.TimerType.PreciseTimer, interval=TICK_MS)
     timer.timeout.connect(tick)
-    before = slowdown()
+    before = slowness()
     timer.start()
     last[0] = time.monotonic()
     QTimer.singleShot(20, act)
     run_loop(for_ms)
     timer.stop()
-    return max(gaps) / max(1.0, before, slowdown())
+    return max(gaps) / max(before, slowness())
 
 
 def assert_responsive(act, for_ms: int = 400) -> None:

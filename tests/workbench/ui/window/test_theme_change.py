@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QMenu, QTabBar, QToolTip, QWidget
+from reference_machine import slowness
 from shown_window import opened
 
 from workbench.theming import stylesheet
@@ -16,7 +17,7 @@ from workbench.theming.theme import DARK, LIGHT
 from workbench.ui.dialogs.preferences import Preferences
 from workbench.ui.panels.lazy_panel import LazyPanel
 
-LIMIT_S = 0.3  # of processor time
+LIMIT_S = 0.3  # of processor time, on the reference machine
 CHANGES = 10
 HIDDEN = "events"  # a tab behind that of the segments
 
@@ -127,14 +128,15 @@ def test_a_change_takes_little_with_every_panel_made(qapp, qtbot, full):
     assert len(full.findChildren(QWidget)) > 1500
     medians = []
     for _ in range(3):  # what else a machine does inflates the time of a processor too
-        times = []
+        times, slow = [], slowness(time.process_time)
         for number in range(CHANGES):
             began = time.process_time()
             full.set_theme(("light", "dark")[number % 2])
             qapp.processEvents()
             times.append(time.process_time() - began)
-        medians.append(statistics.median(times))
-        print(f"{medians[-1]:.3f} s of processor time, at most {max(times):.3f} s")
+        slow = max(slow, slowness(time.process_time))
+        medians.append(statistics.median(times) / slow)
+        print(f"{medians[-1]:.3f} s on the reference machine; this one is {slow:.2f} times as slow")
         if medians[-1] < LIMIT_S:
             return
     raise AssertionError(f"medians of {CHANGES} changes: {medians} s")

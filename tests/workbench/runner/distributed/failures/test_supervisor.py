@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
 import psutil
@@ -32,7 +33,7 @@ SUPERVISE = """
 import sys
 from workbench.runner.distributed import supervisor
 supervisor._COMMAND = sys.argv[1:]
-supervisor.STOPPED_S = supervisor.GRACE_S = 0.2
+supervisor.STOPPED_S, supervisor.GRACE_S = 0.2, 1.0
 supervisor.main()
 """
 
@@ -73,10 +74,14 @@ def test_a_stopped_worker_is_ended_and_reported(supervised):
     assert supervised.process.wait(10.0) == 128 + signal.SIGKILL
 
 
-def test_a_killed_worker_is_reported_with_its_signal(supervised):
-    supervised.worker.send_signal(signal.SIGSEGV)
-    supervised.connection.shutdown(socket.SHUT_WR)  # as after an error in a collective
+@pytest.mark.parametrize("dies_s", [0.0, 0.1])
+def test_a_killed_worker_is_reported_with_its_signal(supervised, dies_s):
+    """Rank 0 hangs up, as after an error in a collective, before the worker has ended too."""
+    kill = threading.Timer(dies_s, supervised.worker.send_signal, [signal.SIGSEGV])
+    kill.start()
+    supervised.connection.shutdown(socket.SHUT_WR)
     assert supervised.last_message() == Ended(-signal.SIGSEGV)
+    kill.join()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
