@@ -108,7 +108,7 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
             same = f"the same within ±{100 * region:.2g} %"
             return f"{same}, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
         case "UNDECIDED":
-            return f"undecided, {ratio_words(ratio, low, high, region)}"
+            return f"undecided, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
     claim = f"{number(ratio)} {STEP_TIME}"
     if math.isfinite(low) and math.isfinite(high):
         claim = interval_text(ratio, low, high, region, f" {STEP_TIME}")
@@ -116,11 +116,8 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
 
 
 def _ratio_of(comparison: PairedComparison) -> str:
-    """Say the ratio; where it is no speed-up, the number alone."""
     ends = comparison.ratio, comparison.low, comparison.high
-    if comparison.facts.get(DIFFERENCE) or comparison.facts.get(INVALID):
-        return interval_text(*ends, region_of(comparison), f" {STEP_TIME}")
-    return ratio_words(*ends, region_of(comparison))
+    return _decided_words(verdict_word(comparison), *ends, region_of(comparison))
 
 
 def judgement_words(judgement: Judgement, region: float) -> str:
@@ -128,7 +125,14 @@ def judgement_words(judgement: Judgement, region: float) -> str:
     ratio, low, high = (
         math.nan if end is None else end for end in (judgement.ratio, judgement.low, judgement.high)
     )
-    return ratio_words(ratio, low, high, region)
+    return _decided_words(judgement.verdict, ratio, low, high, region)
+
+
+def _decided_words(verdict: str, ratio: float, low: float, high: float, region: float) -> str:
+    """Say "1.2x faster" only with a verdict that says so; else the ratio itself."""
+    if verdict in ("FASTER", "SLOWER"):
+        return ratio_words(ratio, low, high, region)
+    return interval_text(ratio, low, high, region, f" {STEP_TIME}")
 
 
 def _results(comparison: PairedComparison) -> str:

@@ -47,6 +47,7 @@ from workbench.client.message_checks import (
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
 LONGEST_REASON = 250  # characters of why a message is refused
+_JUDGED = ("history", "pairs", "seconds", "builds", "cycles", "whole", "p", "settled", "more_s")
 
 
 class Recorder:
@@ -331,9 +332,15 @@ class Recorder:
         self._paired = bool(message.request.get(BACKGROUND))
         for number, earlier in enumerate(comparisons):
             if message.before and _blocks_of(earlier) == _blocks_of(started):
-                history = earlier.facts.get("history", [])
-                facts = {**started.facts, "history": history}
-                comparisons[number] = msgspec.structs.replace(started, facts=facts)
+                known = {n: earlier.facts[n] for n in _JUDGED if n in earlier.facts}
+                comparisons[number] = msgspec.structs.replace(
+                    started,  # until the next judgement, the ratio of the earlier blocks holds
+                    ratio=earlier.ratio,
+                    low=earlier.low,
+                    high=earlier.high,
+                    verdict=earlier.verdict,
+                    facts={**started.facts, **known},
+                )
                 self._comparisons[message.index] = number
                 return
         self._comparisons[message.index] = len(comparisons)

@@ -197,7 +197,8 @@ class Slices(Layer):
     def _label(self, painter: QPainter, metrics: QFontMetricsF, box: QRectF, text: str) -> None:
         if box.width() < _LABEL_PX or box.height() < 0.8 * metrics.height():
             return
-        shown = metrics.elidedText(brief(text), Qt.TextElideMode.ElideRight, box.width() - 6)
+        name = brief(text).removeprefix("aten::")
+        shown = metrics.elidedText(name, Qt.TextElideMode.ElideRight, box.width() - 6)
         painter.setPen(shade(self._style.theme.text))
         middle = box.center().y() + (metrics.ascent() - metrics.descent()) / 2
         painter.drawText(QPointF(box.left() + 3, middle), shown)

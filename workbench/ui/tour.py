@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt, QTimer
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from workbench.theming import fonts
 from workbench.ui.panels import _widgets
@@ -73,9 +73,9 @@ class Tour(QFrame):
         self.text = QLabel()
         self.text.setWordWrap(True)
         self.count = _widgets.muted("")
-        self.close_button = QPushButton("Close")
+        self.close_button = _widgets.button("Close")
         self.close_button.clicked.connect(self.end)
-        self.next_button = QPushButton("Next")
+        self.next_button = _widgets.button("Next")
         self.next_button.setProperty("primary", True)
         self.next_button.clicked.connect(self.advance)
         layout = _widgets.tight(QVBoxLayout(self), 8, 12)

@@ -69,13 +69,15 @@ def changed_options(row: Mapping[str, Any]) -> set[str]:
 def headline(study: Study) -> str:
     """Say what the best configuration gives, in words that claim no more than its verdict."""
     candidates = rows(study, CANDIDATES)
-    tried = sum(row["state"] == RACED for row in candidates)
-    counted = f"{tried} configuration{'s' * (tried != 1)} measured"
+    tried = sum(row["state"] == RACED and row["candidate"] != 0 for row in candidates)
+    counted = f"{tried} other configuration{'' if tried == 1 else 's'} measured"
     best = best_row(study)
     if best is None:
         reason = next((row["reason"] for row in candidates if row["candidate"] == 0), "")
         return f"no configuration can be proposed: {reason or 'nothing was measured yet'}"
     if best["candidate"] == 0:
+        if not tried:
+            return "only the start was measured"
         return f"nothing is better than the start among {counted}"
     gains = [row for row in rows(study, EFFECTS) if row["kind"] == GAIN]
     gain = {row["quantity"]: row for row in gains}

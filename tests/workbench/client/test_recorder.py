@@ -16,6 +16,7 @@ from sessions.model import Phase, PhaseSpan, Session
 from sessions.plain_text import plain
 from sessions.storage import hdf5
 from sessions.storage.content import cleaned
+from sessions.verdicts.verdict_words import ratio_line
 from workbench import protocol
 from workbench.client.recorder import Recorder
 
@@ -361,3 +362,18 @@ def test_the_newest_text_is_kept_in_the_ledger_and_bounded():
     assert write(sequence=1, start=1, text="w" * 3999 + "!") == ("y" * 4000, "w" * 3999 + "!")
     with pytest.raises(protocol.WireError, match="segment 7 was never started"):
         recorder.record(protocol.Generated(segment=7, sequence=0, start=0, text=""))
+
+
+def test_a_comparison_that_goes_on_keeps_its_ratio_until_the_next_judgement():
+    messages = [*wire_samples.stream()]
+    (started,) = (m for m in messages if isinstance(m, protocol.ComparisonStarted))
+    before = [m.block for m in messages if isinstance(m, protocol.BlockDone)]
+    recorder = Recorder()
+    for message in messages:
+        recorder.record(message)
+    (judged,) = recorder.session.comparisons
+    assert math.isfinite(judged.ratio) and judged.facts["pairs"] > 0
+    recorder.record(msgspec.structs.replace(started, index=1, before=before))
+    (continued,) = recorder.session.comparisons
+    assert ratio_line(continued) == ratio_line(judged)
+    assert "final" not in continued.facts and "numerics" not in continued.facts

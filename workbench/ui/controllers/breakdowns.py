@@ -34,6 +34,11 @@ class Breakdowns(QObject):
         self._measurements = measurements
 
     @property
+    def busy(self) -> bool:
+        """True while a profile that was requested is not over."""
+        return self._measurements.is_pending(protocol.Profile)
+
+    @property
     def newest(self) -> Study | None:
         """The last profile of the shown session."""
         profiles = breakdown.profiles(self._session.shown)
@@ -57,6 +62,8 @@ class Breakdowns(QObject):
         """Return why nothing can be profiled; empty if a profile is possible."""
         if self._run.replaying:
             return "This is a replay; open the window without --replay to profile."
+        if self.busy:
+            return "Steps are being profiled."
         if not self._run.ready:
             return "The runner is not ready."
         if self._configuration.edited is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QSignalBlocker
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from sessions.model import OWN
 from sessions.plain_text import wrapped
@@ -41,7 +41,7 @@ class OwnModelRow(QWidget):
         self.path.setPlaceholderText("FILE.py, or drop one here")
         self.path.setAccessibleName("File of your own model")
         self.path.editingFinished.connect(lambda: self._take(self.path.text().strip()))
-        browse = QPushButton("Browse …")
+        browse = _widgets.button("Browse …")
         browse.setObjectName("own-model-browse")
         browse.clicked.connect(self._browse)
         row = _widgets.tight(QHBoxLayout(), 6)

@@ -164,21 +164,28 @@ def rule() -> QFrame:
     return frame
 
 
+def button(text: str = "") -> QPushButton:
+    """Return a button that Return presses too: of its own, Qt does that in dialogs only."""
+    made = QPushButton(text)
+    made.setAutoDefault(True)
+    return made
+
+
 def link(text: str) -> QPushButton:
     """Return a button that looks like a link."""
-    button = QPushButton(text)
-    button.setProperty("link", True)
-    button.setCursor(Qt.CursorShape.PointingHandCursor)
-    return button
+    made = button(text)
+    made.setProperty("link", True)
+    made.setCursor(Qt.CursorShape.PointingHandCursor)
+    return made
 
 
 def compact(text: str) -> QPushButton:
     """Return a button that fits into a line of small text."""
-    button = QPushButton(text)
-    button.setProperty("compact", True)
-    button.setFont(fonts.small())
-    button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-    return button
+    made = button(text)
+    made.setProperty("compact", True)
+    made.setFont(fonts.small())
+    made.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+    return made
 
 
 def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:

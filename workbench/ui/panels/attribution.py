@@ -9,7 +9,6 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QHBoxLayout,
-    QPushButton,
     QStackedWidget,
     QToolButton,
     QVBoxLayout,
@@ -92,7 +91,7 @@ class AttributionPanel(QWidget):
         self.headline = _widgets.title()
         self.about = _widgets.note()
         self.why_not = _widgets.note()
-        self.run = QPushButton("Attribute")
+        self.run = _widgets.button("Attribute")
         self.run.clicked.connect(attributions.run)
         self.mode = self._make_mode()
         tip = "Time limit of the measurement; building the configurations takes additional time"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import (
     QHBoxLayout,
-    QPushButton,
     QStackedWidget,
     QTabWidget,
     QVBoxLayout,
@@ -40,6 +39,12 @@ MOST_KERNELS = 2000  # rows
 HINT = "Point at a module for its numbers. Click: look into it. Double-click: the whole step."
 _MOST_MODULES = 40  # of a kernel, that its tip names
 NOTHING = "nothing"
+NO_PROFILE = (
+    "No profile yet",
+    "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
+    "profiler, and this panel shows which module, which kernel and which role takes how much time "
+    "and memory.",
+)
 TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
 
 
@@ -78,9 +83,9 @@ class BreakdownPanel(QWidget):
         self.remarks = _widgets.note()
         self.readout = _widgets.note(HINT)
         self.progress = _widgets.note()
-        self.start = QPushButton("Profile these steps")
+        self.start = _widgets.button("Profile these steps")
         self.start.clicked.connect(lambda: breakdowns.profile())
-        self.traced = QPushButton("Profile and export a trace …")
+        self.traced = _widgets.button("Profile and export a trace …")
         self.traced.clicked.connect(self._export)
         self.which, self.against = NoWheelComboBox(), NoWheelComboBox()
         self.which.setToolTip("The profile that is shown")
@@ -95,14 +100,7 @@ class BreakdownPanel(QWidget):
         self.roles_apart, self.waiting = TableView(), TableView()
         self.aligned = _widgets.note()
         self._pages = QStackedWidget()
-        self.empty = Empty(
-            theme,
-            "breakdown",
-            "No profile yet",
-            "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
-            "profiler, and this panel shows which module, which kernel and which role takes how "
-            "much time and memory.",
-        )
+        self.empty = Empty(theme, "breakdown", *NO_PROFILE)
         self.first = self.empty.offer("Profile these steps", lambda: breakdowns.profile())
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
@@ -198,6 +196,7 @@ class BreakdownPanel(QWidget):
         self.progress.setText(why_not or (self._run.text if profiling else ""))
         studies = breakdown.profiles(self._session.shown)
         self._pages.setCurrentIndex(1 if studies else 0)
+        self.empty.say(*((why_not, self._run.text) if self._breakdowns.busy else NO_PROFILE))
         if not studies:
             self._shown, self._count = None, 0
             return

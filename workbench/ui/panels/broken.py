@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from PySide6.QtCore import QEvent, QObject, Qt
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QVBoxLayout, QWidget
 
 from workbench.ui.panels import _widgets
 
@@ -23,7 +23,7 @@ class Cover(QFrame):
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        button = QPushButton("Show the panel as it is")
+        button = _widgets.button("Show the panel as it is")
         button.clicked.connect(self.hide)
         layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         layout.addStretch(1)

@@ -6,7 +6,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
-    QPushButton,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -55,7 +54,7 @@ class ChecklistPanel(QWidget):
         self._checklists, self._theme = checklists, theme
         self.headline = _widgets.title()
         self.subject = _widgets.note()
-        self.button = QPushButton(_BUTTON)
+        self.button = _widgets.button(_BUTTON)
         self.button.clicked.connect(checklists.check)
         self.expected = self._make_expected()
         self.reason = _widgets.note()
@@ -167,7 +166,7 @@ class ChecklistPanel(QWidget):
             shown.setFont(fonts.small(fonts.fixed()))
             text.addWidget(shown)
         if row.status == checklist.UNDECIDED and self._longer is not None:
-            longer = QPushButton(f"Check again with {self._longer:,.0f} s")
+            longer = _widgets.button(f"Check again with {self._longer:,.0f} s")
             longer.clicked.connect(self._checklists.check_longer)
             _widgets.allow(longer, self._checklists.why_not())
             text.addWidget(longer, 0, Qt.AlignmentFlag.AlignLeft)

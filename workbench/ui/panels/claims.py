@@ -61,9 +61,9 @@ class ClaimsPanel(QWidget):
         self.headline.setFont(fonts.title())
         self.headline.setWordWrap(True)
         self.said = _widgets.note()
-        self.run_all = QPushButton("Measure all")
+        self.run_all = _widgets.button("Measure all")
         self.run_all.clicked.connect(lambda: reproductions.measure())
-        self.stop = QPushButton("Stop")
+        self.stop = _widgets.button("Stop")
         self.stop.clicked.connect(reproductions.stop)
         self.budget = self._make_seconds(" s a claim", reproductions.budget_s, "", 0.1)
         self.budget.setToolTip(

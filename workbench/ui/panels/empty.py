@@ -60,7 +60,7 @@ class Empty(QWidget):
 
     def offer(self, text: str, act: Callable[[], None]) -> QPushButton:
         """Add a button beneath the sentence."""
-        button = QPushButton(text)
+        button = _widgets.button(text)
         button.clicked.connect(act)
         self.append(button)
         return button

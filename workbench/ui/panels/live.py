@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMenu,
-    QPushButton,
     QSplitter,
     QStackedWidget,
     QToolButton,
@@ -243,7 +242,7 @@ class LivePanel(QWidget):
         self._hold.setText("Pause view")
         self._hold.setToolTip("Hold the plots where they are; the run goes on")
         self._hold.clicked.connect(lambda: self._session.set_follow(False))
-        self._live = QPushButton("Live")
+        self._live = _widgets.button("Live")
         self._live.setProperty("primary", True)
         self._live.setToolTip("Follow the newest step again")
         self._live.clicked.connect(lambda: self._session.set_follow(True))

@@ -10,7 +10,6 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QMenu,
-    QPushButton,
     QStackedWidget,
     QTabWidget,
     QToolButton,
@@ -86,11 +85,11 @@ class OptimizePanel(QWidget):
         self.candidates.itemSelectionChanged.connect(self._show_actions)
         self.headline, self.about, self.details = _widgets.title(), _widgets.note(), _widgets.note()
         self.why_not = _widgets.note()
-        self.run = QPushButton("Optimize")
+        self.run = _widgets.button("Optimize")
         self.run.clicked.connect(self.optimizations.run)
-        self.apply = QPushButton("Apply")
+        self.apply = _widgets.button("Apply")
         self.apply.clicked.connect(self._apply)
-        self.save = QPushButton("Save as toggle set")
+        self.save = _widgets.button("Save as toggle set")
         self.save.clicked.connect(self._save)
         self.chosen = _widgets.note()
         self.objective = self._make_objective()
@@ -176,7 +175,8 @@ class OptimizePanel(QWidget):
             with QSignalBlocker(action):
                 action.setChecked(action.data() not in optimizations.excluded)
         count = len(searched.keys() - optimizations.excluded)
-        self.toggles.setText(f"{count} of {len(searched)} toggles ▾")
+        which = "All" if count == len(searched) else f"{count} of {len(searched)}"
+        self.toggles.setText(f"{which} toggles ▾")
         reason = optimizations.why_not()
         _widgets.allow(self.run, reason)
         progress = self._run.progress

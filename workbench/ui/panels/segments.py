@@ -34,7 +34,7 @@ from workbench.protocol import Failure
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._segment_model import SWATCH, SegmentModel
+from workbench.ui.panels._segment_model import SWATCH, Group, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -112,6 +112,7 @@ class SegmentsPanel(QWidget):
     def _make_table(self) -> QTableView:
         table = QTableView()
         table.setModel(self.model)
+        self.model.modelReset.connect(self._span_groups)
         table.setShowGrid(False)
         table.setTabKeyNavigation(False)  # Tab goes on; arrows move within
         table.setIconSize(QSize(SWATCH, SWATCH))
@@ -141,6 +142,14 @@ class SegmentsPanel(QWidget):
         copy.setContext(Qt.ShortcutContext.WidgetShortcut)
         copy.activated.connect(self.copy_csv)
         return table
+
+    def _span_groups(self) -> None:
+        """Let the titles of groups use the complete row."""
+        self.table.clearSpans()
+        columns = self.model.columnCount() - 1
+        for row, item in enumerate(self.model.rows):
+            if isinstance(item, Group) and columns > 1:
+                self.table.setSpan(row, 1, 1, columns)
 
     def showEvent(self, event: QShowEvent) -> None:
         """Bring the table up to date."""

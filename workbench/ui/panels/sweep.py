@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLineEdit,
     QMenu,
-    QPushButton,
     QStackedWidget,
     QTabWidget,
     QToolButton,
@@ -69,7 +68,7 @@ class SweepPanel(QWidget):
         self.presets.setToolTip("Toggle sets to measure too, each applied to the configuration")
         self.presets.setMenu(QMenu(self.presets))
         self.seconds = NoWheelDoubleSpinBox()
-        self.run = QPushButton("Run sweep")
+        self.run = _widgets.button("Run sweep")
         self.run.clicked.connect(sweeps.run)
         self.said = _widgets.note()
         self.charts = {name: Chart(PLOTS[name], theme.current, tasks) for name in _CHARTS}

@@ -8,7 +8,6 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
-    QPushButton,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -68,12 +67,12 @@ class VerdictPanel(QWidget):
         self.headline = _widgets.title()
         self.ratio = _widgets.note()
         self.progress = _widgets.note()
-        self.more = QPushButton()
+        self.more = _widgets.button()
         self.more.clicked.connect(verdicts.measure_more)
-        self.judge = QPushButton(JUDGE)
+        self.judge = _widgets.button(JUDGE)
         self.judge.setAccessibleName(JUDGE)
         self.judge.clicked.connect(verdicts.against_before)
-        self.calibrate = QPushButton("Calibrate")
+        self.calibrate = _widgets.button("Calibrate")
         self.calibrate.clicked.connect(verdicts.calibrate)
         self.floor = _widgets.note()
         tip = "Time limit of a new comparison"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import optimization_samples
 import pytest
 from optimization_samples import RESULT
 from PySide6.QtCore import Qt
 
 from sessions.model import Session
-from sessions.studies.optimization.words import question
+from sessions.studies.optimization.words import headline, question
 from workbench import protocol
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run
@@ -45,6 +47,7 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
     panel.limit.setValue(12.5)
     panel.budget.setValue(90)
     searched = {action.data(): action for action in panel.toggles.menu().actions()}
+    assert panel.toggles.text().startswith("All toggles")
     assert "window" not in searched, "it makes another model"
     searched["compile"].setChecked(False)
     assert panel.toggles.text().startswith(f"{len(searched) - 1} of {len(searched)}")
@@ -61,6 +64,16 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
     )
     assert (command.objective, command.budget_s) == ("memory", 90.0)
     assert (command.memory_limit, command.exclude) == (12.5 * 2**30, ["compile"])
+
+
+def test_where_only_the_start_was_measured_nothing_is_claimed_of_others():
+    study = optimization_samples.study(gains=False)
+    others = len(study.tables["candidates"]["candidate"]) - 1
+    claim = "nothing is better than the start among {} other configuration{} measured"
+    assert headline(study) == claim.format(others, "s")
+    for count, words in ((2, claim.format(1, "")), (1, "only the start was measured")):
+        tables = {name: {c: v[:count] for c, v in t.items()} for name, t in study.tables.items()}
+        assert headline(dataclasses.replace(study, tables=tables)) == words
 
 
 def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, panel, ready):

@@ -36,8 +36,11 @@ def test_the_segments_of_a_study_are_one_row_until_it_is_expanded(qtbot, segment
     assert model.index(1, 1).data() == "Sweep: batch 1 to 8 (3 segments)"
     alone = Group(0, "Profile", range(1), expanded=False)
     assert alone.cells(2)[1] == "Profile (1 segment)"
+    spans = [segments.table.columnSpan(row, 1) for row in range(4)]
+    assert spans == [1, model.columnCount() - 1, 1, 1], "its title uses the complete row"
     click(qtbot, segments, 1)
     assert [row for row in model.rows if isinstance(row, int)] == [0, 1, 2, 3, 4, 5]
+    assert segments.table.columnSpan(2, 1) == 1
     assert model.index(2, 0).data() == "1", "the first of the study's own rows"
     click(qtbot, segments, 1)
     assert model.rowCount() == 4

@@ -118,6 +118,14 @@ def test_no_other_button_takes_the_focus_of_one_that_is_gone(qtbot, ready, gone)
     assert ready.hasFocus()
 
 
+def test_return_goes_through_the_tour(qtbot, ready):
+    ready.start_tour()
+    (tour,) = ready.findChildren(Tour)
+    for _ in range(5):
+        qtbot.keyClick(tour.next_button, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not ready.findChildren(Tour))
+
+
 def test_escape_ends_the_tour(qtbot, ready):
     ready.start_tour()
     (tour,) = ready.findChildren(Tour)

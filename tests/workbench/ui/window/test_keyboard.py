@@ -109,6 +109,11 @@ def test_tab_reaches_all_that_can_be_seen_and_used(qtbot, full):
     assert drawn > 4
 
 
+def test_return_presses_every_button(full):
+    buttons = full.findChildren(QPushButton)
+    assert len(buttons) > 20 and all(button.autoDefault() for button in buttons)
+
+
 def _title_buttons(dock):
     return dock.titleBarWidget().findChildren(QAbstractButton)
 
