@@ -68,9 +68,9 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
 
 def test_where_only_the_start_was_measured_nothing_is_claimed_of_others():
     study = optimization_samples.study(gains=False)
-    others = len(study.tables["candidates"]["candidate"]) - 1
+    measured = len(study.tables["candidates"]["candidate"]) - 1
     claim = "nothing is better than the start among {} other configuration{} measured"
-    assert headline(study) == claim.format(others, "s")
+    assert headline(study) == claim.format(measured, "s")
     for count, words in ((2, claim.format(1, "")), (1, "only the start was measured")):
         tables = {name: {c: v[:count] for c, v in t.items()} for name, t in study.tables.items()}
         assert headline(dataclasses.replace(study, tables=tables)) == words
