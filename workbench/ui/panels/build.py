@@ -219,6 +219,7 @@ class BuildPanel(QWidget):
         self._make_form(self._model_form, "model", family.fields)
         fields = config_edit.workload_of(catalogue, configuration.workload).fields
         self._make_form(self._settings_form, "settings", fields)
+        _widgets.settle(self._body)
 
     def _make_form(self, form: QFormLayout, group: str, fields: list[Field]) -> None:
         while form.rowCount():

@@ -121,7 +121,8 @@ class TogglesPanel(QWidget):
         self._column.addWidget(self._groups)
         self._column.addStretch(1)
         self._refresh()
-        self._groups.show()  # at once, or the rows are squeezed into the panel for a moment
+        self._groups.show()
+        _widgets.settle(self._groups)  # or the rows are squeezed until the event loop goes on
 
     def _choose(self, name: str, option: str) -> None:
         self._configuration.set_toggle(name, option)
