@@ -99,7 +99,7 @@ class MainWindow(PanelWindow):
 
     def show_palette(self) -> None:
         """Open the command palette."""
-        self.palette_.ask(self.actions_.entries())
+        self.palette_.ask(self.actions_.entries)
 
     def show_preferences(self) -> None:
         """Open the preferences."""

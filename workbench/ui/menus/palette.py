@@ -80,7 +80,7 @@ class CommandPalette(QFrame):
     def __init__(self, window: QWidget) -> None:
         super().__init__(window)
         self.setProperty("popup", True)
-        self._entries: list[Entry] = []
+        self._entries: Callable[[], Sequence[Entry]] = list
         self._shown: list[Entry] = []
         self._before: QWidget | None = None
         self.line = QLineEdit()
@@ -104,9 +104,9 @@ class CommandPalette(QFrame):
         self.line.installEventFilter(self)
         self.hide()
 
-    def ask(self, entries: Sequence[Entry]) -> None:
-        """Show the palette with these entries."""
-        self._entries = list(entries)
+    def ask(self, entries: Callable[[], Sequence[Entry]]) -> None:
+        """Show the palette with these entries; what can be done is asked again at each letter."""
+        self._entries = entries
         self._before = QApplication.focusWidget()
         self.line.clear()
         self._filter("")
@@ -134,12 +134,12 @@ class CommandPalette(QFrame):
         return bool(super().eventFilter(watched, event))
 
     def _filter(self, query: str) -> None:
-        ranked = []
-        for index, entry in enumerate(self._entries):
+        ranked, entries = [], self._entries()
+        for index, entry in enumerate(entries):
             score = match(query, entry.text)
             if score is not None:
                 ranked.append((bool(entry.why_not), -score, index))
-        self._shown = [self._entries[index] for *_, index in sorted(ranked)]
+        self._shown = [entries[index] for *_, index in sorted(ranked)]
         self._model.clear()
         for entry in self._shown:
             item = QStandardItem(entry.icon, entry.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fake_session
 from hypothesis import given
 from hypothesis import strategies as st
 from PySide6.QtCore import Qt
@@ -47,6 +48,16 @@ def test_an_option_of_a_toggle_can_be_chosen_by_name(qtbot, ready):
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Down)
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Return)
     assert ready.workspace.configuration.edited.toggles["precision"] in ("amp_bf16", "bf16")
+
+
+def test_what_has_become_possible_since_the_palette_opened_is_offered(qtbot, ready):
+    ready.show_palette()
+    palette = ready.palette_
+    for letters, why_not in (("repor", "Nothing has been measured yet."), ("t", "")):
+        qtbot.keyClicks(palette.line, letters)
+        (report,) = (entry for entry in palette._shown if entry.text == "Report …")
+        assert report.why_not == why_not
+        ready.workspace.session.show(fake_session.session())
 
 
 def test_what_cannot_be_done_now_says_why_and_does_nothing(qtbot, ready):
