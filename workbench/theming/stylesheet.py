@@ -70,6 +70,7 @@ QToolButton[primary="true"] { background: $accent; color: $on_accent; padding: 4
 QToolButton[primary="true"]:hover { background: $accent_hover; }
 QToolButton[primary="true"]:disabled { background: $raised; color: $faint; }
 
+QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 QPushButton { background: $raised; border: 1px solid $line; border-radius: 4px;
               padding: 4px 12px; min-height: 16px; }
 QPushButton:hover { background: $hover; }
