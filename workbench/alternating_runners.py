@@ -164,7 +164,7 @@ class AlternatingRunners:
         Nothing is kept of a comparison that could not begin.
         """
         try:
-            with interrupts.handled_by(self._interrupt, heed_ignored=True):
+            with interrupts.handled_by(self._interrupt, include_ignored=True):
                 for build in range(self._command.build_count):
                     self._run_processes(build)
                     if self._is_over():
@@ -258,7 +258,7 @@ class AlternatingRunners:
             self._seconds += spent_s - self._counted_s
             self._counted_s = spent_s
             self._judge()
-            self._tell((build + spent_s / share_s) / self._command.build_count)
+            self._report_progress((build + spent_s / share_s) / self._command.build_count)
             if self._is_over() or spent_s >= share_s or given_up >= HOPELESS_PAIRS:
                 break
         self._counted_s = 0.0
@@ -380,7 +380,7 @@ class AlternatingRunners:
             )
         )
 
-    def _tell(self, fraction: float) -> None:
+    def _report_progress(self, fraction: float) -> None:
         judgement = self._judgement
         text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
         self._watch(protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text))

@@ -32,8 +32,8 @@ from workbench.commands._command import (
     answer,
     answer_failure,
     failure_as_json,
+    print_status,
     report_skipped,
-    say,
 )
 
 DISTRIBUTION = "gpu-optimization-workbench"
@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
-            say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
+            print_status(
+                f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}"
+            )
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted
 
@@ -77,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _runner(parsed), _tables.as_markdown(getattr(parsed, "markdown", False)):
             code: int = parsed.command.run(parsed)
     except (Mistaken, Lacking) as mistake:
-        say(f"workbench {parsed.command.name}: {mistake}")
+        print_status(f"workbench {parsed.command.name}: {mistake}")
         code = MISTAKEN
         _answer(parsed, MISTAKE, str(mistake))
     except (Failed, SessionError) as failure:
-        say(f"workbench {parsed.command.name}: {failure}")
+        print_status(f"workbench {parsed.command.name}: {failure}")
         code = FAILED
         if not getattr(failure, "answered", False):
             _answer(parsed, "failed", str(failure))
@@ -104,7 +106,7 @@ def report_defect(error: BaseException, log: Path | None) -> int:
         f"an error inside the program ended it ({crash_log.describe(error)}). "
         f"{crash_log.where(log)}"
     )
-    say(f"{f'workbench {name}'.strip()}: {sentence}")
+    print_status(f"{f'workbench {name}'.strip()}: {sentence}")
     _answer(argparse.Namespace(json="--json" in arguments), "failed", sentence)
     _drop_what_is_unwritten()
     return FAILED

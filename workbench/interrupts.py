@@ -73,11 +73,11 @@ def set_last_words(text: str) -> None:
 
 
 @contextlib.contextmanager
-def handled_by(handler: Handler, *, heed_ignored: bool = False) -> Iterator[None]:
-    """Let ``handler`` take the signals of this process; only the main thread receives them.
+def handled_by(handler: Handler, *, include_ignored: bool = False) -> Iterator[None]:
+    """Handle the signals of this process with ``handler``; only the main thread receives them.
 
     Signals that are ignored stay so (``nohup`` ignores SIGHUP), except for Ctrl+C with
-    ``heed_ignored``: shells let jobs in the background ignore it, which ``kill -INT`` is to end.
+    ``include_ignored``: shells let jobs in the background ignore it, which ``kill -INT`` is to end.
     Where a signal would end the process, it is only noted after the block: what was measured is
     still to be saved and reported.
     """
@@ -86,15 +86,15 @@ def handled_by(handler: Handler, *, heed_ignored: bool = False) -> Iterator[None
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = {number for number in SIGNALS if before[number] is not signal.SIG_IGN}
-    if heed_ignored:
-        taken.add(signal.SIGINT)
+    handled = {number for number in SIGNALS if before[number] is not signal.SIG_IGN}
+    if include_ignored:
+        handled.add(signal.SIGINT)
     try:
-        for number in taken:
+        for number in handled:
             signal.signal(number, handler)
         yield
     finally:
-        for number in taken:
+        for number in handled:
             previous = before[number]
             signal.signal(number, note if previous is exit_now else previous)
         if not {exit_now, note} & set(before.values()):

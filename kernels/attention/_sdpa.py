@@ -233,8 +233,8 @@ def _ask(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         can_use(params, True)
-    said = " ".join(str(w.message).partition("(Triggered")[0].strip() for w in caught)
-    return f"torch refuses it: {said.rstrip('.')}"
+    reasons = " ".join(str(w.message).partition("(Triggered")[0].strip() for w in caught)
+    return f"torch refuses it: {reasons.rstrip('.')}"
 
 
 def _by_name_alone(*_: Any) -> str:

@@ -148,7 +148,7 @@ class Tunable:
                 self._tiles[key] = choice.tile
             return choice.tile
 
-    def heed(self, mode: str) -> None:
+    def use_mode(self, mode: str) -> None:
         """Use that mode's tiles."""
         self._tiles = self._kept[mode]
 
@@ -219,7 +219,7 @@ def _set(mode: str) -> None:
     with _lock:
         _mode = mode
         for tunable in TUNABLES.values():
-            tunable.heed(mode)
+            tunable.use_mode(mode)
         replay.forget()
 
 

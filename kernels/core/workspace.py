@@ -13,25 +13,26 @@ class Workspace:
     """Scratch buffers by role; each grows to the largest size requested.
 
     A buffer holds arbitrary values, and only until the same role is requested again: nothing that a
-    backward pass needs may be in it. ``taken`` counts requests, ``made`` allocations.
+    backward pass needs may be in it. ``requests`` counts the calls of ``empty``,
+    ``allocations`` those that allocated memory.
     """
 
     def __init__(self) -> None:
         # Outgrown buffers stay allocated: a captured graph may still write to them.
         self._flat: dict[tuple[str, torch.dtype, torch.device], list[Tensor]] = {}
-        self.taken = self.made = 0
+        self.requests = self.allocations = 0
 
     @property
     def bytes(self) -> int:
         """Bytes of all allocations."""
         return sum(flat.nbytes for buffers in self._flat.values() for flat in buffers)
 
-    def take(
+    def empty(
         self, role: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Return a contiguous tensor of this shape, of unknown content."""
         count, inference = math.prod(shape), torch.is_inference_mode_enabled()
-        self.taken += 1
+        self.requests += 1
         buffers = self._flat.setdefault((role, dtype, device), [])
         for flat in buffers:
             # A tensor made in inference mode cannot be written to outside of it.
@@ -40,7 +41,7 @@ class Workspace:
         else:
             flat = torch.empty(count, dtype=dtype, device=device)
             buffers.append(flat)
-            self.made += 1
+            self.allocations += 1
         return flat[:count].view(shape)
 
 
@@ -54,4 +55,4 @@ def scratch(
     """Return a tensor of unknown content, in the workspace if there is one."""
     if workspace is None:
         return torch.empty(*shape, dtype=dtype, device=device)
-    return workspace.take(role, shape, dtype, device)
+    return workspace.empty(role, shape, dtype, device)

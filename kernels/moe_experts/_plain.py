@@ -165,16 +165,16 @@ def _in_workspace(
     x_ND, choices = x.reshape(-1, dim), index.reshape(-1)
     n_rows = len(choices)
 
-    def take(role: str, *shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
-        return workspace.take(role, shape, dtype, x.device)
+    def empty(role: str, *shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
+        return workspace.empty(role, shape, dtype, x.device)
 
-    expert_R, token_R = (take(role, n_rows, dtype=torch.int64) for role in ("expert", "token"))
+    expert_R, token_R = (empty(role, n_rows, dtype=torch.int64) for role in ("expert", "token"))
     torch.sort(choices, stable=True, out=(expert_R, token_R))
-    weight_R = take("weight", n_rows, dtype=weight.dtype)
+    weight_R = empty("weight", n_rows, dtype=weight.dtype)
     torch.index_select(weight.reshape(-1), 0, token_R, out=weight_R)
     token_R.div_(index.shape[-1], rounding_mode="floor")
-    x_RD = torch.index_select(x_ND, 0, token_R, out=take("permuted", n_rows, dim))
-    gate_RF, up_RF, hidden_RF = (take(role, n_rows, width) for role in ("gate", "up", "hidden"))
+    x_RD = torch.index_select(x_ND, 0, token_R, out=empty("permuted", n_rows, dim))
+    gate_RF, up_RF, hidden_RF = (empty(role, n_rows, width) for role in ("gate", "up", "hidden"))
     # Choices of no expert stand before the first's, or behind the last's.
     ends = torch.searchsorted(expert_R, torch.arange(n_experts + 1, device=x.device)).tolist()
     mine = slice(ends[0], ends[-1])
@@ -182,18 +182,18 @@ def _in_workspace(
     for e, rows in enumerate(spans):
         torch.mm(x_RD[rows], gate_EFD[e].T, out=gate_RF[rows])
         torch.mm(x_RD[rows], up_EFD[e].T, out=up_RF[rows])
-    wide_RF = gate_RF if wide == x.dtype else take("gate wide", n_rows, width, dtype=wide)
+    wide_RF = gate_RF if wide == x.dtype else empty("gate wide", n_rows, width, dtype=wide)
     wide_RF[mine].copy_(gate_RF[mine])
     functional.silu(wide_RF[mine], inplace=True).mul_(up_RF[mine])
     hidden_RF[mine].copy_(wide_RF[mine])
-    out_RD = take("rows", n_rows, dim)
+    out_RD = empty("rows", n_rows, dim)
     for e, rows in enumerate(spans):
         torch.mm(hidden_RF[rows], down[e].T, out=out_RD[rows])
-    wide_RD = take("rows wide", n_rows, dim, dtype=wide)
+    wide_RD = empty("rows wide", n_rows, dim, dtype=wide)
     wide_RD[mine].copy_(out_RD[mine]).mul_(weight_R[mine, None])
-    y_ND = take("out wide", len(x_ND), dim, dtype=wide).zero_()
+    y_ND = empty("out wide", len(x_ND), dim, dtype=wide).zero_()
     y_ND.index_add_(0, token_R[mine], wide_RD[mine])
-    y_ND = y_ND if wide == x.dtype else take("out", len(x_ND), dim).copy_(y_ND)
+    y_ND = y_ND if wide == x.dtype else empty("out", len(x_ND), dim).copy_(y_ND)
     return y_ND.view(x.shape)
 
 

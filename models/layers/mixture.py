@@ -206,7 +206,7 @@ class StreamBuffer:
     def total(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute ``x + y`` in the buffer, where ``x`` may already be."""
         dtype = torch.promote_types(x.dtype, y.dtype)
-        return torch.add(x, y, out=self._memory.take("stream", x.shape, dtype, x.device))
+        return torch.add(x, y, out=self._memory.empty("stream", x.shape, dtype, x.device))
 
 
 class Block(nn.Module):

@@ -85,11 +85,11 @@ class Cut(NamedTuple):
         parts = share.split(self._sizes(ranks), self.axis)
         return [parts[index] for index in self.replicated]
 
-    def take(self, full: Tensor, rank: int, ranks: int) -> Tensor:
+    def shard(self, full: Tensor, rank: int, ranks: int) -> Tensor:
         """Return one rank's shard, as a tensor of its own."""
         return torch.cat(self._parts(full, rank, ranks), self.axis)
 
-    def put(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
+    def write_back(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
         """Write one rank's shard back into the full parameter."""
         parts = self._parts(full, rank, ranks)
         for part, own in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
@@ -231,7 +231,7 @@ def divide(
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
         old = module.get_parameter(own)
-        made = nn.Parameter(cut.take(old.detach(), 0, ranks), requires_grad=old.requires_grad)
+        made = nn.Parameter(cut.shard(old.detach(), 0, ranks), requires_grad=old.requires_grad)
         setattr(module, own, keep_marks(old, made))
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape

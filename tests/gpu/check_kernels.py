@@ -156,8 +156,8 @@ def _child(name: str, part: str, deadline: float, *arguments: str) -> dict[str, 
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=left)
         except subprocess.TimeoutExpired as expired:
-            said = (expired.stderr or b"").decode(errors="replace")[-1500:]
-            problem = f"{part}: took over {left:.0f} s\n{said}"
+            output = (expired.stderr or b"").decode(errors="replace")[-1500:]
+            problem = f"{part}: took over {left:.0f} s\n{output}"
         else:
             if done.returncode:
                 problem = f"{part}: process ended {done.returncode}\n{done.stderr[-3000:]}"

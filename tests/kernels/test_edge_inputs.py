@@ -85,15 +85,17 @@ def test_what_a_gpu_without_fp8_lacks_is_known_while_compiling(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "deterministic", "said"),
+    ("keys", "deterministic", "expected"),
     [(1, False, "more than one key"), (4, True, "deterministic"), (4, False, None)],
 )
-def test_what_torch_says_of_cudnn_is_known_while_compiling(monkeypatch, keys, deterministic, said):
+def test_what_torch_says_of_cudnn_is_known_while_compiling(
+    monkeypatch, keys, deterministic, expected
+):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     q = torch.empty(1, 2, keys, 16, dtype=torch.bfloat16)
     refused = _sdpa.BACKENDS["sdpa_cudnn"].refuses(q, q, q, True, None, None, None)
-    assert refused is None if said is None else said in refused
+    assert refused is None if expected is None else expected in refused
 
 
 @pytest.mark.parametrize(

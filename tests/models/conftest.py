@@ -61,6 +61,6 @@ def pytest_collection_modifyitems(items):
         name = item.path.name
         if pathlib.Path(__file__).parent not in item.path.parents or name in EVERY_RUN:
             continue
-        said = name + item.nodeid.partition("::")[2]
-        if not name.endswith("_gpu.py") and any(word in said for word in SLOW):
+        test_name = name + item.nodeid.partition("::")[2]
+        if not name.endswith("_gpu.py") and any(word in test_name for word in SLOW):
             item.add_marker(pytest.mark.slow)

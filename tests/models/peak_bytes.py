@@ -50,10 +50,10 @@ class Meter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._take(leaf.untyped_storage())
+                self._add_allocation(leaf.untyped_storage())
         return result
 
-    def _take(self, storage: torch.UntypedStorage) -> None:
+    def _add_allocation(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._live:
             return
         self._live.add(id(storage))

@@ -130,9 +130,9 @@ ENDINGS = pytest.mark.parametrize(
 )
 
 
-def is_told(said: str, codes: list[int]) -> bool:
+def is_told(output: str, codes: list[int]) -> bool:
     """Return True if exactly the calls that did not end with 0 are named with their exit code."""
-    lines = [(line.split(": workbench ")[0], line.split()[-1]) for line in said.splitlines()]
+    lines = [(line.split(": workbench ")[0], line.split()[-1]) for line in output.splitlines()]
     return lines == [
         (f"exit code {code}", f"again-{index:04d}.h5") for index, code in enumerate(codes) if code
     ]

@@ -138,9 +138,9 @@ ratios = st.floats(0.01, 100)
 @given(ratios, ratios, ratios, st.sampled_from([0.0, 0.01, 0.05]))
 def test_the_words_of_a_ratio_claim_what_its_interval_shows(first, second, third, region):
     low, ratio, high = sorted((first, second, third))
-    said = numbers.ratio_words(ratio, low, high, region)
-    assert ("faster" in said) == (high < 1) and ("slower" in said) == (low > 1)
-    shown = [float(number) for number in re.findall(r"(\d+(?:\.\d+)?)(?= to|\))", said)]
+    sentence = numbers.ratio_words(ratio, low, high, region)
+    assert ("faster" in sentence) == (high < 1) and ("slower" in sentence) == (low > 1)
+    shown = [float(number) for number in re.findall(r"(\d+(?:\.\d+)?)(?= to|\))", sentence)]
     ends = [1 / high, 1 / low] if high < 1 else [low, high]
     for end, text in zip(ends, shown, strict=True):
         for edge in numbers.edges_of(region):

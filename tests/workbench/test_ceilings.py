@@ -83,9 +83,9 @@ def test_8_bit_rates_have_their_units_and_those_that_are_not_there_a_reason():
     assert lacking(measured) == [f"No float8 rate: {why['float8']}."]
 
 
-@pytest.mark.parametrize("source, said", [("kept", "kept from an earlier run"),
+@pytest.mark.parametrize("source, expected", [("kept", "kept from an earlier run"),
                                           ("measured", "measured in this one")])  # fmt: skip
-def test_a_session_keeps_the_ceilings_that_it_used_and_where_they_came_from(source, said):
+def test_a_session_keeps_the_ceilings_that_it_used_and_where_they_came_from(source, expected):
     recorder = Recorder()
     recorder.record(protocol.CeilingsFound(ceilings=FOUND, source=source))
-    assert recorder.session.environment["ceilings"] == f"{describe(FOUND)} ({said})"
+    assert recorder.session.environment["ceilings"] == f"{describe(FOUND)} ({expected})"

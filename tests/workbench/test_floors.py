@@ -141,8 +141,8 @@ def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
     calibrate(TRAIN, 0.004)
     assert compared(TRAIN, TRAIN).floor == pytest.approx(0.004)
     assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
-    said = calibration.floor_sentence(calibration.load(CATALOGUE), kind)
-    assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in said
+    sentence = calibration.floor_sentence(calibration.load(CATALOGUE), kind)
+    assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in sentence
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.captions = True  # phases and markers are named here, not only drawn
         self.fixed_y: tuple[float, float] | None = None
         self.least_x: tuple[float, float] | None = None  # what the x axis spans with any data
-        self.follow_x = True  # the x axis spans all data
-        self.follow_y = True
+        self.auto_range_x = True  # the x axis spans all data
+        self.auto_range_y = True
         self.pad_x = 0.01
         self._busy = False
         self._cursor = Cursor(style)
@@ -138,7 +138,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         """Read new data of the sessions and show it."""
         for layer in self.layers:
             layer.pull()
-        if self.follow_x:
+        if self.auto_range_x:
             span = self.x_span()
             if span is not None:
                 first, last = span
@@ -227,8 +227,8 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         frame = self._frame(rect)
         for layer in self.layers:
             layer.update_view(frame)
-        if self.follow_y:
-            self._follow_y()
+        if self.auto_range_y:
+            self._fit_y()
         return True
 
     def _arrange(self) -> bool:
@@ -261,7 +261,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         for layer in [*self.layers, self._marked, self._cursor, self._off_scale]:
             layer.settle(frame)
 
-    def _follow_y(self) -> None:
+    def _fit_y(self) -> None:
         if self.fixed_y is not None:
             low, high = self.fixed_y
             self._set_y(low, high if high > low else low + 1.0)  # a plot without rows

@@ -111,7 +111,7 @@ class Suite:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterator[protocol.AnyMessage]:
-        """Take the session."""
+        """Keep the session."""
         self._session = session
         return iter(())
 
@@ -125,13 +125,13 @@ class Suite:
         self._done.append(_Done(planned_command, len(session.segments), len(session.studies)))
         return planned_command.command
 
-    def heed(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
-        """Keep why a command failed."""
+    def on_message(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
+        """Keep the reason if a command failed."""
         if isinstance(message, protocol.Failure) and self._done:
             self._done[-1].failures.append(message.sentence)
         return iter(())
 
-    def tell(self) -> Iterator[protocol.AnyMessage]:
+    def pending_messages(self) -> Iterator[protocol.AnyMessage]:
         """Record nothing between two commands."""
         return iter(())
 
@@ -139,11 +139,11 @@ class Suite:
         """Record nothing at the end."""
         return iter(())
 
-    def cut(self, command: protocol.Command | None) -> bool:
-        """Return False: no command is cut off."""
+    def on_timeout(self, command: protocol.Command | None) -> bool:
+        """Return False: no command is cancelled."""
         return False
 
-    def lost(self) -> bool:
+    def on_runner_lost(self) -> bool:
         """Return True if commands are left for another runner."""
         return bool(self._waiting)
 

@@ -97,7 +97,7 @@ class Course:
             [Outcome(experiment, claim, WAITING) for claim in experiment.claims]
             for _, experiment in self._chosen
         ]
-        self._told: list[Row] = []
+        self._sent_rows: list[Row] = []
         self.begun = False
         self.over = False
         self.ended = ""
@@ -107,7 +107,7 @@ class Course:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterator[protocol.AnyMessage]:
-        """Take the session that is recorded, and the device; what to record first."""
+        """Keep the session and the device; yield the first messages to record."""
         self._session, self._device, self.begun = session, catalogue.device, True
         for outcomes in self._outcomes:
             for index, outcome in enumerate(outcomes):
@@ -125,7 +125,7 @@ class Course:
                 "limit_s": self._limit_s or 0.0,
             },
         )
-        yield from self.tell()
+        yield from self.pending_messages()
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
         """Return the next command for an idle runner; None if all is done."""
@@ -135,39 +135,39 @@ class Course:
                 return self._send(catalogue, self._now, self._now.waiting[0])
             else:
                 self._conclude()
-                self.over = not self._take_up(catalogue)
+                self.over = not self._begin_next(catalogue)
         return None
 
-    def lost(self) -> bool:
-        """Return True if another runner is needed after this one is gone with its command."""
+    def on_runner_lost(self) -> bool:
+        """Return True if a new runner is needed after this one was lost with its command."""
         self._end_command()
         more = self._now is not None and bool(self._now.waiting)
         return not self._out_of_time() and (more or self._next < len(self._chosen))
 
-    def heed(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
-        """Take a message that was recorded; what to record after it."""
+    def on_message(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
+        """Handle a message that was recorded; yield those to record after it."""
         now = self._now
         if now is None or now.sent is None or self._command is None:
             return
         match message:
             case protocol.PhaseChanged():
-                self._follow(message)
+                self._add_compile_time(message)
             case protocol.StudyStarted() if message.index != protocol.OWN_STUDY:
                 now.sent.study = len(self._session.studies) - 1
             case protocol.Failure() if not self.was_cut and message.kind != protocol.JOURNAL:
                 now.sent.left_out.append(message.sentence)
             case protocol.StudyRows() if message.table == "effects":
-                yield from self._look()
+                yield from self._interim_messages()
             case protocol.Finished():
-                yield from self._look()
+                yield from self._interim_messages()
 
     @property
     def allowed_s(self) -> float:
         """Seconds that the command in flight may take from when it was sent."""
         return self._allowed_s
 
-    def cut(self, command: protocol.Command | None) -> bool:
-        """Return True if a command that took too long is still in flight, and to be cancelled.
+    def on_timeout(self, command: protocol.Command | None) -> bool:
+        """Return True, to cancel it, if a command that exceeds its time is still in flight.
 
         May be called from another thread.
         """
@@ -183,18 +183,18 @@ class Course:
         self._give_up(why or "no runner was there to measure it")
         if not self.begun:
             return
-        yield from self.tell()
+        yield from self.pending_messages()
         seconds = self._clock() - self._began
         yield protocol.StudyFacts(
             study=protocol.OWN_STUDY,
             facts={"final": True, "seconds": seconds, "ended": why or "done"},
         )
 
-    def tell(self) -> Iterator[protocol.AnyMessage]:
-        """Yield the claims as they are known, if that has changed; to be recorded once begun."""
+    def pending_messages(self) -> Iterator[protocol.AnyMessage]:
+        """Yield the claims as they are known, if they have changed since the last call."""
         rows = self.rows
-        if self.begun and rows and rows != self._told:
-            self._told = rows
+        if self.begun and rows and rows != self._sent_rows:
+            self._sent_rows = rows
             yield protocol.StudyRows(
                 study=protocol.OWN_STUDY,
                 table=claims.TABLE,
@@ -221,7 +221,7 @@ class Course:
 
     # One experiment after the other
 
-    def _take_up(self, catalogue: protocol.Catalogue) -> bool:
+    def _begin_next(self, catalogue: protocol.Catalogue) -> bool:
         """Begin the next experiment that can be measured here; False where there is none."""
         while self._next < len(self._order):
             index, self._next = self._order[self._next], self._next + 1
@@ -330,8 +330,8 @@ class Course:
         self.over = True
         return True
 
-    def _follow(self, message: protocol.PhaseChanged) -> None:
-        """Add up how long the runner compiles."""
+    def _add_compile_time(self, message: protocol.PhaseChanged) -> None:
+        """Add up the seconds that the runner compiles."""
         now = self._now
         assert now is not None and now.sent is not None
         part = now.sent
@@ -355,8 +355,8 @@ class Course:
         ]
         self._now = None
 
-    def _look(self) -> Iterator[protocol.AnyMessage]:
-        """Yield what the experiment shows so far; none of it is a result yet."""
+    def _interim_messages(self) -> Iterator[protocol.AnyMessage]:
+        """Yield what the experiment shows so far; none of it is final."""
         now = self._now
         assert now is not None
         experiment = self._chosen[now.index][1]
@@ -367,7 +367,7 @@ class Course:
                 self._outcomes[now.index][number] = Outcome(
                     experiment, claim, MEASURING, seen.reading
                 )
-        yield from self.tell()
+        yield from self.pending_messages()
 
     def _found(self, now: _Now, unsent: str = "") -> Results:
         made = self._session.studies

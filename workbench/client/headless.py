@@ -26,8 +26,8 @@ Chooser = Callable[[protocol.Catalogue], protocol.Command]
 class Plan(Protocol):
     """Commands that are run one after the other in one session, each with its time.
 
-    What ``begin``, ``heed``, ``tell`` and ``finish`` give is recorded and journaled like what the
-    runner says.
+    The messages that ``begin``, ``on_message``, ``pending_messages`` and ``finish`` return are
+    recorded and journaled like the runner's own.
     """
 
     @property
@@ -37,22 +37,22 @@ class Plan(Protocol):
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session, before the first command."""
+        """Prepare for the first command; messages are recorded in ``session``."""
 
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
         """Return the next command for an idle runner; None if all is done."""
 
-    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+    def on_message(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
         """Handle a message of the runner after it was recorded."""
 
-    def tell(self) -> Iterable[protocol.AnyMessage]:
+    def pending_messages(self) -> Iterable[protocol.AnyMessage]:
         """Return messages to record between two commands."""
 
-    def cut(self, command: protocol.Command | None) -> bool:
-        """Return True if a command that exceeds its time must be cancelled; from any thread."""
+    def on_timeout(self, command: protocol.Command | None) -> bool:
+        """Return True to cancel a command that exceeds its time; called from any thread."""
 
-    def lost(self) -> bool:
-        """Return True to continue with a new runner after this one was lost."""
+    def on_runner_lost(self) -> bool:
+        """Return True if a new runner is needed after this one was lost."""
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
         """End the plan; ``why`` is the reason if commands were left."""
@@ -70,7 +70,7 @@ class Outcome:
     journal: Path
     reason: str = "died"  # done, stopped, cancelled, failed; died: the runner was lost
     failures: list[protocol.Failure] = field(default_factory=list)
-    unjournaled: str = ""  # why the journal ends early, told already; it is no failure of the run
+    unjournaled: str = ""  # why the journal ends early; reported already, no failure of the run
 
     @property
     def mistake(self) -> str:
@@ -82,9 +82,9 @@ class Outcome:
 def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
     """Run the command (Start, Bench) that ``choose`` returns for the catalogue.
 
-    Ctrl+C cancels and keeps what was measured, and a warning in the session tells of it; a runner
-    that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed. So do
-    SIGTERM (``timeout``, a batch system) and SIGHUP (a connection that is lost).
+    Ctrl+C cancels the command and keeps what was measured; the session gets a warning. A runner
+    that does not react is killed after ``PATIENCE_S``, or by another Ctrl+C; this is no failure.
+    SIGTERM (``timeout``, a batch system) and SIGHUP (a lost connection) do the same.
     """
     return run_plan(_Once(choose), watch=watch)
 
@@ -99,11 +99,11 @@ def run_plan(
 
     ``command``: what starts the runner's process; the one that a person chose if None.
 
-    A command that fails, or is cut off, does not end the plan; Ctrl+C does, and a runner that is
-    lost where the plan does not go on with another.
+    A command that fails or exceeds its time does not end the plan. Ctrl+C ends it, and so does a
+    lost runner if the plan needs no new one.
     """
     interrupt = _Interrupt()
-    with interrupts.handled_by(interrupt.cancel, heed_ignored=True):
+    with interrupts.handled_by(interrupt.cancel, include_ignored=True):
         return _Driver(plan, watch, interrupt, command).drive()
 
 
@@ -142,11 +142,11 @@ class _Driver:
                 goes_on = self._drive(runner)
             if self._interrupt.pressed:
                 if self._outcome.reason == "died":
-                    self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
+                    self._outcome.reason = "cancelled"  # it did not react, and was killed
                 interruption = f"interrupted with {self._interrupt.by} {self._at}"
-                self._own([protocol.Note(kind="warning", text=interruption)])
-            self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
-            if complaint := self._journal.complaint():  # that no runner was left to bring
+                self._record_own([protocol.Note(kind="warning", text=interruption)])
+            self._record_own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
+            if complaint := self._journal.complaint():  # which no runner was left to send
                 self._record(complaint)
                 self._outcome.unjournaled = complaint.sentence
         finally:
@@ -166,9 +166,9 @@ class _Driver:
         try:
             for message in runner.messages():
                 if self._interrupt.pressed and _is_obituary(message, runner):
-                    continue  # it did what the person wanted
+                    continue  # the person wanted it to end
                 message = self._record(message)
-                self._own(self._plan.heed(message))
+                self._record_own(self._plan.on_message(message))
                 match message:
                     case protocol.Catalogue():
                         catalogue = message
@@ -177,8 +177,8 @@ class _Driver:
                             return False
                         if not self._begun:
                             self._begun = True
-                            self._own(self._plan.begin(catalogue, self._recorder.session))
-                        is_busy = self._ask(runner, catalogue)
+                            self._record_own(self._plan.begin(catalogue, self._recorder.session))
+                        is_busy = self._send_next(runner, catalogue)
                         if not is_busy:
                             outcome.reason = "done"
                             return False
@@ -196,35 +196,37 @@ class _Driver:
                             outcome.failures.append(message)
                             outcome.reason = "failed"
                         assert catalogue is not None
-                        if self._interrupt.pressed or not self._ask(runner, catalogue):
+                        if self._interrupt.pressed or not self._send_next(runner, catalogue):
                             return False
                         outcome.reason = "died"  # unless it finishes
         finally:
             self._disarm()
             runner.close()
-        goes_on = is_busy and not self._interrupt.pressed and self._plan.lost()
-        self._own(self._plan.tell())
+        goes_on = is_busy and not self._interrupt.pressed and self._plan.on_runner_lost()
+        self._record_own(self._plan.pending_messages())
         return goes_on
 
-    def _ask(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
+    def _send_next(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
         """Send the next command and limit its time. Return False if there is none."""
         self._disarm()
         self._interrupt.is_busy = True
         command = self._plan.next(catalogue)
-        self._own(self._plan.tell())
+        self._record_own(self._plan.pending_messages())
         if command is None:
             return False
         # A decode state may take long to write, and is what the run was for.
         self._interrupt.patience_s = None if getattr(command, "save_state", "") else PATIENCE_S
         runner.send(command)
         if math.isfinite(self._plan.allowed_s):
-            self._timer = threading.Timer(self._plan.allowed_s, self._cut, (runner, command))
+            self._timer = threading.Timer(
+                self._plan.allowed_s, self._cancel_late, (runner, command)
+            )
             self._timer.daemon = True
             self._timer.start()
         return True
 
-    def _cut(self, runner: Runner, command: protocol.Command) -> None:
-        if self._plan.cut(command):
+    def _cancel_late(self, runner: Runner, command: protocol.Command) -> None:
+        if self._plan.on_timeout(command):
             runner.cancel()
 
     def _disarm(self) -> None:
@@ -232,7 +234,7 @@ class _Driver:
             self._timer.cancel()
             self._timer = None
 
-    def _own(self, messages: Iterable[protocol.AnyMessage]) -> None:
+    def _record_own(self, messages: Iterable[protocol.AnyMessage]) -> None:
         """Record and journal messages that no runner sent."""
         for message in messages:
             message.t_s = self._last_s
@@ -276,12 +278,12 @@ class _Once:
     def begin(self, *_: object) -> tuple[()]:
         return ()
 
-    heed = tell = finish = begin
+    on_message = pending_messages = finish = begin
 
-    def cut(self, _: object) -> bool:
+    def on_timeout(self, _: object) -> bool:
         return False
 
-    def lost(self) -> bool:
+    def on_runner_lost(self) -> bool:
         return False
 
 

@@ -33,11 +33,15 @@ def never_spoke(
 ) -> Failure:
     """Return the failure of a person's command that ended before the first message."""
     last = next((line for line in reversed(log) if line.strip()), "")
-    said = f"the last on its standard error was {_brief(last)!r}" if last else (
+    last_output = f"the last on its standard error was {_brief(last)!r}" if last else (
         "it wrote nothing to its standard error")  # fmt: skip
     if babble:
-        said += f", and on its standard output stood {_brief(babble[0])!r}, which is no message"
-    sentence = f"The command `{shown(command)}` {how_ended(code)} before a runner spoke; {said}."
+        last_output += (
+            f", and on its standard output stood {_brief(babble[0])!r}, which is no message"
+        )
+    sentence = (
+        f"The command `{shown(command)}` {how_ended(code)} before a runner spoke; {last_output}."
+    )
     return _fatal(sentence, TRY, [*babble, *log])
 
 
@@ -85,5 +89,7 @@ def _brief(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
 
-def _fatal(sentence: str, fix: str, said: Sequence[str] = ()) -> Failure:
-    return Failure(kind="died", sentence=sentence, fix=fix, detail="\n".join(said), fatal=True)
+def _fatal(sentence: str, fix: str, last_output: Sequence[str] = ()) -> Failure:
+    return Failure(
+        kind="died", sentence=sentence, fix=fix, detail="\n".join(last_output), fatal=True
+    )

@@ -175,7 +175,7 @@ def write_text(path: Path, text: str) -> None:
         raise Failed(f"{path} cannot be written: {why}; choose another place") from None
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """Print a line for the person, beside the result; go on if standard error is closed."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ def report_skipped(loaded: Iterable[plugins.Plugin]) -> None:
     """Print a line about each plug-in that was skipped."""
     for plugin in loaded:
         if plugin.problem:
-            say(f"workbench: {plugin.sentence}.")
+            print_status(f"workbench: {plugin.sentence}.")
 
 
 def answer(text: str) -> None:

@@ -25,8 +25,8 @@ from workbench.commands._command import (
     Failed,
     Mistaken,
     answer,
+    print_status,
     report_skipped,
-    say,
 )
 
 
@@ -87,10 +87,10 @@ class Bar:
         with contextlib.suppress(OSError):  # of a terminal that has gone
             self._progress.stop()
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print a line for the person, above the bar."""
         if self._progress.disable:
-            say(text)
+            print_status(text)
         else:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -107,7 +107,7 @@ class Bar:
                     self._told = True
                     self._progress.update(self._task, total=1.0, completed=message.fraction)
             case protocol.Failure() if message.kind == protocol.JOURNAL:
-                self.say(message.said)
+                self.write(message.sentence_with_fix)
             case protocol.Steps() if not self._told:
                 self._advance(message)
 
@@ -132,7 +132,7 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
     hurry to end the run, does not keep what it measured from being saved.
     """
-    with interrupts.handled_by(interrupts.note, heed_ignored=True):
+    with interrupts.handled_by(interrupts.note, include_ignored=True):
         return _settle(outcome, output)
 
 
@@ -144,13 +144,13 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
     for text in warnings(session):
         if text == outcome.unjournaled:
             continue  # printed when it happened
-        say(f"{text[:1].upper()}{text[1:]}.")
+        print_status(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
-        say(failure.said)
+        print_status(failure.sentence_with_fix)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
-            say(f"Its last output:\n{failure.detail}")
+            print_status(f"Its last output:\n{failure.detail}")
         elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
-            say(f"The log:\n{failure.detail.rstrip()}")
+            print_status(f"The log:\n{failure.detail.rstrip()}")
     saved = None
     if output is not None and session.segments:
         try:
@@ -159,11 +159,11 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
             raise Failed(f"{error} {_recovery_hint(outcome)}".strip()) from None
         saved = str(output)
     elif output is not None:
-        say(f"Nothing was measured, so that {output} was not written.")
+        print_status(f"Nothing was measured, so that {output} was not written.")
     cut = any(failure.kind in ("died", protocol.SCRIPT_FAILED) for failure in outcome.failures)
     cut = cut or outcome.reason in ("died", "cancelled")
     if saved is None and session.segments and cut:
-        say(_recovery_hint(outcome))
+        print_status(_recovery_hint(outcome))
     else:
         journal.discard(outcome.journal)
     return saved

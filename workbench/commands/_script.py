@@ -12,7 +12,7 @@ from sessions.tables import segments_table
 from workbench import protocol
 from workbench.client import headless, runner_command
 from workbench.client.headless import Outcome
-from workbench.commands._command import INTERRUPTED, Mistaken, answer_json, say
+from workbench.commands._command import INTERRUPTED, Mistaken, answer_json, print_status
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
 from workbench.instrument import settings
@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace, summary: Callable[[Segment], dict[str, An
         answer_json({**as_data(outcome, saved), "exit_code": plan.exit_code, "segments": segments})
     elif any(row_count(segment.steps) for segment in session.segments):
         for line in _lines(session, arguments.verbose):
-            say(line)
+            print_status(line)
     if saved and not arguments.json:
-        say(f"saved {saved}")
+        print_status(f"saved {saved}")
     return _code(outcome, plan.exit_code)
 
 
@@ -129,7 +129,7 @@ def _chosen(arguments: argparse.Namespace, side: str) -> dict[str, str]:
 def _print_journal(message: protocol.AnyMessage) -> None:
     """Report a journal that cannot be written when it happens: the script may run for days."""
     if isinstance(message, protocol.Failure) and message.kind == protocol.JOURNAL:
-        say(message.said)
+        print_status(message.sentence_with_fix)
 
 
 def _conclude(outcome: Outcome, failure: protocol.Failure | None) -> None:

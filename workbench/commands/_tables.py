@@ -64,8 +64,8 @@ def evidence_lines(rows: Sequence[Evidence], verbose: bool, prefix: str = "") ->
     for row in rows:
         if not verbose and row.requested in _AUTOMATIC and row.status in _EXPECTED:
             continue
-        said = row.text if verbose else first_clause(row.text)
-        lines.append(f"{prefix}{row.toggle}={row.requested}: {row.status}: {said}")
+        evidence = row.text if verbose else first_clause(row.text)
+        lines.append(f"{prefix}{row.toggle}={row.requested}: {row.status}: {evidence}")
     return lines
 
 

@@ -42,7 +42,7 @@ from workbench.commands._command import (
     answer,
     answer_json,
     check_session,
-    say,
+    print_status,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines
@@ -204,8 +204,8 @@ def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> lis
     )
     lines += [*filter(None, [energy_line(comparison)]), *numerics_lines(comparison)]
     for side in "AB":
-        if said := memory_words(comparison, side, session.segments):
-            lines.append(f"{side}: {said}")
+        if memory := memory_words(comparison, side, session.segments):
+            lines.append(f"{side}: {memory}")
     for side, index in zip("AB", comparison.facts.get("segments", []), strict=False):
         lines += evidence_lines(session.segments[index].evidence, verbose, f"{side}: ")
     return lines
@@ -227,7 +227,7 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     shown = is_expected(expectation, judgement, region_of(comparison)) if expectation else True
     if not shown and expectation:
         wanted = " or ".join(EXPECTATIONS[expectation])
-        say(f"expected {wanted}, and the verdict is {comparison.verdict}")
+        print_status(f"expected {wanted}, and the verdict is {comparison.verdict}")
     if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     return {True: DONE, False: FAILED, None: UNDECIDED}[shown]

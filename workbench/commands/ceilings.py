@@ -9,7 +9,7 @@ import msgspec
 from sessions.ceilings import age, describe, lacking
 from workbench import ceilings, protocol
 from workbench.client import headless, runner_command
-from workbench.commands._command import DONE, FAILED, Command, answer, answer_json, say
+from workbench.commands._command import DONE, FAILED, Command, answer, answer_json, print_status
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 
 
@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settle(outcome, None)
     where = runner_command.host_suffix(outcome.session.environment)
     for why in dict.fromkeys(message.why for message in heard if message.why):
-        say(f"warning{where}: {why}")
+        print_status(f"warning{where}: {why}")
     last, code = heard[-1] if heard else None, exit_code(outcome)
     if last is None or last.ceilings is None or code != DONE:  # or no more than those kept before
         if arguments.json:

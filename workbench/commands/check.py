@@ -51,7 +51,7 @@ from workbench.commands._command import (
     answer_json,
     check_session,
     load,
-    say,
+    print_status,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import render
@@ -122,10 +122,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 outcome = _alternate(commits.baseline, commits.current, arguments)
             except VariantFailed as failed:
                 if failed.number == 1:
-                    raise Failed(f"the current commit failed: {failed.failure.said}") from None
-                why = f"the old commit failed here: {failed.failure.said}"
+                    raise Failed(
+                        f"the current commit failed: {failed.failure.sentence_with_fix}"
+                    ) from None
+                why = f"the old commit failed here: {failed.failure.sentence_with_fix}"
         if outcome is None:
-            say(f"The old commit is not run: {why}. Compared with the file: unpaired.")
+            print_status(f"The old commit is not run: {why}. Compared with the file: unpaired.")
             outcome = _run_current(commits.current, arguments)
     outcome.session.title = f"{base.configuration.title}: check"
     saved = settle(outcome, arguments.output)
@@ -142,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
     marker = "- " if arguments.markdown else ""
     answer(render(table) + "\n" + "\n".join(f"{marker}{line}" for line in lines))
     if saved:
-        say(f"saved {saved}")
+        print_status(f"saved {saved}")
     return code
 
 
@@ -299,7 +301,7 @@ def _code(outcome: Outcome, findings: list[Finding]) -> int:
         return code
     for finding in findings:
         if finding.regressed:
-            say(f"{finding.measure}: {finding.change}")
+            print_status(f"{finding.measure}: {finding.change}")
     if any(finding.regressed for finding in findings):
         return FAILED
     return DONE if findings and findings[0].regressed is False else UNDECIDED

@@ -24,7 +24,7 @@ from workbench.commands._command import (
     answer_json,
     check_output,
     load_together,
-    say,
+    print_status,
     write_text,
 )
 from workbench.commands._tables import render
@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with hdf5.held_open(sessions):
         comparison = compare(sessions, segments=places)
     for warning in comparison.warnings:
-        say(f"warning: {warning}")
+        print_status(f"warning: {warning}")
     if arguments.output is not None:
         is_csv = arguments.output.suffix.lower() == ".csv"
         table = comparison_table(comparison).to_csv() if is_csv else _markdown(comparison)

@@ -22,7 +22,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    say,
+    print_status,
 )
 from workbench.commands.run import summary
 
@@ -53,7 +53,9 @@ def _run(arguments: argparse.Namespace) -> int:
     trouble = platform_check.trouble()
     if trouble:
         reason = trouble.partition(":")[0]
-        say(f"No window here ({reason}): the demo runs the same on Qt's offscreen platform.")
+        print_status(
+            f"No window here ({reason}): the demo runs the same on Qt's offscreen platform."
+        )
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := platform_check.trouble():
             raise Failed(f"{still}.")
@@ -79,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ):
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
-        demo = Demo(window.workspace, arguments.out, say, WindowStage(window))
+        demo = Demo(window.workspace, arguments.out, print_status, WindowStage(window))
         demo.ended.connect(lambda: _save_picture(demo, window, arguments.out))
         if not arguments.json:
             demo.judged.connect(answer)
@@ -121,7 +123,7 @@ def _report(demo: Demo, visible: bool) -> None:
     """Print what to try next, and the files."""
     outcome = demo.outcome
     if not outcome.paths:
-        say("The demo did not reach its end; nothing was saved.")
+        print_status("The demo did not reach its end; nothing was saved.")
         return
     session, *_ = outcome.paths
     answer(

@@ -17,8 +17,8 @@ from workbench.commands._command import (
     check_output,
     load,
     names,
+    print_status,
     runs_of,
-    say,
     write_text,
 )
 from workbench.commands._tables import render
@@ -54,13 +54,15 @@ def _run(arguments: argparse.Namespace) -> int:
             sessions.append(load(path))
             paths.append(path)
         except SessionError as error:
-            say(f"left out: {error}")
+            print_status(f"left out: {error}")
     titles = names(paths)
     points, left_out = history(sessions, titles)
     if not points:
         raise Mistaken(f"{arguments.folder} has no session with steady steps")
     if left_out:
-        say(f"{left_out} sessions of other configurations, or without steady steps, are left out")
+        print_status(
+            f"{left_out} sessions of other configurations, or without steady steps, are left out"
+        )
     table = history_table(points)
     if output is not None and output.suffix.lower() in _TABLE_SUFFIXES:
         write_text(output, table.to_markdown())

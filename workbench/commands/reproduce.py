@@ -32,7 +32,7 @@ from workbench.commands._command import (
     answer,
     answer_json,
     check_session,
-    say,
+    print_status,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import render
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 for row in course.rows:
                     if row.final and row.result != NOT_HERE and row.key not in reported:
                         reported.add(row.key)
-                        bar.say(_line(row))
+                        bar.write(_line(row))
 
         outcome = headless.run_plan(course, watch=watch)
     session, rows = outcome.session, course.rows
@@ -133,7 +133,9 @@ def _run(arguments: argparse.Namespace) -> int:
         answer(render(made(rows, title)))
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
-        say(f"{omitted} other passages of numbers have no claim; --omissions prints the reasons")
+        print_status(
+            f"{omitted} other passages of numbers have no claim; --omissions prints the reasons"
+        )
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome, rows)
@@ -226,7 +228,7 @@ def _code(arguments: argparse.Namespace, outcome: headless.Outcome, rows: Sequen
     open_results = {row.result for row in rows} - {HOLDS, NOT_HERE}
     if not arguments.expect or not open_results:
         return DONE
-    say(f"expected every claim to hold: {claims.count(rows)}")
+    print_status(f"expected every claim to hold: {claims.count(rows)}")
     return UNDECIDED if open_results == {claims.UNDECIDED} else FAILED
 
 

@@ -31,7 +31,7 @@ from workbench.commands._command import (
     answer_json,
     check_output_there,
     check_session,
-    say,
+    print_status,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
@@ -273,7 +273,7 @@ def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, st
             except ValueError as error:
                 raise Mistaken(f"--toggle {text}: {error}") from None
             for sentence in unknown:
-                say(f"{text}: {sentence}")
+                print_status(f"{text}: {sentence}")
             chosen |= options
         else:
             chosen |= dict([_toggle(text, toggles)])

@@ -33,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     reply = query_runner(question, protocol.Availability)
     if isinstance(reply, protocol.Failure):
-        raise Failed(reply.said)
+        raise Failed(reply.sentence_with_fix)
     if not isinstance(reply, protocol.Availability):
         raise Failed("the runner ended before it answered; `workbench doctor` looks for the reason")
     (catalogue,) = answers
@@ -93,7 +93,7 @@ def _blocked_lines(blocked: Reasons, toggles: Sequence[ToggleInfo]) -> list[str]
     options_by_reason: dict[str, dict[str, list[str]]] = {}
     for toggle in toggles:
         for option, reason in blocked.get(toggle.name, {}).items():
-            names = options_by_reason.setdefault(reason.said, {})
+            names = options_by_reason.setdefault(reason.reason_with_fix, {})
             names.setdefault(toggle.name, []).append(option)
     lines = []
     for sentence, names in options_by_reason.items():

@@ -26,7 +26,7 @@ def devices(run: Run) -> list[str]:
     return drawn.devices(run.session)
 
 
-def tell_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
+def note_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
     """Write beside the plot's title how many devices are drawn, where that is not all."""
     most = max((len(run.session.telemetry) for run in runs), default=0)
     if most > MOST_DEVICES:

@@ -20,7 +20,7 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style
 from workbench.charts.units import BYTES, SECONDS
 from workbench.plots._steps import add_timeline, columns_of, step_table
-from workbench.plots._telemetry import devices, key, prefix, sampled, tell_undrawn
+from workbench.plots._telemetry import devices, key, note_undrawn, prefix, sampled
 
 _COLUMNS = ("peak", "reserved", "allocated")
 
@@ -41,7 +41,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
             look = Look(name, style, BYTES, color, dash=kind)
             plot_item.add(Line(look, columns_of(run, column)))
         _add_devices(plot_item, runs, run, style)
-    tell_undrawn(plot_item, runs)
+    note_undrawn(plot_item, runs)
 
 
 def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:

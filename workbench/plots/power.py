@@ -22,10 +22,10 @@ from workbench.plots._telemetry import (
     highest,
     key,
     measured,
+    note_undrawn,
     prefix,
     sampled,
     telemetry_table,
-    tell_undrawn,
 )
 
 _RIGHT = {
@@ -55,7 +55,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "
                 color += 1
     if other:
         plot_item.show_right(unit, name[0].upper() + name[1:], 1.0 / watts_per_unit)
-    tell_undrawn(plot_item, runs)
+    note_undrawn(plot_item, runs)
 
 
 def table(runs: Sequence[Run], *, right: str = "sm_clock") -> dict[str, Array]:

@@ -32,10 +32,10 @@ from workbench.plots._telemetry import (
     devices,
     key,
     measured,
+    note_undrawn,
     prefix,
     sampled,
     telemetry_table,
-    tell_undrawn,
 )
 
 _FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
@@ -91,7 +91,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
                 plot_item.add(_Sampled(look, sampled(run, device, column), run, column))
                 color += measured(run, device, column)
         plot_item.add(_Absent(run, style))
-    tell_undrawn(plot_item, runs)
+    note_undrawn(plot_item, runs)
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:

@@ -22,9 +22,9 @@ def expected(name: str, allowed: Collection[str]) -> str:
 
 def ended(*texts: str) -> str:
     """Join texts one after the other, each ending as a sentence."""
-    said = [text.strip() for text in texts if text.strip()]
+    sentences = [text.strip() for text in texts if text.strip()]
     return " ".join(
-        sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in said
+        sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in sentences
     )
 
 
@@ -107,6 +107,6 @@ class Blocked(msgspec.Struct, frozen=True):
     absent: bool = False
 
     @property
-    def said(self) -> str:
+    def reason_with_fix(self) -> str:
         """Return the reason and the fix as one line."""
         return ended(self.reason, self.fix)

@@ -311,7 +311,7 @@ class Failure(Message, tag="failure"):
     fatal: bool = False  # the runner cannot go on; a new one is needed
 
     @property
-    def said(self) -> str:
+    def sentence_with_fix(self) -> str:
         """Return the sentence and the fix as one line."""
         return ended(self.sentence, self.fix)
 

@@ -95,11 +95,11 @@ class RunnerContext:
         self._sampler = make_sampler(self.device)
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
-    def follow(self, variant: Variant | None) -> None:
-        """Follow the variant that steps from here on, if any: watch its memory and its devices."""
-        self.memory.follow(variant)
+    def set_variant(self, variant: Variant | None) -> None:
+        """Watch the memory and the devices of the variant that steps from here on, if any."""
+        self.memory.track(variant)
         self._variant = None if variant is None else weakref.ref(variant)
-        self._companions.follow()
+        self._companions.update()
 
     def begin_segment(self) -> int:
         """Begin a segment and return its number; steps and phases belong to it from here on.
@@ -178,7 +178,7 @@ class RunnerContext:
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)
-        if names := timing.take_replaced():
+        if names := timing.pop_replaced():
             self.note(
                 "warning",
                 f"the model's file replaced {', '.join(names)}: step times do not use it, and it "

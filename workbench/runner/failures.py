@@ -245,8 +245,8 @@ def _where(error: BaseException) -> str:
 def _first_line(error: BaseException) -> str:
     """Return the first line of a compiler's error that says what was wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not _PREAMBLE.fullmatch(line)]
-    return (said or lines or [type(error).__name__])[0]
+    informative = [line for line in lines if not _PREAMBLE.fullmatch(line)]
+    return (informative or lines or [type(error).__name__])[0]
 
 
 def _wanted(text: str) -> str:

@@ -24,7 +24,7 @@ def main() -> int:
     descendants.adopt_orphans()
     atexit.register(descendants.kill_descendants)  # first, and so called last
     os.environ.setdefault(descendants.VARIABLE, uuid.uuid4().hex)
-    wire = Wire.take_standard_streams()
+    wire = Wire.from_standard_streams()
     wire.listen()  # before what takes long: a window that goes meanwhile takes us along
     provenance.ask()
     try:

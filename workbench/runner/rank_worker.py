@@ -66,12 +66,12 @@ class WorkerLoop:
             threading.Thread(target=target, daemon=True).start()
 
     def serve(self) -> None:
-        """Follow orders until rank 0 ends the connection, which ends the process."""
+        """Handle orders until rank 0 ends the connection, which ends the process."""
         while True:
-            self.follow(self._orders.get())
+            self.handle(self._orders.get())
 
-    def follow(self, order: Order) -> None:
-        """Follow one order."""
+    def handle(self, order: Order) -> None:
+        """Carry out one order."""
         if isinstance(order, Arrange):
             meshes.of(Layout(*order.layout), self.device)
             return

@@ -35,7 +35,7 @@ def leave() -> NoReturn:
         os._exit(0)
 
 
-def take_standard_streams() -> tuple[BinaryIO, int]:
+def reserve_standard_streams() -> tuple[BinaryIO, int]:
     """Return standard input and a descriptor of standard output, reserved for the wire.
 
     What is printed from here on goes to standard error, and processes that are started inherit
@@ -80,9 +80,9 @@ class Wire:
         self.answer: Answer | None = None
 
     @classmethod
-    def take_standard_streams(cls) -> Wire:
-        """Take stdin and stdout for the wire."""
-        commands, output = take_standard_streams()
+    def from_standard_streams(cls) -> Wire:
+        """Create the wire on standard input and output."""
+        commands, output = reserve_standard_streams()
         _widen(output)
         wire = cls(commands, output)
         if hasattr(os, "register_at_fork"):

@@ -112,7 +112,7 @@ class ScriptComparison:
             block=len(self._blocks) + 1,
         )
 
-    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+    def on_message(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
         """End the process once it has made enough steps; return its block once it has ended."""
         match message:
             case protocol.SegmentStarted():
@@ -124,8 +124,8 @@ class ScriptComparison:
                 self._end_block()
                 yield from self._results()
 
-    def tell(self) -> Iterable[protocol.AnyMessage]:
-        """Add nothing between two commands."""
+    def pending_messages(self) -> Iterable[protocol.AnyMessage]:
+        """Record nothing between two commands."""
         return ()
 
     def _results(self) -> Iterable[protocol.AnyMessage]:
@@ -146,11 +146,11 @@ class ScriptComparison:
         if new and len(self._blocks) % 2 == 0:
             yield self._judged()
 
-    def cut(self, command: protocol.Command | None) -> bool:
-        """Never cut the command short."""
+    def on_timeout(self, command: protocol.Command | None) -> bool:
+        """Return False: a script may take as long as it likes."""
         return False
 
-    def lost(self) -> bool:
+    def on_runner_lost(self) -> bool:
         """End the comparison with its watcher."""
         return False
 

@@ -51,7 +51,7 @@ class ScriptPlan:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Take the session."""
+        """Keep the session, whose steps are counted."""
         self._session = session
         return ()
 
@@ -70,23 +70,23 @@ class ScriptPlan:
             folder=str(self._process.folder),
         )
 
-    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+    def on_message(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
         """End the script once it has made enough steps, or has run long enough."""
         if isinstance(message, protocol.Steps) and self._is_enough():
             assert self._process is not None
             self._process.end()
         return ()
 
-    def tell(self) -> Iterable[protocol.AnyMessage]:
-        """Add nothing between two commands."""
+    def pending_messages(self) -> Iterable[protocol.AnyMessage]:
+        """Record nothing between two commands."""
         return ()
 
-    def cut(self, command: protocol.Command | None) -> bool:
-        """Never cut the command short."""
+    def on_timeout(self, command: protocol.Command | None) -> bool:
+        """Return False: a script may take as long as it likes."""
         return False
 
-    def lost(self) -> bool:
-        """Never watch with another process: a part of the run would be missing."""
+    def on_runner_lost(self) -> bool:
+        """Return False: in another process a part of the run would be missing."""
         return False
 
     def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
@@ -127,7 +127,7 @@ def wait_for(process: ScriptProcess, *, is_interrupted: bool) -> None:
             process.forward(signal.Signals(number))
         was_signalled = True
 
-    with interrupts.handled_by(demand, heed_ignored=True):
+    with interrupts.handled_by(demand, include_ignored=True):
         if is_interrupted and (number := interrupts.noted()) is not None:
             demand(number, None)
         while not process.wait(0.2):  # short, so that handlers run

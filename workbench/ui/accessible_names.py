@@ -27,8 +27,8 @@ CONTROLS = (
 )
 
 
-def follow_focus(application: QApplication) -> None:
-    """Name each control that gets the keyboard and has no name yet."""
+def name_on_focus(application: QApplication) -> None:
+    """Name each control without a name when it gets the keyboard focus."""
     application.focusChanged.connect(lambda _, control: _name(control, {}) if control else None)
 
 

@@ -42,7 +42,7 @@ def _open(arguments: argparse.Namespace) -> int:
     platform_check.hush_offscreen()
     if not fonts.exist():
         sys.stderr.write(f"workbench: {fonts.NO_FONT}.\n")
-    accessible_names.follow_focus(application)
+    accessible_names.name_on_focus(application)
     with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
         window = build(application, arguments)
         errors = UncaughtErrors(window.workspace.failures, window.dock_area.panels)

@@ -129,13 +129,13 @@ class Demo(QObject):
     ended = Signal()
 
     def __init__(
-        self, workspace: Workspace, folder: Path, say: Callable[[str], None], stage: Stage
+        self, workspace: Workspace, folder: Path, report: Callable[[str], None], stage: Stage
     ) -> None:
         super().__init__(workspace)
         self._workspace = workspace
         self._folder = folder
         self._file = folder / "demo.h5"
-        self._say = say
+        self._report = report
         self._stage = stage
         self.outcome = Outcome(workspace.session.shown)
         self._script = self._play()
@@ -145,7 +145,7 @@ class Demo(QObject):
 
     def start(self) -> None:
         """Begin as soon as the runner is ready."""
-        self._say("Starting the runner; the first verdict comes within a minute.")
+        self._report("Starting the runner; the first verdict comes within a minute.")
         self._stage.caption("The demo starts a runner: the process that builds and measures.", "")
         self._timer.start(PERIOD_MS)
 
@@ -169,7 +169,7 @@ class Demo(QObject):
         catalogue = workspace.configuration.catalogue
         configuration = self._build(catalogue)
         text = f"HYDRA {configuration.preset} trains on {catalogue.device_title}"
-        self._say(f"{text}, without optimizations.")
+        self._report(f"{text}, without optimizations.")
         self._stage.caption(
             f"{text}, without optimizations.",
             "Each dot under Step time is one training step. Shaded steps are warm-up and do not "
@@ -182,7 +182,7 @@ class Demo(QObject):
             before = workspace.run.running or configuration
             workspace.configuration.choose(act.choices, act.title)
             self._stage.reveal(next(iter(act.choices)))
-            self._say(f"Switching on: {act.title}.")
+            self._report(f"Switching on: {act.title}.")
             self._stage.caption(
                 f"{act.title} is switched on while the model runs.",
                 f"{act.reason} A new segment begins in the plots.",
@@ -222,7 +222,7 @@ class Demo(QObject):
     def _judge(self, act: Act, before: Configuration, after: Configuration) -> Iterator[None]:
         """Compare the two configurations and say the verdict."""
         verdicts, stage = self._workspace.verdicts, self._stage
-        self._say("Comparing both in random pairs of short blocks, so that drift cancels.")
+        self._report("Comparing both in random pairs of short blocks, so that drift cancels.")
         stage.caption(
             f"Verdict on {act.title}: both configurations take turns in random order.",
             "Slow drift of the machine cancels within each pair. The interval narrows until it is "
@@ -290,7 +290,7 @@ class Demo(QObject):
     def _failed(self, failure: protocol.Failure) -> None:
         if failure.kind != protocol.JOURNAL:  # which ends no run
             self.outcome.failures.append(failure)
-        self._say(failure.said)
+        self._report(failure.sentence_with_fix)
 
     def _end(self) -> None:
         self._timer.stop()

@@ -43,7 +43,7 @@ class Notices(QObject):
         self._tray: QSystemTrayIcon | None = None
         tasks.wrote.connect(self.show_written)
         session.left.connect(self._show_left)
-        run.stateChanged.connect(self._follow_run)
+        run.stateChanged.connect(self._on_state_changed)
 
     def show_written(self, path: Path) -> None:
         """Say where a file was written."""
@@ -66,7 +66,7 @@ class Notices(QObject):
     def _restore(self) -> None:
         self._run.restore_session(self._configuration.catalogue)
 
-    def _follow_run(self) -> None:
+    def _on_state_changed(self) -> None:
         run = self._run
         if run.active:
             self._began = self._began or time.monotonic()

@@ -156,7 +156,7 @@ class MainWindow(PanelWindow):
         )
         for path in menu_bar.dropped(event.mimeData()):
             if path.suffix.lower() == menu_bar.MODEL_SUFFIX:
-                self._take_model(path)
+                self._choose_model(path)
                 continue
             if occupied:
                 self.workspace.compared.open(path)
@@ -164,7 +164,7 @@ class MainWindow(PanelWindow):
                 self.open_path(path)
             occupied = True
 
-    def _take_model(self, path: Path) -> None:
+    def _choose_model(self, path: Path) -> None:
         """Choose the model of a file, or show why it cannot be opened."""
         action = self.actions_["open-model"]
         configuration = self.workspace.configuration

@@ -393,17 +393,17 @@ class Search:
         blocks = self.bench.round([self.best, *live])
         self.rounds += 1
         self.block_s = (self.bench.now() - began) / (1 + len(live))
-        base = self._take(self.best, blocks)
+        base = self._add_block(self.best, blocks)
         for candidate in live:
-            own = self._take(candidate, blocks)
+            own = self._add_block(candidate, blocks)
             if base is not None and own is not None:
                 candidate.state = RACED
                 candidate.add(self.best.number, base, own)
 
-    def _take(
+    def _add_block(
         self, candidate: Candidate, blocks: dict[int, Measurement | Failure]
     ) -> Measurement | None:
-        """Take a candidate's block of a round; return None where there is none that counts."""
+        """Add a candidate's block of a round and return it; None if there is none that counts."""
         block = blocks.get(candidate.number)
         if isinstance(block, Failure):
             candidate.state, candidate.reason = block.state, block.reason

@@ -110,8 +110,8 @@ def stack_bytes(cubin: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
-    return int(re.search(r"STACK:(\d+)", said.stdout)[1])
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    return int(re.search(r"STACK:(\d+)", usage.stdout)[1])
 
 
 def without_memory(op: Operator, case: Case, dtype, mode: FakeTensorMode) -> Inputs:

@@ -57,7 +57,7 @@ def test_what_is_computed_in_a_workspace_is_as_right_as_without(case, dtype):
 def test_a_second_call_allocates_nothing_and_reads_nothing_of_the_first():
     workspace, inputs = Workspace(), OP.inputs(LARGE, CPU, torch.float32, 0)
     first = called(inputs, workspace)
-    copy, made, address = first.clone(), workspace.made, first.data_ptr()
+    copy, made, address = first.clone(), workspace.allocations, first.data_ptr()
     for flats in workspace._flat.values():
         for flat in flats:
             flat.fill_(float("nan") if flat.is_floating_point() else 2**30)
@@ -66,7 +66,7 @@ def test_a_second_call_allocates_nothing_and_reads_nothing_of_the_first():
         second = called(inputs, workspace)
     own = {x.untyped_storage().data_ptr() for x in inputs.values() if x is not None}
     assert torch.equal(second, copy) and second.data_ptr() == address
-    assert workspace.made == made and seen.given.keys() <= storages(workspace) | own
+    assert workspace.allocations == made and seen.given.keys() <= storages(workspace) | own
     with Allocations(least) as seen:
         called(inputs)
     assert len(seen.given.keys() - own) > 4, "without one it would have been seen"
@@ -79,12 +79,12 @@ def test_fewer_tokens_fit_and_more_are_given_new_memory_beside_the_old():
         for rows in (64, 9)
     )
     called(few, workspace)
-    made, known = workspace.made, storages(workspace)
+    made, known = workspace.allocations, storages(workspace)
     called(many, workspace)
-    assert made < workspace.made <= 2 * made
+    assert made < workspace.allocations <= 2 * made
     assert known < storages(workspace), "a captured graph may still write to the old"
-    grown = workspace.made
-    assert torch.equal(called(few, workspace), called(few)) and workspace.made == grown
+    grown = workspace.allocations
+    assert torch.equal(called(few, workspace), called(few)) and workspace.allocations == grown
 
 
 def test_what_a_backward_pass_needs_is_refused_a_workspace():

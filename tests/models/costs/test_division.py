@@ -153,7 +153,7 @@ def both(
     def of_rank(rank: int) -> Trained:
         taken = {
             parameter_name: torch.nn.Parameter(
-                cuts[parameter_name].take(weight.detach(), rank, RANKS)
+                cuts[parameter_name].shard(weight.detach(), rank, RANKS)
             )
             if parameter_name in cuts
             else weight
@@ -173,7 +173,7 @@ def farthest(full: Trained, shares: list[Trained], cuts: dict[str, Cut]) -> floa
         for name, gradient in share.gradients.items():
             expected = full.gradients[name]
             if name in cuts:
-                expected = cuts[name].take(expected, rank, RANKS)
+                expected = cuts[name].shard(expected, rank, RANKS)
             largest = float(full.gradients[name].abs().max()) or 1.0
             differences.append(float((gradient - expected).abs().max()) / largest)
     return max(differences)
@@ -232,12 +232,12 @@ def test_a_missing_sum_is_seen(name, region):
 
 
 def test_a_share_of_other_columns_is_seen(monkeypatch):
-    taken = Cut.take
+    shard = Cut.shard
     # The halves of gate and up in sequence, not the half of each.
     monkeypatch.setattr(
         Cut,
-        "take",
-        lambda self, full, rank, ranks: taken(
+        "shard",
+        lambda self, full, rank, ranks: shard(
             Cut(self.axis, (sum(self.sections),)), full, rank, ranks
         ),
     )
@@ -253,9 +253,9 @@ def test_shares_put_back_are_the_whole(cut):
     shape[cut.axis] = sum(cut.sections)
     full = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     made = torch.full_like(full, torch.nan)
-    shares = [cut.take(full, rank, RANKS) for rank in range(RANKS)]
+    shares = [cut.shard(full, rank, RANKS) for rank in range(RANKS)]
     for rank, share in enumerate(shares):
-        cut.put(share, made, rank, RANKS)
+        cut.write_back(share, made, rank, RANKS)
     assert torch.equal(made, full)
     assert sum(share.numel() for share in shares) == 2 * full.numel() - cut.numbers(full)
     for index, part in zip(cut.replicated, cut.common(shares[1], RANKS), strict=True):

@@ -43,4 +43,6 @@ def test_a_compiled_training_step_measures_what_a_plain_one_does(form):
     assert any(values.any() for values in plain.metrics().values()), "nothing was measured"
     for name, values in plain.metrics().items():
         result = compiled.metrics()[name]
-        torch.testing.assert_close(result, values, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(
+            result, values, msg=lambda message, name=name: f"{name}: {message}"
+        )

@@ -47,8 +47,8 @@ def test_a_verdict_tells_of_what_was_not_checked(unknown):
 
 
 def test_wrong_numbers_stay_before_all():
-    said = headline(comparison(WRONG, UNKNOWN))
-    assert said.startswith("A computed wrong numbers; ") and said.endswith("of B not checked")
+    title = headline(comparison(WRONG, UNKNOWN))
+    assert title.startswith("A computed wrong numbers; ") and title.endswith("of B not checked")
 
 
 def test_right_numbers_need_no_words():

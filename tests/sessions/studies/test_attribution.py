@@ -81,18 +81,18 @@ def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
 
 def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
     facts = {"final": True, "rounds": 12, "seconds": 10.0, "more_s": 34.0}
-    said = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
-    assert said[-2:] == [
+    remarks = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+    assert remarks[-2:] == [
         "12 rounds in 10 s.",
         "What is undecided: measuring about 34 s more should decide, 44 s in all.",
     ]
     single = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts | {"rounds": 1}))
     assert single[-2] == "1 round in 10 s."
     del facts["more_s"]
-    assert "12 rounds in 10 s." in said and not any(
-        "undecided" in sentence for sentence in said[:-1]
+    assert "12 rounds in 10 s." in remarks and not any(
+        "undecided" in sentence for sentence in remarks[:-1]
     )
-    assert said[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+    assert remarks[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
 
 
 @pytest.mark.parametrize(("facts", "says"), [({}, True), ({"rebuilt_each_block": True}, False)])

@@ -124,16 +124,16 @@ def test_compiled_code_whose_modules_are_told_is_aligned_by_module():
 
 
 @pytest.mark.parametrize(
-    ("busy", "said"),
+    ("busy", "expected"),
     [
         (20.0, "Launch-bound: in 80 % of the step (0.08 ms of 0.10 ms) the GPU waits"),
         (97.0, "The GPU works 97 % of the step: it is not launch-bound."),
         (103.0, "The GPU works 100 % of the step: it is not launch-bound."),
     ],
 )
-def test_words_say_whether_the_gpu_waits(busy, said):
+def test_words_say_whether_the_gpu_waits(busy, expected):
     profile = study(TRAINED, {"step_us": 100.0, "busy_us": busy, "notes": []})
-    assert breakdown.words(profile)[0].startswith(said)
+    assert breakdown.words(profile)[0].startswith(expected)
 
 
 def test_on_the_cpu_nothing_is_said_of_waiting():

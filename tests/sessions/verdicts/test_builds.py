@@ -176,5 +176,7 @@ def test_the_words_say_how_many_builds_there_were_or_why_there_was_one():
     facts = {**shown.facts, "builds": 1, "one_build": "building both arms again takes about 45 s"}
     single = msgspec.structs.replace(shown, facts=facts)
     assert "of 5 builds" not in ratio_line(single)
-    said = "This holds for the build that was measured: building both arms again takes about 45 s."
-    assert said in remarks(single)
+    remark = (
+        "This holds for the build that was measured: building both arms again takes about 45 s."
+    )
+    assert remark in remarks(single)

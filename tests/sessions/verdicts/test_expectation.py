@@ -14,9 +14,9 @@ from sessions.verdicts.expectation import at_most
 from sessions.verdicts.verdict import REGION
 
 
-def judged(low, high, said="UNDECIDED", pairs=9, **more):
+def judged(low, high, side="UNDECIDED", pairs=9, **more):
     ratio = None if low is None else math.sqrt(low * high)
-    return Judgement(verdict=said, pairs=pairs, ratio=ratio, low=low, high=high, **more)
+    return Judgement(verdict=side, pairs=pairs, ratio=ratio, low=low, high=high, **more)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgeme
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said", "of_means", "most", "holds"),
+    ("low", "high", "side", "of_means", "most", "holds"),
     [
         (0.97, 1.005, "UNDECIDED", [1.08, 1.05, 1.1], 1.01, None),  # over the region's edge
         (0.995, 1.03, "UNDECIDED", [0.96, 0.95, 0.97], 0.99, None),
@@ -53,9 +53,9 @@ def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgeme
     ],
 )
 def test_it_is_open_where_the_means_say_the_contrary_of_the_medians(
-    low, high, said, of_means, most, holds
+    low, high, side, of_means, most, holds
 ):
-    answer = at_most(judged(low, high, said, of_means=of_means), most, REGION, seconds=5.0)
+    answer = at_most(judged(low, high, side, of_means=of_means), most, REGION, seconds=5.0)
     assert answer.holds is holds
     if holds is None:
         verb = "holds" if high <= most else "does not hold"

@@ -59,8 +59,8 @@ def test_rows_have_mean_deviation_and_throughput_and_failures_their_reason():
     first = suite.next(catalogue)
     session.segments.append(measured(first, [2.0, 4.0, 6.0]))
     suite.next(catalogue)
-    list(suite.heed(protocol.Failure(kind="out-of-memory", sentence="Out of memory: 3 GiB.")))
-    assert suite.lost(), "the others are still to come"
+    list(suite.on_message(protocol.Failure(kind="out-of-memory", sentence="Out of memory: 3 GiB.")))
+    assert suite.on_runner_lost(), "the others are still to come"
     table = suite.table()
     names = [column.name for column in table.columns]
     row, failed = (dict(zip(names, cells, strict=True)) for cells in table.rows)

@@ -47,14 +47,14 @@ class Drive:
 
     def next(self):
         command = self.course.next(self.catalogue)
-        self.own(self.course.tell())
+        self.own(self.course.pending_messages())
         return command
 
     def hear(self, *messages, after_s=1.0) -> None:
         self.now += after_s
         for message in messages:
             self.recorder.record(message)
-            self.own(self.course.heed(message))
+            self.own(self.course.on_message(message))
 
     def measure(self, command, **options) -> None:
         """Let the runner answer an attribution, to its end."""
@@ -108,10 +108,10 @@ def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled(
     drive.hear(*wire_samples.begin(0.5, 0))
     drive.hear(protocol.PhaseChanged(t_s=2.0, segment=0, phase=Phase.COMPILE))
     drive.now += 512
-    assert not drive.course.cut(protocol.Stop()), "it is another's time that is over"
-    assert drive.course.cut(first)
+    assert not drive.course.on_timeout(protocol.Stop()), "it is another's time that is over"
+    assert drive.course.on_timeout(first)
     drive.hear(protocol.Failure(kind="died", sentence="It was killed.", fatal=True), after_s=0)
-    assert drive.course.lost()
+    assert drive.course.on_runner_lost()
     second = drive.next()
     row = drive.rows_by_claim()[f"+ AMP, {SPEED}"]
     assert row.result == claims.NOT_MEASURED
@@ -152,7 +152,7 @@ def test_the_limit_for_all_leaves_the_rest_not_measured():
     rest = rows_by_claim["torch.compile max-autotune, x faster than eager"]
     assert rest.result == claims.NOT_MEASURED
     assert rest.reason == "the limit of 50 s for all was reached before it"
-    assert not drive.course.lost()
+    assert not drive.course.on_runner_lost()
 
 
 def test_a_run_that_is_interrupted_keeps_what_was_measured():
@@ -195,7 +195,7 @@ def test_on_the_cpu_what_is_about_a_gpu_is_known_before_anything_runs():
 
 def test_without_any_runner_nothing_is_measured_and_nothing_written():
     course = Course([(documents()["moe"], documents()["moe"].experiments[0])], 3.0)
-    assert not list(course.tell()) and not list(course.finish())
+    assert not list(course.pending_messages()) and not list(course.finish())
     assert {row.result for row in course.rows} == {claims.NOT_MEASURED}
 
 
@@ -216,7 +216,7 @@ def test_a_study_that_uses_up_its_share_costs_no_other_and_each_says_what_was_le
     drive.hear(*wire_samples.begin(0.5, 0))
     drive.hear(protocol.PhaseChanged(t_s=2.0, segment=0, phase=Phase.COMPILE))
     drive.now += 18.0
-    assert drive.course.cut(first)
+    assert drive.course.on_timeout(first)
     drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=0.0)
     second = drive.next()
     assert list(second.toggles) == ["checkpointing"] and drive.course.allowed_s == 20.0
@@ -250,7 +250,7 @@ def test_an_undecided_study_says_that_its_share_of_the_limit_was_too_short():
     first = drive.next()
     messages = attribution_samples.messages(1.0, first.toggles, rounds=5)
     drive.hear(*messages, after_s=19.0)
-    assert drive.course.cut(first)
+    assert drive.course.on_timeout(first)
     drive.hear(protocol.Finished(reason="cancelled", steps=0))
     drive.measure(drive.next())
     drive.hear(DONE)
@@ -273,7 +273,7 @@ def test_experiments_leave_time_for_those_after_them_and_an_endless_limit_shares
 def test_a_claim_of_all_commands_names_those_that_were_cut_off():
     drive = Drive("length, hybrid", document="mamba2", limit_s=30.0)
     for _ in range(5):
-        assert drive.course.cut(drive.next())
+        assert drive.course.on_timeout(drive.next())
         drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=6.0)
     assert drive.next() is None
     row, _ = drive.rows_by_claim().values()

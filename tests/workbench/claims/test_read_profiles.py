@@ -134,7 +134,7 @@ def test_a_compile_time_is_that_of_the_first_compilation():
     phases = [Phase.COMPILE, Phase.AUTOTUNE, Phase.STEADY, Phase.COMPILE, Phase.STEADY]
     for second, phase in enumerate(phases):
         message = protocol.PhaseChanged(t_s=3.0 * second, segment=0, phase=phase)
-        list(course.heed(message))
+        list(course.on_message(message))
     part = course._now.parts[0]
     assert (part.first_compile_s, part.compiling_s) == (6.0, 9.0)
     assert compile_seconds()(results_of(compile_s=[part.first_compile_s])).value == 6.0

@@ -140,8 +140,8 @@ def pressed_in_a_run_that_goes_on(monkeypatch, presses: int, patience_s: float, 
     press_ctrl_c(presses, after=stepped)
     start = msgspec.structs.replace(choose(None), **started)
 
-    def watch(said):
-        if isinstance(said, protocol.Steps) and not stepped.is_set():
+    def watch(message):
+        if isinstance(message, protocol.Steps) and not stepped.is_set():
             stepped.set()
             pressed.append(time.monotonic())
 

@@ -33,7 +33,7 @@ HELLO = protocol.encode(wire_samples.catalogue()).decode()
 WIRED = f"""
 import ctypes, os, subprocess, sys, time
 from workbench.runner.wire import Wire
-wire = Wire.take_standard_streams()
+wire = Wire.from_standard_streams()
 wire.listen()
 os.write(wire._output, {HELLO!r}.encode())
 """
@@ -134,10 +134,10 @@ def test_every_command_that_starts_a_runner_takes_the_option():
 def test_a_command_that_gives_no_runner_is_one_sentence(command, heard, capsys, monkeypatch):
     monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
     assert main(["run", "hydra", "--steps", "1", "--runner", shlex.join(command)]) == 1
-    sentence, *said = capsys.readouterr().err.splitlines()
+    sentence, *detail = capsys.readouterr().err.splitlines()
     assert shlex.join(command) in sentence and heard in sentence
     assert "`ssh -T`" in sentence and "same version" in sentence
-    assert "Traceback" not in "".join(said)
+    assert "Traceback" not in "".join(detail)
 
 
 def test_a_banner_before_the_first_message_is_told_and_left_out():

@@ -63,12 +63,12 @@ def test_the_session_is_saved_and_the_rows_are_json(sent, tmp_path, capsys):
 
 
 def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
-    said = answers()
+    messages = answers()
     tiles = "gated.forward [bfloat16]: (1024, 4) (tuned), 50.0 us by heuristic, 40.0 us"
-    said[3].ledger |= {"tiles": tiles, "autotune_s": 2.5}
+    messages[3].ledger |= {"tiles": tiles, "autotune_s": 2.5}
     both = [msgspec.structs.replace(m, index=1) if isinstance(m, protocol.SegmentStarted)
-            else msgspec.structs.replace(m, segment=1) for m in said[2:5]]  # fmt: skip
-    commands = sent(*said[:5], *both, said[5])
+            else msgspec.structs.replace(m, segment=1) for m in messages[2:5]]  # fmt: skip
+    commands = sent(*messages[:5], *both, messages[5])
     assert main(["bench", "swiglu", "--tune"]) == 0
     assert commands[0].tune
     printed = capsys.readouterr().out
@@ -78,24 +78,24 @@ def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
 def test_shapes_of_models_are_asked_for_and_our_best_stands_beside_the_best_public_one(
     sent, capsys
 ):
-    said = answers()
+    messages = answers()
     for index, (impl, factor) in enumerate((("triton", 2.0), ("liger", 1.0)), 1):
         configuration = msgspec.structs.replace(
-            said[2].configuration, toggles={"implementation": impl}
+            messages[2].configuration, toggles={"implementation": impl}
         )
-        columns = said[4].columns | {"wall_ms": [0.01 * factor] * 30}
+        columns = messages[4].columns | {"wall_ms": [0.01 * factor] * 30}
         more = [
-            msgspec.structs.replace(said[2], index=index, configuration=configuration),
-            msgspec.structs.replace(said[3], segment=index),
-            msgspec.structs.replace(said[4], segment=index, columns=columns),
+            msgspec.structs.replace(messages[2], index=index, configuration=configuration),
+            msgspec.structs.replace(messages[3], segment=index),
+            msgspec.structs.replace(messages[4], segment=index, columns=columns),
         ]
-        said[-1:-1] = more
-    sent_commands = sent(*said)
+        messages[-1:-1] = more
+    sent_commands = sent(*messages)
     assert main(["bench", "swiglu", "--model-shapes", "Phi-4", "Llama 3.1 8B"]) == 0
     assert sent_commands[0].model_shapes == ["Phi-4", "Llama 3.1 8B"]
     table = capsys.readouterr().out
     assert "| swiglu | 3x5 | float32 | forward | triton | 20.0 | liger | 10.0 | 2.00 |" in table
-    sent(*said)
+    sent(*messages)
     assert main(["bench", "--model-shapes", "--json"]) == 0
     (leader,) = json.loads(capsys.readouterr().out)["leaders"]
     assert (leader["bundled"], leader["public"]) == ("triton", "liger")
@@ -105,8 +105,8 @@ def test_shapes_of_models_are_asked_for_and_our_best_stands_beside_the_best_publ
 def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):
     commands = sent(*answers())
     assert main(["bench", "softmin"]) == 2
-    said = capsys.readouterr().err
-    assert "unknown operator 'softmin'; expected one of swiglu, rope" in said
+    messages = capsys.readouterr().err
+    assert "unknown operator 'softmin'; expected one of swiglu, rope" in messages
     assert not any(isinstance(command, protocol.Bench) for command in commands)
 
 

@@ -52,10 +52,10 @@ def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys
         failed = protocol.Failure(kind="model", sentence="It burst.", fix=fix, detail=detail)
         sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
         assert main(["run", "hydra"]) == 1
-        said = capsys.readouterr().err.splitlines()
-        assert said[0] == f"It burst. {fix}"
+        errors = capsys.readouterr().err.splitlines()
+        assert errors[0] == f"It burst. {fix}"
         log = ["The log:", 'File "net.py", line 7, in forward', "ValueError: x"]
-        assert said[1:] == (log if "log" in fix else [])
+        assert errors[1:] == (log if "log" in fix else [])
 
 
 @each_command
@@ -112,9 +112,9 @@ def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
     sent(ran.catalogue, protocol.Finished(reason="cancelled", steps=0))
     assert main([*COMMANDS[name], "--json"]) == 130
     printed = capsys.readouterr()
-    said = " ".join(printed.err.split())
-    assert said.count("The journal /dev/null/workbench/") == 1
-    assert "Not a directory" in said and "set XDG_STATE_HOME to a folder" in said
+    errors = " ".join(printed.err.split())
+    assert errors.count("The journal /dev/null/workbench/") == 1
+    assert "Not a directory" in errors and "set XDG_STATE_HOME to a folder" in errors
     answer = json.loads(printed.out)
     assert (answer["reason"], answer["failures"]) == ("cancelled", [])
     assert len(answer["warnings"]) == 1 and "a crash would lose" in answer["warnings"][0]

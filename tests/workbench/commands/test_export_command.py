@@ -107,9 +107,9 @@ def test_a_file_has_all_rows_where_a_window_has_the_first(session, file, capsys)
 
 def test_of_several_tables_of_a_name_csv_holds_the_one_that_is_chosen(file, tmp_path, capsys):
     words = ["export", str(file), "--table", "memory", "-o", str(tmp_path / "m.csv")]
-    said = refused(words, capsys)
-    assert "a CSV file holds one table; choose one by --number: 1 'Memory by role: hydra" in said
-    assert "quicker'" in said and not (tmp_path / "m.csv").exists()
+    error = refused(words, capsys)
+    assert "a CSV file holds one table; choose one by --number: 1 'Memory by role: hydra" in error
+    assert "quicker'" in error and not (tmp_path / "m.csv").exists()
     printed([*words, "--number", "2"], capsys)
     rows = list(csv.DictReader((tmp_path / "m.csv").open(newline="")))
     assert len(rows) > 3 and rows[-1]["Role"] == "together"
@@ -118,10 +118,10 @@ def test_of_several_tables_of_a_name_csv_holds_the_one_that_is_chosen(file, tmp_
 
 def test_what_a_file_lacks_is_answered_with_what_it_has(pair, file, capsys):
     for name in ("pie", "modules"):
-        said = refused(["export", str(pair[0]), "--table", name], capsys)
-        (offered,) = re.findall(rf"{re.escape(str(pair[0]))} has: (.*)\n", said)
+        error = refused(["export", str(pair[0]), "--table", name], capsys)
+        (offered,) = re.findall(rf"{re.escape(str(pair[0]))} has: (.*)\n", error)
         assert offered.split(", ") == list(exportable(hdf5.load(pair[0])))
-        assert repr(name) in said or EXPORTS[name].help in said
+        assert repr(name) in error or EXPORTS[name].help in error
 
 
 def test_what_files_have_is_listed_with_titles_and_rows(session, file, pair, capsys):
@@ -157,8 +157,8 @@ def test_what_a_window_lets_one_choose_of_a_plot_can_be_chosen_here(file, tmp_pa
         drawn.append(output.read_text())
     newest, first, second = drawn
     assert newest == second != first
-    said = refused([*words[:-1], "profile=7"], capsys)
-    assert "The option profile of the plot breakdown cannot be '7'; expected one of 2, 1." in said
+    error = refused([*words[:-1], "profile=7"], capsys)
+    assert "The option profile of the plot breakdown cannot be '7'; expected one of 2, 1." in error
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,5 @@ def test_what_a_window_lets_one_choose_of_a_plot_can_be_chosen_here(file, tmp_pa
     ],
 )
 def test_words_that_do_not_go_together_are_a_mistake_in_one_sentence(words, why, pair, capsys):
-    said = refused(["export", str(pair[0]), *words], capsys)
-    assert said.startswith("workbench export: ") and why in said and said.count("\n") == 1
+    error = refused(["export", str(pair[0]), *words], capsys)
+    assert error.startswith("workbench export: ") and why in error and error.count("\n") == 1

@@ -320,8 +320,8 @@ def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
 
 def test_the_runner_says_what_it_takes_up_and_the_file_keeps_it(ran):
     (order,) = hdf5.load(ran.path).orders
-    (said,) = [message for message in ran.messages if isinstance(message, protocol.Ordered)]
-    assert order.command == msgspec.to_builtins(said.command)
+    (ordered,) = [message for message in ran.messages if isinstance(message, protocol.Ordered)]
+    assert order.command == msgspec.to_builtins(ordered.command)
     assert msgspec.convert(order.command, protocol.Start).steps == ran.steps
     assert (order.segments, order.comparisons, order.studies, order.claims) == (0, 0, 0, None)
 

@@ -219,13 +219,13 @@ def test_ctrl_c_keeps_the_claims_that_were_measured(ran, runners, monkeypatch, t
     runners((on_gpu(ran.catalogue), *messages))
     press_ctrl_c(after=known)
     path = tmp_path / "kept.h5"
-    say = Bar.say
+    write = Bar.write
 
     def heard(bar, text):
-        say(bar, text)
+        write(bar, text)
         known.set()
 
-    monkeypatch.setattr(Bar, "say", heard)
+    monkeypatch.setattr(Bar, "write", heard)
     assert main(["reproduce", "moe", "-o", str(path)]) == 130
     rows = claims.newest(hdf5.load(path)).values()
     results = [row.result for row in rows]

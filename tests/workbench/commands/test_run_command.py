@@ -267,14 +267,16 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("ledger", "said", "code"),
+    ("ledger", "expected", "code"),
     [
         ({"numbers": "as expected", "numbers_right": True}, "numbers right: as expected", 0),
         ({"numbers": "far off", "numbers_right": False}, "numbers WRONG: far off", 1),
         ({"numbers": "not checked: why"}, "numbers unknown: not checked: why", 0),
     ],
 )
-def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, ledger, said, code):
+def test_wrong_numbers_exit_with_1_where_they_were_asked_for(
+    ran, sent, capsys, ledger, expected, code
+):
     facts = protocol.Facts(segment=0, ledger=ledger)
     messages = [
         *wire_samples.begin(0.1, 0),
@@ -284,7 +286,7 @@ def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, 
     commands = sent(ran.catalogue, *messages)
     assert main(["run", "hydra", "--check"]) == code
     (start,) = (command for command in commands if isinstance(command, protocol.Start))
-    assert start.check == "last" and said in capsys.readouterr().out
+    assert start.check == "last" and expected in capsys.readouterr().out
 
 
 def test_ctrl_c_without_a_file_tells_where_what_was_measured_is_kept(ran, sent, tmp_path, capsys):

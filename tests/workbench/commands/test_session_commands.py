@@ -93,7 +93,7 @@ def claimed() -> Study:
 
 
 @pytest.mark.parametrize(
-    ("make", "said", "table"),
+    ("make", "expected", "table"),
     [
         (attribution_samples.study, "all together: ", "effects"),
         (optimization_samples.study, "precision=amp_bf16, ", "effects"),
@@ -108,12 +108,12 @@ def claimed() -> Study:
     ids=["attribution", "optimization", "profile", "checklist", "claims", "unknown kind",
          "unknown columns"],
 )  # fmt: skip
-def test_info_tells_each_study_as_the_command_that_made_it(make, said, table, pair, capsys):
+def test_info_tells_each_study_as_the_command_that_made_it(make, expected, table, pair, capsys):
     session, study = hdf5.load(pair[0]), make()
     session.studies.append(study)
     hdf5.save(session, pair[0])
     out = printed(["info", pair[0]], capsys)
-    assert f"\n{study.kind}: {study.title}\n" in out and said in out
+    assert f"\n{study.kind}: {study.title}\n" in out and expected in out
     (answered,) = json.loads(printed(["info", pair[0], "--json"], capsys))["studies"]
     assert (answered["kind"], answered["title"]) == (study.kind, study.title)
     columns = study.tables[table]

@@ -149,16 +149,16 @@ def draw(session: Session, path: Path) -> None:
 
 def call(words: list[str]) -> None:
     """Run one command; its answer must be plain text and a refusal one sentence."""
-    answer, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(said):
+    answer, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(errors):
         code = main(words)
     assert code in (0, 1, 2), f"{words}: exit code {code}"
     require_plain(answer.getvalue())
     if code:
-        require_sentence(said.getvalue().strip())
+        require_sentence(errors.getvalue().strip())
     else:
-        assert "Traceback" not in said.getvalue() and "Warning" not in said.getvalue(), (
-            said.getvalue()
+        assert "Traceback" not in errors.getvalue() and "Warning" not in errors.getvalue(), (
+            errors.getvalue()
         )
 
 

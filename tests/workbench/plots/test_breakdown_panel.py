@@ -145,12 +145,12 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
         protocol.StudyFacts(study=0, facts={"step_us": 100.0, "busy_us": 50.0, "notes": []}),
     ]  # fmt: skip
     for message in messages[:3]:
-        for changed in workspace.router.take(message):
+        for changed in workspace.router.route(message):
             changed.emit()
     qtbot.waitUntil(lambda: panel.which.count() == 1)
     assert panel.headline.text() == "Most time: matrix product 100 %."
     assert panel.course.reason == "The profile of this session has no memory in it."
-    for changed in workspace.router.take(messages[3]):
+    for changed in workspace.router.route(messages[3]):
         changed.emit()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Launch-bound: in 50 %"))
 

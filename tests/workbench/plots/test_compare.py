@@ -78,7 +78,7 @@ def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, 
     few.segments[0].configuration = segment.configuration
     workspace.compared.add(few)
     settle(qtbot, panel, 5)
-    assert all(said.endswith("x step time, other work") for said in cells(panel, 2)[3:])
+    assert all(ratio.endswith("x step time, other work") for ratio in cells(panel, 2)[3:])
     assert panel.sessions.item(3, 2).foreground().color() == QColor(workspace.theme.current.text)
 
 

@@ -173,7 +173,7 @@ def test_a_label_with_commas_quotes_and_line_breaks_stays_one_cell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "options", "said"),
+    ("name", "file", "options", "expected"),
     [
         (
             "bars",
@@ -190,10 +190,10 @@ def test_a_label_with_commas_quotes_and_line_breaks_stays_one_cell(tmp_path):
         ("box", "a.png", {"x": "y"}, "has no option 'x'; it has: none"),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(name, file, options, said, runs, tmp_path):
+def test_a_mistake_is_told_in_one_sentence(name, file, options, expected, runs, tmp_path):
     with pytest.raises(plot_export.ExportError) as caught:
         plot_export.export_plot(name, runs, tmp_path / file, options=options)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -45,22 +45,22 @@ class Noting(QPainter):
 
 
 def test_a_reading_that_grows_beyond_what_was_reserved_covers_no_other_entry():
-    said = ["21 ms"]
+    reading = ["21 ms"]
     header = Header(STYLES["dark"])
     header.readings = True
     header.setGeometry(QRectF(0, 0, 900, 20))
     pen, brush = QPen(), QBrush()
     entries = [
-        Entry("band", "band", pen, brush, lambda _: said[0], "88 ms"),
+        Entry("band", "band", pen, brush, lambda _: reading[0], "88 ms"),
         Entry("median", "line", pen, brush, lambda _: "1 ms", "88 ms"),
     ]
     header.set_entries(entries)
-    for said[0] in ("21 ms", "209 µs – 2.41 ms and what else a reading says"):
+    for reading[0] in ("21 ms", "209 µs – 2.41 ms and what else a reading says"):
         header.set_cursor(1.0)
         metrics = QFontMetricsF(STYLES["dark"].font())
         (first, row), (second, other_row) = header._corners
         end = first + 27 + metrics.horizontalAdvance("band") + 6
-        assert row == other_row and end + metrics.horizontalAdvance(said[0]) < second
+        assert row == other_row and end + metrics.horizontalAdvance(reading[0]) < second
 
 
 def test_the_newest_of_crowded_markers_is_named():

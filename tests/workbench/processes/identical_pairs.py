@@ -79,11 +79,11 @@ def summary(made: Sequence[PairedComparison]) -> dict[str, Any]:
         sum(not comparison.low <= 1 <= comparison.high for comparison in known), len(known)
     )
     if different.too_high:
-        said = f"more than the {100 * ALLOWED:g} % that are allowed"
+        bound = f"more than the {100 * ALLOWED:g} % that are allowed"
     elif different.high <= ALLOWED:
-        said = f"shown to be at most the {100 * ALLOWED:g} % that are allowed"
+        bound = f"shown to be at most the {100 * ALLOWED:g} % that are allowed"
     else:
-        said = (
+        bound = (
             f"in keeping with the {100 * ALLOWED:g} % that are allowed, which more comparisons "
             "could narrow"
         )
@@ -93,6 +93,6 @@ def summary(made: Sequence[PairedComparison]) -> dict[str, Any]:
         "interval_without_1": asdict(missed),
         "too_high": different.too_high,
         "pairs": sum(comparison.facts["pairs"] for comparison in made),
-        "words": f"Identical arms were called different in {different}: {said}. "
+        "words": f"Identical arms were called different in {different}: {bound}. "
         f"The interval left out a ratio of 1 in {missed}.",
     }

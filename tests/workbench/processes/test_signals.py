@@ -61,7 +61,7 @@ MOMENTS = {
 
 
 @pytest.fixture
-def heeded():
+def sigint_handled():
     """Handle Ctrl+C: a shell lets background processes ignore it, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -76,7 +76,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_at_the_worst_moments_is_130_without_a_word(moment, folder, heeded):
+def test_ctrl_c_at_the_worst_moments_is_130_without_a_word(moment, folder, sigint_handled):
     plant, arguments = MOMENTS[moment]
     before = set(folder.iterdir())
     done = subprocess.run(
@@ -113,7 +113,7 @@ def ended_at_random_moments(names, folder, numbers, rounds) -> list[str]:
         return [fault for faults in pool.map(end, trials) for fault in faults]
 
 
-def test_commands_and_the_window_end_at_any_moment(tmp_path, heeded):
+def test_commands_and_the_window_end_at_any_moment(tmp_path, sigint_handled):
     names = ["info", "export pdf", "run", "window"]
     assert ended_at_random_moments(names, tmp_path, [signal.SIGINT], 1) == []
 
@@ -129,5 +129,5 @@ def test_a_window_at_full_rate_needs_no_more_of_anything_as_time_goes_by():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_all_commands_end_at_any_moment(number, tmp_path, heeded):
+def test_all_commands_end_at_any_moment(number, tmp_path, sigint_handled):
     assert ended_at_random_moments(list(commands.COMMANDS), tmp_path, [number], 5) == []

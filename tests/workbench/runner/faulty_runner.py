@@ -10,11 +10,11 @@ sys.path.append(str(Path(__file__).parents[3]))  # where it is not installed, as
 from workbench.runner.main import main
 from workbench.runner.wire import Wire
 
-take_standard_streams = Wire.take_standard_streams
+from_standard_streams = Wire.from_standard_streams
 
 
-def take_and_import() -> Wire:
-    wire = take_standard_streams()
+def open_and_import() -> Wire:
+    wire = from_standard_streams()
     import faulty_families  # noqa: F401
     import measuring_family
 
@@ -25,7 +25,7 @@ def take_and_import() -> Wire:
     return wire
 
 
-Wire.take_standard_streams = take_and_import
+Wire.from_standard_streams = open_and_import
 
 if __name__ == "__main__":
     raise SystemExit(main())

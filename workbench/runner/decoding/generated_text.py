@@ -95,19 +95,19 @@ class TextReader:
         if self._reading is None and now_ns < self._due_ns:
             return
         if self._reading is None:
-            self._take()
+            self._start_copy()
             self._due_ns = now_ns + PERIOD_NS
         if self._event is None or self._event.query():
             self._send()
 
     def finish(self) -> None:
         """Send how the segment's text ended; waits for its last step."""
-        self._take()
+        self._start_copy()
         if self._event is not None:
             self._event.synchronize()
         self._send()
 
-    def _take(self) -> None:
+    def _start_copy(self) -> None:
         rounds = self._rounds
         self._written.copy_(self._text, non_blocking=True)
         self._prompt.copy_(self._batches.inputs[0][0], non_blocking=True)

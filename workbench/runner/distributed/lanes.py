@@ -36,7 +36,7 @@ class LaneRecorder:
         self._profiler: torch.profiler.profile | None = None
         self._mark = contextlib.ExitStack()
 
-    def follow(self, phase: str, steps: int) -> Lane | None:
+    def record_phase(self, phase: str, steps: int) -> Lane | None:
         """Begin, mark or end the recording; return the lane of ``steps`` steps at its end."""
         on_gpu = self._device.type == "cuda"
         if phase == BEGIN:

@@ -256,7 +256,7 @@ class LocalWeights:
         """Return what this rank has of a full tensor, sharded as ``part`` is."""
         if cut is not None:
             at = getattr(self.layout.coordinates(rank()), self._cut_axis)
-            full = cut.take(full, at, self._cut_ranks)
+            full = cut.shard(full, at, self._cut_ranks)
         if local(part) is part:
             return full
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -276,7 +276,7 @@ class LocalWeights:
         dist.all_gather(pieces, gathered.contiguous(), group=self.mesh.group_of(self._cut_axis))
         full = self._empty(transfer.like)
         for number, piece in enumerate(pieces):
-            transfer.cut.put(piece, full, number, self._cut_ranks)
+            transfer.cut.write_back(piece, full, number, self._cut_ranks)
         return full
 
     def _unshard(self, part: Tensor) -> Tensor:

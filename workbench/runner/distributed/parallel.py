@@ -147,8 +147,8 @@ class Parallel:
             return self.replicate
         return compute
 
-    def follow(self, trainer: Trainer) -> None:
-        """Complete the trainer: which gradients ranks sum, and which updates all of them skip."""
+    def attach(self, trainer: Trainer) -> None:
+        """Let the trainer sum gradients over ranks, and all ranks skip the same updates."""
         self._trainer = trainer
         if self.keeper is not None:
             trainer.scaler = self.keeper.scaler
@@ -235,7 +235,7 @@ class Parallel:
             try:
                 if world is not None and world.alive:
                     self.compare(variant)
-                    world.tell(Leave())
+                    world.send(Leave())
             finally:
                 self._depth, self._world = 0, None
 
@@ -245,7 +245,7 @@ class Parallel:
             return
         with self._together(self._world):
             if self._world is not None:
-                self._world.tell(Compare())
+                self._world.send(Compare())
             self._read_peak(variant)
             self._compare(variant)
 
@@ -260,7 +260,7 @@ class Parallel:
     def record(self, phase: str, steps: int = 0) -> list[RankLane]:
         """Begin, mark or end a recording on all ranks; return the lanes at its end."""
         with self._on_all_ranks(Record(phase, steps)):
-            lane = self._lane.follow(phase, steps)
+            lane = self._lane.record_phase(phase, steps)
             if lane is None:
                 return []
             own = RankLane(self.rank, host(), lane)
@@ -307,7 +307,7 @@ class Parallel:
     def _on_all_ranks(self, order: Order) -> Iterator[dict[str, Traffic]]:
         """Run what all ranks do at the same time; if it fails, some ranks cannot leave it."""
         if self._world is not None:
-            self._world.tell(order)
+            self._world.send(order)
         mesh, layout = self.weights.mesh, self.layout
         axes = [axis for axis in (TENSOR, CONTEXT, EXPERT) if getattr(layout, axis) > 1]
         try:
@@ -322,9 +322,9 @@ class Parallel:
         world = worlds.of(self.ranks, self._device)
         if meshes.get(self.layout, self._device) is None:
             with world.together():
-                world.tell(Arrange(list(self.layout)))
+                world.send(Arrange(list(self.layout)))
                 meshes.of(self.layout, self._device)
-        world.tell(Build(configuration, self.copy, self.variant))
+        world.send(Build(configuration, self.copy, self.variant))
         return world
 
     def _assemble(self) -> worlds.World:
@@ -341,7 +341,7 @@ class Parallel:
             self.version = self.weights.next_version()
         scaler = None if self._trainer is None else self._trainer.scaler
         scale = {} if scaler is None else scaler.state_dict()
-        world.tell(Enter(self.version, not self.has_all, scale))
+        world.send(Enter(self.version, not self.has_all, scale))
         return world
 
     def _load(self, variant: DividedVariant) -> None:

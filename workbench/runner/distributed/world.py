@@ -109,7 +109,7 @@ class World:
         """The process of each worker on this host, by rank."""
         return {w.rank: w.process.pid for w in self.workers if w.process is not None}
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order to every worker."""
         self.check()
         if isinstance(order, Step):
@@ -301,7 +301,7 @@ def of(size: int, device: torch.device) -> World:
 def forget_variants() -> None:
     """Let the workers free what they have built; no variant is entered."""
     if (world := current()) is not None:
-        world.tell(Forget())
+        world.send(Forget())
 
 
 @atexit.register

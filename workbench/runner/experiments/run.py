@@ -163,7 +163,7 @@ class Run:
             context.note("info", f"freed what was built before ({count}); {trying_again(variant)}")
             variant = self._enter(situation, reused, again=True)
             assert isinstance(variant, Variant)
-        context.follow(variant)
+        context.set_variant(variant)
         self._variant, self._situation, self._steady = variant, situation, 0
         self._metrics = MetricReader(wire, index, variant.model)
         self._finite = FiniteWatch(context.device, self._infinities)
@@ -260,7 +260,7 @@ class Run:
             self._metrics.finish(self.steps)
         if self._text is not None and self._output is not None:
             self._text.finish()
-        self._context.follow(None)
+        self._context.set_variant(None)
         variant = self._variant
         self._variant, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
@@ -304,7 +304,7 @@ class Run:
         self.steps += self._pairing.run(variant)
         self._entered.enter_context(variant.entered())
         context.segment = segment
-        context.follow(variant)
+        context.set_variant(variant)
         if context.phases.phase is not Phase.STEADY:
             context.phases.restart()
         blocks.settle(context, (variant.ready, variant.step))

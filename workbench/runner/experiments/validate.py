@@ -239,7 +239,7 @@ class ValidateRun:
 
     def _other_batches(self) -> Result:
         situation = self._leave_variant()
-        said: list[str] = []
+        texts: list[str] = []
         states: set[str] = set()
         for batch in self._batches(situation):
             settings = {**situation.configuration.settings, "batch": batch}
@@ -253,12 +253,12 @@ class ValidateRun:
                 self._context.variants.forget(other, COPY)
                 free_memory()
             states.add(result.status)
-            said.append(f"batch {batch}: {result.evidence}")
+            texts.append(f"batch {batch}: {result.evidence}")
             self._variants.handle_commands()
         worst = next(
             status for status in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if status in states
         )
-        return Result(worst, "; ".join(said))
+        return Result(worst, "; ".join(texts))
 
     def _one_batch(self, situation: Situation) -> Result:
         try:

@@ -38,13 +38,13 @@ def moved(readings: Sequence[float], tolerance: float) -> bool:
 
 
 class ClockMeter:
-    """The mean SM clock of a stretch, by counters on the device; unknown where they are not read.
+    """Mean SM clock of a stretch of time, by counters on the device; None if they cannot be read.
 
-    ``tell``, once, why they cannot be.
+    ``warn`` is called once with the reason why they cannot be read.
     """
 
-    def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
-        self._device, self._tell = device, tell
+    def __init__(self, device: torch.device, warn: Callable[[str], None]) -> None:
+        self._device, self._warn = device, warn
         self._broken = False
 
     def mark(self) -> Tensor | None:
@@ -57,7 +57,7 @@ class ClockMeter:
             return sm_clock.read(self._device)
         except Exception as error:  # noqa: BLE001 - whatever Triton and its compiler raise
             self._broken = True
-            self._tell(f"cycles cannot be counted: {str(error) or type(error).__name__}")
+            self._warn(f"cycles cannot be counted: {str(error) or type(error).__name__}")
         return None
 
     def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:

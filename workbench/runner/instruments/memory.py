@@ -112,7 +112,7 @@ class GpuMemory(Generic[Stepping]):
         now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, variant: Stepping | None) -> None:
+    def track(self, variant: Stepping | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""
         if (self._variant and self._variant()) is not variant:
             self._variant = None if variant is None else weakref.ref(variant)
@@ -143,7 +143,7 @@ class HostMemory:
         now = Memory(resident, math.nan, self._peak)
         return now._replace(before=self._before, since_ns=self._since_ns)
 
-    def follow(self, variant: object | None) -> None:
+    def track(self, variant: object | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""
         if (self._variant and self._variant()) is not variant:
             self._variant = None if variant is None else weakref.ref(variant)

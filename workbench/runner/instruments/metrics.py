@@ -34,7 +34,7 @@ class MetricReader:
         self._due_ns = 0
 
     def poll(self, steps: int) -> None:
-        """Take a reading if one is due, and send the one that was taken if it has arrived.
+        """Start a reading if one is due, and send the last one if it has arrived.
 
         ``steps`` counts those that ran so far.
         """
@@ -42,7 +42,7 @@ class MetricReader:
         if not self._sources or (self._taken_s is None and began_ns < self._due_ns):
             return
         if self._taken_s is None:
-            self._take(steps)
+            self._start_copy(steps)
         if self._event is not None and not self._event.query():
             return
         self._send()
@@ -53,12 +53,12 @@ class MetricReader:
         """Send how the segment ended, unless that was read already; waits for its last step."""
         if not self._sources or (self._taken_s is None and self._taken_step == steps):
             return
-        self._take(steps)
+        self._start_copy(steps)
         if self._event is not None:
             self._event.synchronize()
         self._send()
 
-    def _take(self, steps: int) -> None:
+    def _start_copy(self, steps: int) -> None:
         for name, source in self._sources.items():
             self._copies[name].copy_(source, non_blocking=True)
         if self._event is not None:

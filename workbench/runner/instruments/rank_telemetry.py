@@ -53,7 +53,7 @@ class Ranks(Protocol):
 
 
 class Companions:
-    """Samples what the present group of ranks uses; call ``follow`` when another variant steps.
+    """Samples what the present group of ranks uses; call ``update`` when another variant steps.
 
     ``present`` returns that group; None if there is one rank.
     """
@@ -66,8 +66,8 @@ class Companions:
         self._running: list[Telemetry] = []
         self._others: dict[str, tuple[float, str]] = {}  # by device: share of others, and who
 
-    def follow(self) -> None:
-        """Begin or end to sample, where the ranks are others than before."""
+    def update(self) -> None:
+        """Sample the present ranks if they are others than before."""
         group = self._present()
         if group is self._group:
             return
@@ -83,7 +83,7 @@ class Companions:
                 self._wire.send(protocol.Note(kind="warning", text=text))
 
     def stop(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         for telemetry in self._running:
             telemetry.stop()
         self._running, self._others, self._group = [], {}, None

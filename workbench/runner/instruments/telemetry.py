@@ -87,13 +87,13 @@ class Telemetry:
         for name, text in how.items():
             lost = text.startswith(ABSENT)
             if name in self._told and lost != self._told[name].startswith(ABSENT):
-                said = (
+                change = (
                     f"no longer measured ({text.removeprefix(ABSENT)})"
                     if lost
                     else "measured again"
                 )
                 kind = "warning" if lost else "info"
-                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {said}"))
+                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {change}"))
         self._told = how
 
     def _slow_lane(self) -> None:

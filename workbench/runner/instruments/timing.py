@@ -46,7 +46,7 @@ def restore_clocks() -> None:
             _replaced[f"{owner.__name__}.{name}"] = None
 
 
-def take_replaced() -> list[str]:
+def pop_replaced() -> list[str]:
     """Return the timing functions that were replaced since the last call."""
     restore_clocks()
     names = list(_replaced)

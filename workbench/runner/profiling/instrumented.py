@@ -114,11 +114,11 @@ def _refusals(
     if not q.is_cuda:
         return []
     parameters = cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cuda.can_use_flash_attention(parameters, True)
         cuda.can_use_efficient_attention(parameters, True)
-    return [str(warning.message).partition(" (Triggered")[0].rstrip(". ") for warning in said]
+    return [str(warning.message).partition(" (Triggered")[0].rstrip(". ") for warning in caught]
 
 
 class Convolutions(TorchFunctionMode):

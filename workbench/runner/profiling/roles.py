@@ -68,7 +68,7 @@ def known(
     memory = Known()
     on_gpu = device.type == "cuda"
 
-    def take(role: str, tensor: object) -> None:
+    def add(role: str, tensor: object) -> None:
         for storage in _storages(tensor):
             size = storage.nbytes() if storage.device.type == device.type else 0
             if on_gpu:
@@ -77,16 +77,16 @@ def known(
                 memory.blocks.setdefault(storage.data_ptr(), (role, size))
 
     for parameter in model.parameters():
-        take("parameters", parameter)
-        take("gradients", parameter.grad)
+        add("parameters", parameter)
+        add("gradients", parameter.grad)
     for buffer in model.buffers():
-        take("parameters", buffer)
+        add("parameters", buffer)
     if optimizer is not None:
         for state in optimizer.state.values():
             for value in state.values():
-                take("optimizer", value)
+                add("optimizer", value)
     for bucket in buckets:
-        take("gradients", bucket)
+        add("gradients", bucket)
     if on_gpu:
         explained = sum(size for _, size in memory.blocks.values())
         memory.other = max(0, torch.cuda.memory_allocated(device) - explained)
@@ -94,7 +94,7 @@ def known(
         memory.pools = pool_bytes
     else:
         for tensor in tensors(batch):
-            take("other", tensor)
+            add("other", tensor)
     return memory
 
 

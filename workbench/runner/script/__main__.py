@@ -10,7 +10,7 @@ from workbench.runner.wire import Wire
 
 def main() -> int:
     """Watch one script after the other until Quit."""
-    wire = Wire.take_standard_streams()
+    wire = Wire.from_standard_streams()
     wire.listen()
     wire.send(catalogue(wire.created))
     count = 0  # of segments

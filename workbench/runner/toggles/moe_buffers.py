@@ -64,13 +64,15 @@ def _evidence(option: str, observed: Observed) -> Finding:
     layers = [workspace for workspace in workspaces if workspace is not None]
     if not layers:
         return no_effect("no layer of experts has a workspace")
-    taken, made = layers[0].taken, layers[0].made
-    if taken <= made:
+    requests, allocations = layers[0].requests, layers[0].allocations
+    if requests <= allocations:
         if observed.situation.has(Trait.COMPILED):
             return no_effect("nothing was computed there: torch.compile plans its memory itself")
-        return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
+        return no_effect(
+            f"{requests} tensors were taken from {allocations} allocations: none was reused"
+        )
     return effective(
-        f"{len(layers)} layers took {taken:,} tensors so far from {made} allocations, "
+        f"{len(layers)} layers took {requests:,} tensors so far from {allocations} allocations, "
         f"{layers[0].bytes / 1e6:.3g} MB in all"
     )
 

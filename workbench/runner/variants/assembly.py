@@ -75,7 +75,7 @@ def assemble(
     if divided is None or trainer is None:
         step = workload.step(bench, compute)
     else:
-        divided.follow(trainer)
+        divided.attach(trainer)
         step = workload.step(bench, divided.loss_of_step(compute, model))
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)

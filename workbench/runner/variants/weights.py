@@ -57,8 +57,8 @@ class Quantized:
         self._source: weakref.ref[Weights] | None = None
         self._seen: dict[str, int] = {}
 
-    def take(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what stays of a plain model's parameter."""
+    def store(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """Store the codes of a plain model's parameter; return what takes the parameter's place."""
         layer = self._layers.get(name)
         if layer is None:
             return parameter
@@ -92,8 +92,8 @@ class Quantized:
             for old, new in zip(pair, self._quantize(parameters, layer), strict=True)
         )
 
-    def follow(self, weights: Weights) -> None:
-        """Keep the codes equal to these weights, which they match now, when the weights change."""
+    def track(self, weights: Weights) -> None:
+        """Make ``current`` renew the codes when these weights change; they match now."""
         self._source = weakref.ref(weights)
         self._seen = {layer: _weight(weights.parameters, layer)._version for layer in self.codes}
 
@@ -150,7 +150,7 @@ class WeightSets:
         if key not in self._plain:
             self._plain[key] = made = Weights(self._drawn(situation, dtype))
             for codes in self._coded.get(key, {}).values():
-                codes.follow(made)
+                codes.track(made)
         return self._plain[key]
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
@@ -161,8 +161,8 @@ class WeightSets:
             made = Quantized(scheme, situation.family.build(situation.config))
             if plain := self._plain.get(key):
                 named = plain.parameters.items()
-                made.parameters = {name: made.take(name, parameter) for name, parameter in named}
-                made.follow(plain)
+                made.parameters = {name: made.store(name, parameter) for name, parameter in named}
+                made.track(plain)
             else:
                 made.parameters = self._drawn(situation, dtype, made)
             coded[scheme] = made
@@ -271,13 +271,13 @@ class WeightSets:
             name: parameter for codes in sets for name, parameter in codes.unquantized().items()
         }
 
-        def take(name: str, drawn: nn.Parameter) -> nn.Parameter:
-            stored = drawn if into is None else into.take(name, drawn)
+        def store(name: str, drawn: nn.Parameter) -> nn.Parameter:
+            stored = drawn if into is None else into.store(name, drawn)
             return there.get(name, drawn) if stored is drawn else stored
 
         seed = situation.configuration.seed
         made: dict[str, nn.Parameter] = situation.family.weights(
-            situation.config, situation.device, dtype, seed, take
+            situation.config, situation.device, dtype, seed, store
         )
         if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
             raise Mistake(

@@ -51,7 +51,7 @@ class Bench:
         (prompt_BS,) = self.batches.inputs
         return pieces(prompt_BS, int(self.settings["chunk"]) or None)
 
-    def take_in(self, compute: Compute) -> torch.Tensor:
+    def prefill(self, compute: Compute) -> torch.Tensor:
         """Return the logits after the prompt, (B, 1, V), by ``compute(tokens, position)``."""
         for piece_BS, first in self.prompt:
             logits_B1V = compute(piece_BS, first) if first is not None else compute(piece_BS)

@@ -31,7 +31,7 @@ NEW_TOKENS = tokens_field(
 def _compute(bench: Bench) -> Compute:
     compute = bench.decoder.computing()
     with torch.no_grad():
-        bench.take_in(compute)
+        bench.prefill(compute)
     return compute
 
 

@@ -102,7 +102,7 @@ def _rounds(bench: Bench, compute: Compute) -> Rounds:
         decoder.uniform_NB1.uniform_(generator=generator)
         decoder.begin(number)
         with torch.no_grad():
-            decoder.write(draw(bench.take_in(compute), first), 0)
+            decoder.write(draw(bench.prefill(compute), first), 0)
 
     return Rounds(decoder.new_tokens - 1, begin, device)
 

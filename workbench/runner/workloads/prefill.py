@@ -33,7 +33,7 @@ def _compute(bench: Bench) -> Compute:
 def _step(bench: Bench, compute: Compute) -> Step:
     def step() -> torch.Tensor:
         with torch.no_grad():
-            return bench.take_in(compute).argmax(dim=-1)
+            return bench.prefill(compute).argmax(dim=-1)
 
     return step
 

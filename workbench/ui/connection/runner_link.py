@@ -68,7 +68,7 @@ class RunnerLink(QObject):
         reader = self._reader
         deadline = time.monotonic() + DRAIN_BUDGET_S
         while reader is not None and reader is self._reader:
-            message = reader.take()
+            message = reader.next_message()
             if message is None:
                 return
             yield message

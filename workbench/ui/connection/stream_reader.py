@@ -106,7 +106,7 @@ class StreamReader(QThread):
         if self._client is not None:
             self._client.cancel()
 
-    def take(self) -> protocol.AnyMessage | None:
+    def next_message(self) -> protocol.AnyMessage | None:
         """Return the next message; None if there is none, then ``arrived`` announces the next."""
         with self._lock:
             if self._queue:

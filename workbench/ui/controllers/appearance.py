@@ -32,8 +32,8 @@ class Appearance(QObject):
         if settings.font_points:
             self._set_font(settings.font_points)
         sizes.use_decimal(settings.decimal_units)
-        application.styleHints().colorSchemeChanged.connect(self._follow)
-        self._follow()
+        application.styleHints().colorSchemeChanged.connect(self._apply)
+        self._apply()
         application.setPalette(stylesheet.palette(theme.current))
 
     def dress(self, container: QWidget) -> None:
@@ -113,9 +113,9 @@ class Appearance(QObject):
     def choose(self, name: str) -> None:
         """Choose a theme of ``CHOICES``."""
         self._settings.theme = name
-        self._follow()
+        self._apply()
 
-    def _follow(self) -> None:
+    def _apply(self) -> None:
         dark = self.choice == "dark"
         if self.choice == "system":
             scheme = self._application.styleHints().colorScheme()

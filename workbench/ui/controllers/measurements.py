@@ -36,7 +36,7 @@ class Measurements(QObject):
         # Whatever has yet to end, in this order; None is the interrupted run.
         self._pending: list[protocol.RunCommand | None] = []
         self._ends_early = False
-        run.received.connect(self._take)
+        run.received.connect(self._on_message)
         run.stateChanged.connect(self._forget)
 
     def perform(
@@ -67,8 +67,8 @@ class Measurements(QObject):
         self._ends_early = True
         self._run.stop()
 
-    def _take(self, message: protocol.AnyMessage) -> None:
-        """Follow the run; ``stateChanged`` may still be about the run that ended."""
+    def _on_message(self, message: protocol.AnyMessage) -> None:
+        """Note when a measurement ends; ``stateChanged`` may still be about the run before."""
         if isinstance(message, protocol.State) and message.state != "idle":
             self.resumes = False
         if not isinstance(message, protocol.Finished):

@@ -176,14 +176,14 @@ class Presets(QObject):
         renamed = {to if key == name else key: toggles for key, toggles in self.own.items()}
         self._change(f"Rename toggle set {name}", renamed)
 
-    def share(self, name: str, path: Path) -> None:
+    def export_file(self, name: str, path: Path) -> None:
         """Write a toggle set to a file for other people."""
         try:
             files.write(path, {name: self.own[name]})
         except ValueError as error:
             self._refuse(error)
 
-    def take(self, path: Path) -> None:
+    def import_file(self, path: Path) -> None:
         """Add the toggle sets of a file; a number is appended to names that are taken."""
         try:
             shared = files.read(path)

@@ -127,7 +127,7 @@ class Reproductions(QObject):
             idle = isinstance(message, protocol.State) and message.state == "idle"
             self._run_before = not idle
             return
-        self._record(course.heed(message))
+        self._record(course.on_message(message))
         match message:
             case protocol.Catalogue():
                 if not self._renewing:
@@ -149,7 +149,7 @@ class Reproductions(QObject):
         assert course is not None and catalogue is not None
         self._timer.stop()
         self._command = course.next(catalogue)
-        self._record(course.tell())
+        self._record(course.pending_messages())
         if self._command is None:
             self._finish()
             return
@@ -158,7 +158,7 @@ class Reproductions(QObject):
         self.changed.emit()
 
     def _cut(self) -> None:
-        if self._course is not None and self._course.cut(self._command):
+        if self._course is not None and self._course.on_timeout(self._command):
             self._run.cancel()
 
     def _lost(self) -> None:
@@ -169,9 +169,9 @@ class Reproductions(QObject):
         self._command = None
         if self._run.cancelled and not course.was_cut:
             self._finish("cancelled")
-        elif course.lost():
+        elif course.on_runner_lost():
             self._renewing = True
-            self._record(course.tell())
+            self._record(course.pending_messages())
             self._run.start_runner()
         else:
             self._finish()

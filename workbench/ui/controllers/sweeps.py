@@ -53,7 +53,7 @@ class Sweeps(QObject):
         self.arms: set[str] = {"now"}
         self.seconds = SECONDS
         self._suggested = ["", ""]  # values that were not typed follow the configuration
-        configuration.editedChanged.connect(self._follow)
+        configuration.editedChanged.connect(self._update_axes)
 
     # The form
 
@@ -192,7 +192,7 @@ class Sweeps(QObject):
                 raise ValueError(f"{title}: write values between commas, 128, 256.") from None
         return axes
 
-    def _follow(self) -> None:
+    def _update_axes(self) -> None:
         """Replace fields that the family lacks; update values that were only suggested."""
         offered = self.offered()
         for axis, name in enumerate(self.fields):

@@ -167,7 +167,7 @@ class VerdictPrompt(QObject):
             self._settling.stop()
             self._continued = False
         elif self._run.running is not None and self._run.running != self._last:
-            self._take(self._run.running)
+            self._on_run_changed(self._run.running)
         if (
             self.automatic
             and self.offer is not None
@@ -196,7 +196,7 @@ class VerdictPrompt(QObject):
         self._predicted = offer
         self._run.send(protocol.Predict(base=offer.base, other=offer.other))
 
-    def _take(self, running: Configuration) -> None:
+    def _on_run_changed(self, running: Configuration) -> None:
         last, self._last = self._last, running
         toggled, self._toggled = self._toggled, False
         continued, self._continued = (

@@ -50,8 +50,8 @@ class Verdicts(QObject):
         # Of a calibration: how many comparisons there were before it.
         self._calibrated_after: int | None = None
         configuration.catalogueChanged.connect(self._read_floor)
-        measurements.ended.connect(self._take_end)
-        session.segmentsChanged.connect(self._follow_baseline)
+        measurements.ended.connect(self._on_measurement_ended)
+        session.segmentsChanged.connect(self._send_baseline)
 
     def keep_in(self, settings: Settings) -> None:
         """Store there how verdicts are measured, and load what is stored."""
@@ -73,7 +73,7 @@ class Verdicts(QObject):
         if self._settings is not None:
             self._settings.build_count = count
 
-    def _follow_baseline(self) -> None:
+    def _send_baseline(self) -> None:
         """Tell the runner which segment ratios refer to, if the user chose another one."""
         segments = self._session.shown.segments
         if self._session.baseline == self._baseline:
@@ -273,7 +273,7 @@ class Verdicts(QObject):
         self._measurements.perform(command, goes_on)
         self._session.comparisonsChanged.emit()
 
-    def _take_end(self, command: protocol.RunCommand, reason: str) -> None:
+    def _on_measurement_ended(self, command: protocol.RunCommand, reason: str) -> None:
         if not isinstance(command, protocol.Compare):
             return
         after, self._calibrated_after = self._calibrated_after, None

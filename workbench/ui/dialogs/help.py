@@ -28,7 +28,7 @@ class HelpDialog(QDialog):
         self.page = QTextBrowser()
         self.page.setAccessibleName("Help page")
         self.page.setOpenLinks(False)
-        self.page.anchorClicked.connect(self._follow)
+        self.page.anchorClicked.connect(self._open_link)
         layout = _widgets.tight(QHBoxLayout(self), 8, 8)
         layout.addWidget(self.titles)
         layout.addWidget(self.page, 1)
@@ -42,7 +42,7 @@ class HelpDialog(QDialog):
     def _show_row(self, row: int) -> None:
         self.page.setMarkdown(PAGES[row].markdown())
 
-    def _follow(self, url: QUrl) -> None:
+    def _open_link(self, url: QUrl) -> None:
         """Show the page of a link; other addresses open in the browser."""
         name = FILES.get(url.path().rpartition("/")[2])
         if name is not None:

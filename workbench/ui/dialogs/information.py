@@ -34,7 +34,10 @@ def doctor_text(configuration: ConfigurationModel, titles: Titles) -> str:
     if blocked:
         lines += ["", "Blocked options"]
     for toggle, options in blocked.items():
-        lines += [f"  {titles.choice(toggle, name)}: {why.said}" for name, why in options.items()]
+        lines += [
+            f"  {titles.choice(toggle, name)}: {why.reason_with_fix}"
+            for name, why in options.items()
+        ]
     return "\n".join(lines)
 
 

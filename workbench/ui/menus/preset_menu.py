@@ -43,7 +43,7 @@ def ask_to_add(presets: Presets, host: QWidget) -> None:
     """Ask for a file and add its toggle sets."""
     name, _ = QFileDialog.getOpenFileName(host, "Add toggle sets", message_boxes.folder(), FILTER)
     if name:
-        presets.take(Path(name))
+        presets.import_file(Path(name))
 
 
 def ask_to_share(presets: Presets, host: QWidget, name: str) -> None:
@@ -52,7 +52,7 @@ def ask_to_share(presets: Presets, host: QWidget, name: str) -> None:
     suggestion = str(Path(message_boxes.folder()) / f"{slug}{SUFFIX}")
     path = message_boxes.file_to_write(host, "Share a toggle set", suggestion, {SUFFIX: FILTER})
     if path is not None:
-        presets.share(name, path)
+        presets.export_file(name, path)
 
 
 def _fill_own(menu: QMenu, presets: Presets, host: QWidget, name: str) -> None:

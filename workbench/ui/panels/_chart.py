@@ -131,12 +131,12 @@ class Chart(QWidget):
     def _redraw_canvas(self) -> None:
         """Make a canvas in the present theme that shows what the one before did."""
         x_range = self.canvas.vb.viewRange()[0]
-        follow_x = self.canvas.follow_x
+        auto_range_x = self.canvas.auto_range_x
         texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
         marked = self.canvas.marked_range
         self.canvas = self._new_canvas()
         self.canvas.mark_range(marked)
-        self.canvas.follow_x, self.canvas.captions = follow_x, captions
+        self.canvas.auto_range_x, self.canvas.captions = auto_range_x, captions
         self.canvas.axis("bottom").texts = texts
         self.canvas.vb.setXRange(*x_range, padding=0)
         self._dress()
@@ -185,7 +185,7 @@ class Chart(QWidget):
         self._show_reason(self._reason)
         uncaught.report(error)
 
-    def _take_error(self) -> None:
+    def _on_broken(self) -> None:
         if self.canvas.error is not None and not self._broken:
             self._break(self.canvas.error)
 
@@ -211,7 +211,7 @@ class Chart(QWidget):
 
     def set_x_range(self, start: float, stop: float) -> None:
         """Show this range of x, and keep it."""
-        self.canvas.follow_x = False
+        self.canvas.auto_range_x = False
         if stop > start:
             self.canvas.vb.setXRange(start, stop, padding=0)
 
@@ -298,7 +298,7 @@ class Chart(QWidget):
 
     def reset(self) -> None:
         """Show all data again, the y axis following it."""
-        self.canvas.follow_x = self.canvas.follow_y = True
+        self.canvas.auto_range_x = self.canvas.auto_range_y = True
         self.resetWanted.emit()
         self.refresh()
 
@@ -385,7 +385,7 @@ class Chart(QWidget):
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)
         canvas.vb.marked.connect(self.rangeMarked)
         # LazyPanel: nothing may be hidden while it is being painted.
-        canvas.broken.connect(self._take_error, Qt.ConnectionType.QueuedConnection)
+        canvas.broken.connect(self._on_broken, Qt.ConnectionType.QueuedConnection)
         return canvas
 
     def _dress(self) -> None:
@@ -398,7 +398,7 @@ class Chart(QWidget):
         )
 
     def _on_picked(self) -> None:
-        self.canvas.follow_x = False
+        self.canvas.auto_range_x = False
         self.rangePicked.emit()
 
     def _on_mouse(self, position: QPointF) -> None:

@@ -264,8 +264,8 @@ def verdict(arm: Arm) -> str:
         marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]
         return "; ".join(marks)
     ratio = arm.ratio
-    said = claim_words(ratio.verdict, ratio.ratio, *ratio.ends, ratio.region)
-    return f"WRONG numbers; by time {said}" if wrong else said
+    claim = claim_words(ratio.verdict, ratio.ratio, *ratio.ends, ratio.region)
+    return f"WRONG numbers; by time {claim}" if wrong else claim
 
 
 def tone(arm: Arm) -> str:

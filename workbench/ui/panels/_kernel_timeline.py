@@ -71,7 +71,7 @@ class KernelTimeline(QWidget):
     def show_run(self, run: Run, profile: str) -> None:
         """Show the timeline of a profile of this number."""
         self.chart.options["profile"] = profile
-        self.chart.canvas.follow_x = True
+        self.chart.canvas.auto_range_x = True
         self.chart.show_runs([run])
         self.readout.say(HINT)
         self._search(self.search.text())

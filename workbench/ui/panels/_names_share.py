@@ -23,7 +23,7 @@ class NamesShare(QObject):
         view.horizontalHeader().sectionResized.connect(self._resized)
         view.viewport().installEventFilter(self)
 
-    def take(self, names: Sequence[int]) -> None:
+    def set_columns(self, names: Sequence[int]) -> None:
         """Set the columns of names."""
         self._names = names
         for name in names:

@@ -40,7 +40,7 @@ class OwnModelRow(QWidget):
         self.path.setObjectName("own-model-path")
         self.path.setPlaceholderText("FILE.py, or drop one here")
         self.path.setAccessibleName("File of your own model")
-        self.path.editingFinished.connect(lambda: self._take(self.path.text().strip()))
+        self.path.editingFinished.connect(lambda: self._choose_file(self.path.text().strip()))
         browse = _widgets.button("Browse …")
         browse.setObjectName("own-model-browse")
         browse.clicked.connect(self._browse)
@@ -63,9 +63,9 @@ class OwnModelRow(QWidget):
 
     def _browse(self) -> None:
         title = "Open a model: a file whose build() returns it"
-        self._take(runner_files.existing(self._catalogue, self, title, "Python (*.py)"))
+        self._choose_file(runner_files.existing(self._catalogue, self, title, "Python (*.py)"))
 
-    def _take(self, source: str) -> None:
+    def _choose_file(self, source: str) -> None:
         if source and source != self.path.toolTip():
             self._chosen(source)
 

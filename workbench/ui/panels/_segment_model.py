@@ -278,12 +278,12 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     different = [index for index in range(1, len(names)) if index not in position.values()]
     base = table.rows[baseline] if baseline < len(table.rows) else None
 
-    def differs(number: int, row: Sequence[Any], said: Callable[[str, str], str]) -> str:
+    def differs(number: int, row: Sequence[Any], changed_text: Callable[[str, str], str]) -> str:
         if number == baseline:
             return "baseline"
         changed = [index for index in different if base is None or row[index] != base[index]]
         parts = _without_hash(
-            {names[index]: said(names[index], text(row[index])) for index in changed},
+            {names[index]: changed_text(names[index], text(row[index])) for index in changed},
             {names[index]: text(row[index]) for index in changed},
         )
         return APART.join(parts) or AS_BASELINE

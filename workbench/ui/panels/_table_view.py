@@ -26,4 +26,4 @@ class TableView(PlainTable):
             heading = self.horizontalHeaderItem(column)
             assert heading is not None
             heading.setTextAlignment(RIGHT if column else LEFT)
-        self._names.take([0])
+        self._names.set_columns([0])

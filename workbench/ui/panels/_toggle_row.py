@@ -120,7 +120,7 @@ class ToggleRow(QWidget):
         self.lock.setVisible(bool(reasons))
         if reasons:
             self.lock.setIcon(icon("locked", theme, "muted"))
-            texts = [f"{', '.join(titles)}: {why.said}" for why, titles in reasons]
+            texts = [f"{', '.join(titles)}: {why.reason_with_fix}" for why, titles in reasons]
             self.lock.setToolTip(wrapped("\n".join(texts)))
         if not lines and not reasons:
             self._is_open = False
@@ -180,11 +180,11 @@ class ToggleRow(QWidget):
         reasons: dict[str, tuple[Blocked, list[str]]] = {}
         for option in self.toggle.options:
             if (why := blocked.get(option.name)) is not None:
-                reasons.setdefault(why.said, (why, []))[1].append(option.title)
+                reasons.setdefault(why.reason_with_fix, (why, []))[1].append(option.title)
         return list(reasons.values())
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
-        label = _widgets.note(f"{', '.join(titles)}: {why.said}")
+        label = _widgets.note(f"{', '.join(titles)}: {why.reason_with_fix}")
         label.setObjectName("blocked")
         row = _widgets.marked(label, "locked", theme, "muted")
         if why.set:

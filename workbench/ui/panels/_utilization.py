@@ -37,8 +37,8 @@ class Utilization(QLabel):
         self._shown, self._shown_at = newest, now
         share = math.nan if newest is None else utilization(newest, recent_ms(newest))
         self.setText(f"MFU {100 * share:.3g} %" if math.isfinite(share) else "")
-        said = "" if newest is None else ceiling_words(newest)
-        self.setToolTip(f"Model FLOPs utilization of the newest steps: {said}")
+        text = "" if newest is None else ceiling_words(newest)
+        self.setToolTip(f"Model FLOPs utilization of the newest steps: {text}")
 
 
 def recent_ms(segment: Segment) -> float:

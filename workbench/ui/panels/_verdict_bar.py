@@ -77,8 +77,8 @@ class VerdictBar(QWidget):
             line = f"{prompt.offer.text}: a verdict follows."
         lines: list[Line] = [(line, "verdict", "accent")]
         if prompt.prediction is not None:
-            said = prediction.line(prompt.prediction)
-            lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
+            outcome = prediction.line(prompt.prediction)
+            lines.append((f"{outcome[:1].upper()}{outcome[1:]}.", "", ""))
         # Without a button while a comparison or a build is in progress.
         buttons = [] if self._verdicts.why_not() else [(button, prompt.accept)]
         self.bar.say("info", lines, buttons, self._theme.current)
@@ -105,8 +105,8 @@ class VerdictBar(QWidget):
             ),
             (sentence("; ".join(filter(None, (basis(comparison), standing(comparison))))), "", ""),
         ]
-        if said := prediction.outcome(comparison):
-            lines.append((f"{said}.", "", ""))
+        if outcome := prediction.outcome(comparison):
+            lines.append((f"{outcome}.", "", ""))
         lines += self._troubles(comparison)
         buttons = []
         if comparison.verdict == "UNDECIDED":

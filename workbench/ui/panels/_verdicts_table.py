@@ -78,7 +78,7 @@ class VerdictsTable(PlainTable):
                 item.setText(text)
                 item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
-        self._names.take([table.column(name) for name in _WIDE])
+        self._names.set_columns([table.column(name) for name in _WIDE])
         self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
 

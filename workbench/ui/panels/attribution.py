@@ -241,10 +241,10 @@ class AttributionPanel(QWidget):
         self._show_choices()
 
     def _show_study(self, study: Study) -> None:
-        said = self._session.titled(headline(study))
+        headline_text = self._session.titled(headline(study))
         if self._attributions.measuring and study is self._attributions.newest:
-            said = f"Measuring: {said}"
-        self.headline.setText(f"{said[:1].upper()}{said[1:]}")
+            headline_text = f"Measuring: {headline_text}"
+        self.headline.setText(f"{headline_text[:1].upper()}{headline_text[1:]}")
         table = _with_titles(effects_table(study), self._session.titled)
         verdict_column = table.column(VERDICT)
         verdicts = [str(row[verdict_column]) for row in table.rows]

@@ -224,7 +224,7 @@ class BreakdownPanel(QWidget):
         run = Run(self._session.shown)
         for chart in self._charts():
             chart.options["profile"] = str(number)
-            chart.canvas.follow_x = True
+            chart.canvas.auto_range_x = True
             chart.show_runs([run])
         self.timeline.show_run(run, str(number))
         self.next_steps.show_study(study)

@@ -133,7 +133,7 @@ class FailurePanel(QWidget):
         self._timer.timeout.connect(self._show_waiting)
         self._column = _widgets.tight(QVBoxLayout(self), 4)
         failures.reported.connect(self.show_failure)
-        run.stateChanged.connect(self._take_state)
+        run.stateChanged.connect(self._on_state_changed)
 
     @property
     def banners(self) -> list[Banner]:
@@ -206,7 +206,7 @@ class FailurePanel(QWidget):
         for banner in self.banners:
             self._forget(banner)
 
-    def _take_state(self) -> None:
+    def _on_state_changed(self) -> None:
         """Dismiss banners that offer a new runner once it starts: a click would end its run."""
         if self._run.state == "starting":
             for banner in self._without_runner:

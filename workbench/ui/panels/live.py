@@ -266,7 +266,7 @@ class LivePanel(QWidget):
             self._run = self._new_run()
             self.moments.clear()
             for chart in self.charts.values():
-                chart.canvas.follow_x = chart.canvas.follow_y = True
+                chart.canvas.auto_range_x = chart.canvas.auto_range_y = True
             self._session.set_follow(True)
             self.redraw()
 
@@ -320,7 +320,7 @@ class LivePanel(QWidget):
         spans = []
         for chart in shown:
             chart.renew()
-            chart.canvas.follow_x = False
+            chart.canvas.auto_range_x = False
             for layer in chart.canvas.layers:
                 layer.pull()
             if (span := chart.canvas.x_span()) is not None:
@@ -405,7 +405,7 @@ class LivePanel(QWidget):
         self._status.setText("")
         if follow:
             for chart in self.charts.values():
-                chart.canvas.follow_y = True
+                chart.canvas.auto_range_y = True
             self._touch()
         else:
             self._tell_held()

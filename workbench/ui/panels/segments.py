@@ -102,7 +102,7 @@ class SegmentsPanel(QWidget):
         self._timer.timeout.connect(self._compute)
         session.segmentsChanged.connect(lambda: self._compute_in(0))
         session.sessionChanged.connect(self._show_session)
-        session.dataArrived.connect(self._follow)
+        session.dataArrived.connect(self._on_data_arrived)
         session.comparisonsChanged.connect(lambda: self._compute_in(self._period_ms))
         session.selectionChanged.connect(self._show_selection)
         configuration.catalogueChanged.connect(lambda: self._compute_in(0))
@@ -188,7 +188,7 @@ class SegmentsPanel(QWidget):
         if not self._timer.isActive() or milliseconds < self._timer.remainingTime():
             self._timer.start(milliseconds)
 
-    def _follow(self) -> None:
+    def _on_data_arrived(self) -> None:
         rows = sum(row_count(segment.steps) for segment in self._session.shown.segments)
         if rows != self._rows:  # telemetry alone, which goes on after a run, changes nothing here
             self._rows = rows
@@ -215,11 +215,11 @@ class SegmentsPanel(QWidget):
         )
         self._tasks.start(
             lambda: _tabulate(frozen, baseline),
-            lambda result: self._take(session, *result),
+            lambda result: self._show_table(session, *result),
             self._failed,
         )
 
-    def _take(self, session: Session, table: Table, took_s: float) -> None:
+    def _show_table(self, session: Session, table: Table, took_s: float) -> None:
         self._busy = False
         self._period_ms = max(PERIOD_MS, round(1000 * IDLE_SHARE * took_s))
         if session is self._session.shown:
@@ -227,7 +227,7 @@ class SegmentsPanel(QWidget):
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
-                self._names.take([1])
+                self._names.set_columns([1])
             self._show_selection()
             self._scroll_to_running()
         if self._stale or session is not self._session.shown:
@@ -260,9 +260,9 @@ class SegmentsPanel(QWidget):
 
     def _show_notes(self, table: Table) -> None:
         """Show what the reader of the ratios must know: that the machine drifted."""
-        said = [note for note in table.notes if note != UNPAIRED_NOTE]
-        self.note.setText(" ".join(said))
-        self.note.setVisible(bool(said))
+        notes = [note for note in table.notes if note != UNPAIRED_NOTE]
+        self.note.setText(" ".join(notes))
+        self.note.setVisible(bool(notes))
 
     def _pair(self, row: int) -> tuple[Configuration, Configuration]:
         """Return the configurations of the baseline and of a row."""

@@ -70,7 +70,7 @@ class SweepPanel(QWidget):
         self.seconds = NoWheelDoubleSpinBox()
         self.run = _widgets.button("Run sweep")
         self.run.clicked.connect(sweeps.run)
-        self.said = _widgets.note()
+        self.status = _widgets.note()
         self.charts = {name: Chart(PLOTS[name], theme.current, tasks) for name in _CHARTS}
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
@@ -139,7 +139,7 @@ class SweepPanel(QWidget):
             arms.addWidget(check)
         arms.addStretch(1)
         rows.addLayout(arms, 2, 0, 1, 4)
-        rows.addWidget(self.said, 3, 0, 1, 4)
+        rows.addWidget(self.status, 3, 0, 1, 4)
         return form
 
     def _choose_field(self, axis: int, row: int) -> None:
@@ -171,7 +171,7 @@ class SweepPanel(QWidget):
         why_not = sweeps.why_not()
         _widgets.allow(self.run, why_not)
         count = sweeps.points()
-        self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
+        self.status.setText(why_not or f"{count} point{'s' * (count != 1)}")
 
     def _show_presets(self) -> None:
         """Add every preset as an entry that can be ticked."""
@@ -242,6 +242,6 @@ class SweepPanel(QWidget):
             progress = self._run.text
             return f"{done} of {total} points measured. {progress}".strip()
         counts = f"{done} of {total} points" if done < total else f"{done} points"
-        said = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"
+        text = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"
         wrong = sweep.wrong_arms(study)
-        return f"{said}; {', '.join(wrong)} computed wrong numbers" if wrong else said
+        return f"{text}; {', '.join(wrong)} computed wrong numbers" if wrong else text

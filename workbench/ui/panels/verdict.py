@@ -198,8 +198,8 @@ class VerdictPanel(QWidget):
         self.progress.setVisible(bool(self.progress.text()))
 
     def _show_details(self, comparison: PairedComparison) -> None:
-        said = prediction.outcome(comparison)
-        outcome = [f"{said}."] if said else []
+        sentence = prediction.outcome(comparison)
+        outcome = [f"{sentence}."] if sentence else []
         lines = [(text, "info", "muted") for text in [*outcome, *remarks(comparison)]]
         for side, arm in zip("AB", comparison.arms, strict=False):
             lines.append((f"{side}: {arm}", "", ""))
@@ -256,5 +256,5 @@ def _basis(comparison: PairedComparison) -> str:
     made = prediction.of(comparison)
     if made is None:
         return ""
-    said = prediction.line(made)
-    return f"{said[:1].upper()}{said[1:]}."
+    sentence = prediction.line(made)
+    return f"{sentence[:1].upper()}{sentence[1:]}."

@@ -47,9 +47,9 @@ class UncaughtErrors(QObject):
         self._timer.timeout.connect(self._report)
         self._arrived.connect(self._schedule)
         self._hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
-        sys.excepthook = self._take_uncaught
-        threading.excepthook = self._take_from_thread
-        sys.unraisablehook = self._take_unraisable
+        sys.excepthook = self._on_exception
+        threading.excepthook = self._on_thread_exception
+        sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
         """Report the remaining errors and restore Python's hooks."""
@@ -57,22 +57,22 @@ class UncaughtErrors(QObject):
         self._timer.stop()
         self._report()
 
-    def _take_uncaught(
+    def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         broken = panel_of(trace, self._panels)
-        self._take(error.with_traceback(trace), "in the window", broken)
+        self._queue_error(error.with_traceback(trace), "in the window", broken)
 
-    def _take_from_thread(self, arguments: Any) -> None:
+    def _on_thread_exception(self, arguments: Any) -> None:
         error = arguments.exc_value or arguments.exc_type()
         name = arguments.thread.name if arguments.thread is not None else "without a name"
-        self._take(error, f"in the thread {name}")
+        self._queue_error(error, f"in the thread {name}")
 
-    def _take_unraisable(self, arguments: Any) -> None:
+    def _on_unraisable(self, arguments: Any) -> None:
         error = arguments.exc_value or arguments.exc_type()
-        self._take(error, "where it could not be raised")
+        self._queue_error(error, "where it could not be raised")
 
-    def _take(self, error: BaseException, where: str, broken: QWidget | None = None) -> None:
+    def _queue_error(self, error: BaseException, where: str, broken: QWidget | None = None) -> None:
         with self._lock:
             self._count += 1
             if self._error is not None:
@@ -100,7 +100,7 @@ class UncaughtErrors(QObject):
         if error is None:
             return
         if broken is not None:
-            cover(broken, f"This panel could not be drawn. {error.said}")
+            cover(broken, f"This panel could not be drawn. {error.sentence_with_fix}")
         if count > 1:
             error.sentence += f" {count - 1} more followed within a second."
         self._failures.report(error)

@@ -68,15 +68,15 @@ class ConfigurationModel(QObject):
         if (running := self._run.continued) is not None:
             self.choose({name: running.toggles[name] for name in self.pending}, "Revert")
 
-    def take_back(self) -> None:
+    def revert_refused(self) -> None:
         """Revert the toggles that the run refused or could not be built with."""
         running = self._run.running
         if self.pending and self.edited is not None and running is not None:
             self.edited = config_edit.with_toggles(self.edited, running.toggles)
             self.check()
 
-    def take_catalogue(self, catalogue: protocol.Catalogue) -> None:
-        """Edit what this runner offers, starting from what was edited before."""
+    def set_catalogue(self, catalogue: protocol.Catalogue) -> None:
+        """Set the runner's catalogue; keep what was edited as far as it offers that."""
         self.catalogue = catalogue
         if self.edited is None:
             self.edited = config_edit.first(catalogue)
@@ -181,7 +181,7 @@ class ConfigurationModel(QObject):
             option = availability.configuration.toggles[name]
             why = availability.blocked[name][option]
             title = config_edit.option_title(toggle, option)
-            sentences.append(f"{toggle.title}: {title} cannot be used: {why.said}")
+            sentences.append(f"{toggle.title}: {title} cannot be used: {why.reason_with_fix}")
         return sentences or availability.problems
 
     def problem(self) -> str:

@@ -53,14 +53,14 @@ class MessageRouter(QObject):
     def _drain(self) -> None:
         due: list[SignalInstance] = []
         for message in self._link.drain():
-            due += self.take(message)
+            due += self.route(message)
             self._run.received.emit(message)
         for changed in self._order:
             if changed in due:
                 changed.emit()
         self._session.settle_baseline()
 
-    def take(self, message: protocol.AnyMessage) -> list[SignalInstance]:
+    def route(self, message: protocol.AnyMessage) -> list[SignalInstance]:
         """Update the models from one message; return the signals that are due."""
         self._clock.hear(message)
         if isinstance(message, protocol.Failure) and not message.t_s:
@@ -72,7 +72,7 @@ class MessageRouter(QObject):
         due = self._session.changed_by(message)
         match message:
             case protocol.Catalogue():
-                due += self._take_catalogue(message)
+                due += self._on_catalogue(message)
             case protocol.Availability():
                 if message.configuration == self._configuration.edited:
                     self._configuration.availability = message
@@ -89,35 +89,35 @@ class MessageRouter(QObject):
             case protocol.ComparisonStarted() | protocol.StudyStarted():
                 due.append(self._run.stateChanged)
             case protocol.SegmentStarted():
-                self._take_segment(message)
+                self._on_segment_started(message)
                 due.append(self._configuration.editedChanged)
             case protocol.Failure():
-                self._take_failure(message)
+                self._on_failure(message)
                 due.append(self._configuration.editedChanged)
         if isinstance(message, (*MEASURED, protocol.SegmentStarted)):
             self._session.mark_changed(self._run.running)
         return due
 
-    def _take_catalogue(self, catalogue: protocol.Catalogue) -> list[SignalInstance]:
+    def _on_catalogue(self, catalogue: protocol.Catalogue) -> list[SignalInstance]:
         configuration = self._configuration
-        configuration.take_catalogue(catalogue)
+        configuration.set_catalogue(catalogue)
         self._session.set_runner_titles(offered(catalogue))
         if catalogue.version != protocol.VERSION:
             self._failures.report(runner_failures.other_version(catalogue.version))
         return [configuration.catalogueChanged, configuration.editedChanged]
 
-    def _take_segment(self, message: protocol.SegmentStarted) -> None:
+    def _on_segment_started(self, message: protocol.SegmentStarted) -> None:
         started, configuration = message.configuration, self._configuration
         self._run.running = started
         if self._run.replaying and config_edit.has(configuration.catalogue, started.family):
             configuration.edited = started
         if configuration.refused:
-            configuration.take_back()
+            configuration.revert_refused()
 
-    def _take_failure(self, failure: protocol.Failure) -> None:
+    def _on_failure(self, failure: protocol.Failure) -> None:
         if failure.fatal:
             self._run.set_state("dead", failure.sentence)
         if failure.kind not in REMARKS:
             self._configuration.refused = self._run.active
-            self._configuration.take_back()
+            self._configuration.revert_refused()
         self._failures.report(failure)

@@ -93,11 +93,11 @@ def memory(monkeypatch, snapshots):
 
 def test_the_peak_is_the_allocators_and_the_pools_counted_once_a_phase(memory, snapshots):
     arm = PlayedArm("reduce-overhead")
-    memory.follow(arm)
+    memory.track(arm)
     assert not snapshots  # any thread may begin a phase: only that of the steps counts
     assert [memory.sample().peak for _ in range(5)] == [200 + 82 * MIB] * 5
     assert len(snapshots) == 1
-    memory.follow(arm)
+    memory.track(arm)
     memory.sample()
     assert len(snapshots) == 1
     memory.new_phase()
@@ -109,12 +109,12 @@ def test_each_arm_has_a_peak_and_pools_of_its_own(memory):
     assert memory.sample().peak == 300
     graphed, plain = captured(), PlayedArm()
     for arm, pools in ((graphed, 30 * MIB), (plain, 0), (graphed, 30 * MIB), (None, 0)):
-        memory.follow(arm)
+        memory.track(arm)
         assert memory.sample()[:4] == (100, 900, 200 + pools, 0)
 
 
 def test_an_arm_that_was_freed_is_not_kept_for_its_pools(memory):
     arm = captured()
-    memory.follow(arm)
+    memory.track(arm)
     del arm
     assert memory.sample().peak == 200

@@ -49,7 +49,7 @@ def test_the_peak_of_steady_steps_is_what_the_device_lacks(small, toggles):
     before, held_before = in_use(), torch.cuda.memory_allocated(DEVICE)
     arm = stepped(wide, "train", device="cuda", steps=5, **toggles)
     memory = GpuMemory(DEVICE, lambda arm: resident_bytes(arm.step, arm.situation))
-    memory.follow(arm)
+    memory.track(arm)
     used = in_use() - before
     with arm.entered():
         for _ in range(3):

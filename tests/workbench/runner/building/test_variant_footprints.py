@@ -146,7 +146,7 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
         lambda arm: counted.append(arm) or 120,
     )
     assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"
-    memory.follow(arm)
+    memory.track(arm)
     assert [memory.sample().others_bytes for _ in range(3)] == [120] * 3
     assert counted == [arm], "once a phase"
     began_ns = time.perf_counter_ns()
@@ -202,7 +202,7 @@ def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(context
 
 def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
     gave, alive = [], []
-    follow = RunnerContext.follow
+    set_variant = RunnerContext.set_variant
 
     def watched(context, arm):
         if arm is not None:
@@ -215,9 +215,9 @@ def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
                 return output
 
             monkeypatch.setattr(arm, "step", counted)
-        follow(context, arm)
+        set_variant(context, arm)
 
-    monkeypatch.setattr(RunnerContext, "follow", watched)
+    monkeypatch.setattr(RunnerContext, "set_variant", watched)
     run = Run(
         RunnerContext(RecordingWire(), CPU), protocol.Start(configuration=requested(), steps=4)
     )

@@ -205,7 +205,7 @@ def test_workers_do_not_inherit_the_input_of_the_runner():
 def test_rank_0_reports_what_a_worker_cannot_build(configuration):
     wrong = msgspec.structs.replace(configuration, family="absent")
     with pytest.raises(world.RankError, match=r"rank 1: family: unknown 'absent'"):
-        world.of(2, CPU).tell(Build(wrong))
+        world.of(2, CPU).send(Build(wrong))
         world.current().await_answers()
     assert world.current() is not None  # and the worker continues
 
@@ -232,8 +232,8 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
     loop = WorkerLoop(Connection(ours, Order))
     loop._variant = arm
     for _ in range(2):
-        loop.follow(Enter())
-        loop.follow(Leave())
+        loop.handle(Enter())
+        loop.handle(Leave())
     theirs.close()
     assert left.wait(30), "the end of the connection ends a worker"
     assert happened == ["entered", "prepared", "entered"]

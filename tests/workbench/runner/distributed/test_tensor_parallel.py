@@ -147,19 +147,19 @@ def keep_own_gradients(monkeypatch) -> None:
 
 def load_the_same_columns(monkeypatch) -> None:
     """Let rank 0 load the columns that rank 1 has."""
-    take = Cut.take
-    monkeypatch.setattr(Cut, "take", lambda self, full, _, ranks: take(self, full, 1, ranks))
+    shard = Cut.shard
+    monkeypatch.setattr(Cut, "shard", lambda self, full, _, ranks: shard(self, full, 1, ranks))
     monkeypatch.setattr(LocalWeights, "is_current", lambda self, keeper: False)
 
 
 def store_zeros(monkeypatch) -> None:
     """Store zeros instead of the layers that ranks divide."""
-    put = Cut.put
+    write_back = Cut.write_back
 
-    def put_nothing(self, share, full, rank, ranks):
-        put(self, torch.zeros_like(share), full, rank, ranks)
+    def write_zeros(self, share, full, rank, ranks):
+        write_back(self, torch.zeros_like(share), full, rank, ranks)
 
-    monkeypatch.setattr(Cut, "put", put_nothing)
+    monkeypatch.setattr(Cut, "write_back", write_zeros)
 
 
 FAULTS = [keep_own_outputs, keep_own_gradients, load_the_same_columns, store_zeros]

@@ -322,8 +322,8 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     announced = [m for m in context.wire.sent if isinstance(m, protocol.ComparisonStarted)]
     assert announced[0].request["rebuilt_each_block"] is (short == "while building")
     assert comparison.facts["rebuilt_each_block"] is True
-    said = "The arms do not fit in memory together: each block built its arm anew."
-    assert said in remarks(comparison)
+    expected = "The arms do not fit in memory together: each block built its arm anew."
+    assert expected in remarks(comparison)
     assert comparison.facts["pairs"] >= 1
     assert len(built) >= len(comparison.order) / 2
     (note,) = (event for event in session.events if event.kind == "warning")
@@ -461,7 +461,7 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "expected"),
     [
         ([], ""),
         ([{"sm_clock": 1980.0, "throttle": 0.0}, {"sm_clock": 1965.0}], ""),
@@ -475,8 +475,8 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
         ([{"sm_clock": 1785.0}, {"sm_clock": 1965.0}] * 10, ""),  # as under a power limit
     ],
 )
-def test_a_throttled_clock_voids_a_block(samples, said):
-    assert blocks.throttled(samples) == said
+def test_a_throttled_clock_voids_a_block(samples, expected):
+    assert blocks.throttled(samples) == expected
 
 
 @pytest.mark.parametrize(

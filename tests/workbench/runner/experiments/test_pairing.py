@@ -168,8 +168,8 @@ def test_memory_that_runs_out_in_the_background_ends_the_pairing_and_the_run_goe
         arm.step = step
 
     _, sent = paired(small, monkeypatch, short)
-    (said,) = [m.text for m in sent if isinstance(m, protocol.Note) and "pairing" in m.text]
-    assert said.startswith("background pairing ended: ") and "memory" in said
+    (text,) = [m.text for m in sent if isinstance(m, protocol.Note) and "pairing" in m.text]
+    assert text.startswith("background pairing ended: ") and "memory" in text
     assert not any(isinstance(m, protocol.Failure) for m in sent)
     at = next(index for index, m in enumerate(sent) if isinstance(m, protocol.Note)
               and "pairing" in m.text)  # fmt: skip

@@ -112,8 +112,8 @@ def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
     for pair in set(comparison.pairs):
         of_pair = {b for b, p in zip(comparison.builds, comparison.pairs, strict=True) if p == pair}
         assert len(of_pair) == 1, "both blocks of a pair are of one build"
-    said = "This holds for the build that was measured: one build was requested."
-    assert (said in remarks(comparison)) == (count == 1)
+    remark = "This holds for the build that was measured: one build was requested."
+    assert (remark in remarks(comparison)) == (count == 1)
     path = tmp_path / "builds.h5"
     hdf5.save(session, path)
     again = hdf5.load(path)

@@ -93,7 +93,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected", "status", "said"),
+    ("low", "high", "expected", "status", "reason"),
     [
         (0.45, 0.55, 1.5, "pass", "2.0x faster (95 % CI 1.8 to 2.2) against everything off"),
         (0.45, 0.55, 3.0, "fail", "expected at least 3"),
@@ -117,7 +117,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer
     ],
 )
 def test_a_speedup_counts_only_when_its_interval_shows_it(
-    context, layer, monkeypatch, low, high, expected, status, said
+    context, layer, monkeypatch, low, high, expected, status, reason
 ):
     class Compared:
         steps, seconds = 5, 2.0
@@ -140,7 +140,7 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
     monkeypatch.setattr(validate, "CompareRun", Compared)
     run(context, layer, expect_speedup=expected, batches=[1])
     speedup = rows(context)["speedup"]
-    assert speedup.status == status and said in speedup.evidence
+    assert speedup.status == status and reason in speedup.evidence
     study = checklist.newest(recorded(context))
     assert (checklist.budget_s(study) is not None) is (status == "undecided")
     assert checklist.is_open(study) is (status == "undecided")
@@ -179,19 +179,19 @@ def refuse(output):
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "reason"),
     [(lambda output: output * 2, "relative error 1"), (refuse, "RuntimeError in the model: shape")],
     ids=["wrong", "refused"],
 )
 def test_another_batch_size_that_is_wrong_or_does_not_run_fails(
-    context, layer, monkeypatch, act, said
+    context, layer, monkeypatch, act, reason
 ):
     at_other_batches(context, monkeypatch, act)
     run(context, msgspec.structs.replace(layer, toggles={}), batches=[2, 3])
     batches = rows(context)["batches"]
     assert batches.status == "fail"
     first, second = batches.evidence.split("; batch 3: ")
-    assert "at most" in first and said in second
+    assert "at most" in first and reason in second
 
 
 def test_a_check_that_breaks_has_failed_and_the_others_go_on(context, layer, monkeypatch):

@@ -92,11 +92,11 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
 ):
     wire = RecordingWire()
     devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
-    devices.follow()
+    devices.update()
     time.sleep(0.15)
     assert not wire.sent, "one rank has no other"
     ranks(4)
-    devices.follow()
+    devices.update()
     until(lambda: sampled(wire) == {"gpu1", "gpu2", "gpu3"})
     devices.stop()
     assert not [message for message in wire.sent if isinstance(message, protocol.Sampling)], (
@@ -121,16 +121,16 @@ def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks)
     wire = RecordingWire()
     devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
-    devices.follow()
+    devices.update()
     until(lambda: sampled(wire) == {"gpu1"})
     ranks(1)
-    devices.follow()
+    devices.update()
     time.sleep(0.12)
     count = len(wire.sent)
     time.sleep(0.15)
     assert len(wire.sent) == count, "nobody uses it any more"
     ranks(2)
-    devices.follow()
+    devices.update()
     until(lambda: len(wire.sent) > count)
     devices.stop()
 
@@ -147,7 +147,7 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
     wire = RecordingWire()
     devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(3)
-    devices.follow()
+    devices.update()
     until(lambda: sampled(wire) == {"gpu2"})
     devices.stop()
     (note,) = [message for message in wire.sent if isinstance(message, protocol.Note)]
@@ -160,7 +160,7 @@ def test_what_others_use_of_a_ranks_gpu_counts_as_if_they_used_the_runners_own(d
     context._companions = Companions(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     driver.other_shares = {1: [60]}
-    context.follow(None)
+    context.set_variant(None)
     until(lambda: context._companions.busiest_others() == (60.0, f"process {OTHER}"))
     began_ns = time.perf_counter_ns()
     context._telemetry_seen({"others": 1.0})

@@ -189,7 +189,7 @@ def test_on_a_gpu_the_events_say_so(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "expected"),
     [
         ([], ""),
         ([{"busy": 99.0}], ""),
@@ -197,8 +197,8 @@ def test_on_a_gpu_the_events_say_so(monkeypatch):
         ([{"others": 0.0}, {"others": 12.0}], "another process used the GPU"),
     ],
 )
-def test_a_block_in_which_others_worked_is_void(samples, said):
-    assert blocks.contended(samples) == said
+def test_a_block_in_which_others_worked_is_void(samples, expected):
+    assert blocks.contended(samples) == expected
 
 
 BURN = """

@@ -36,7 +36,7 @@ def tree(monkeypatch):
     return made
 
 
-def said(**compiled) -> tuple[str, str]:
+def finding_for(**compiled) -> tuple[str, str]:
     observed = SimpleNamespace(compiles=Compiles(graphs=2, **compiled))
     finding = all_toggles()["compile"].evidence("reduce-overhead", observed)
     return finding.status, finding.text.partition("; ")[2]
@@ -44,16 +44,19 @@ def said(**compiled) -> tuple[str, str]:
 
 def test_graphs_count_from_the_tree_and_their_replay_is_seen(tree):
     assert recordings.recorded() == {1, 2}
-    assert said(recordings=2) == ("effective", "2 CUDA graphs recorded, replayed in the last step")
+    assert finding_for(recordings=2) == (
+        "effective",
+        "2 CUDA graphs recorded, replayed in the last step",
+    )
     tree.path_state.name = "RECORDING"
     text = "2 CUDA graphs recorded; the last step replayed none of them"
-    assert said(recordings=2) == ("no effect", text)
+    assert finding_for(recordings=2) == ("no effect", text)
 
 
 def test_no_skip_is_no_proof_that_anything_was_recorded(tree):
     tree.roots = None
     assert recordings.recorded() == frozenset()
-    assert said() == ("no effect", "0 CUDA graphs recorded")
+    assert finding_for() == ("no effect", "0 CUDA graphs recorded")
 
 
 def test_a_skip_is_told_with_inductors_reason_and_the_models_line(tree):
@@ -65,9 +68,9 @@ def test_a_skip_is_told_with_inductors_reason_and_the_models_line(tree):
     LOG.warning("skipping cudagraphs due to what others do")
     expected = "mutated inputs (2 instances) (model.py:42 in forward); cpu device (arg0_1)"
     text = f"0 CUDA graphs recorded, skipped 2 times because of {expected}"
-    assert said(cudagraph_skips=2, skip_reasons=reasons) == ("no effect", text)
+    assert finding_for(cudagraph_skips=2, skip_reasons=reasons) == ("no effect", text)
     text = f"1 CUDA graph recorded, skipped 2 times because of {expected}"
-    finding = said(cudagraph_skips=2, skip_reasons=reasons, recordings=1)
+    finding = finding_for(cudagraph_skips=2, skip_reasons=reasons, recordings=1)
     assert finding == ("effective", f"{text}, replayed in the last step")
 
 

@@ -75,8 +75,8 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         if not blocked(requested, toggle, option)
     }
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
-    said = FAMILIES[family].operators(arm.situation.config, workload)
-    assert set(arm.record.usage) == said
+    operators = FAMILIES[family].operators(arm.situation.config, workload)
+    assert set(arm.record.usage) == operators
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workloa
     evidence = evidence_of(arm, "moe_buffers")
     assert evidence.status == "effective", evidence.text
     (workspace,) = shared
-    assert f"3 layers took {workspace.taken:,} tensors" in evidence.text
+    assert f"3 layers took {workspace.requests:,} tensors" in evidence.text
     judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok, judged.text
 
@@ -35,11 +35,11 @@ def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workloa
 def test_steps_after_the_first_take_no_new_memory_and_give_the_same_as_without():
     arms = [stepped(configuration("moe", toggles=toggles)) for toggles in ({}, ON)]
     (workspace,) = set(workspaces(arms[1]))
-    made, outputs = workspace.made, []
+    allocations, outputs = workspace.allocations, []
     for arm in arms:
         with arm.entered(), torch.no_grad():
             outputs.append(arm.step().clone())
-    assert workspace.made == made
+    assert workspace.allocations == allocations
     torch.testing.assert_close(*outputs)
     assert set(workspaces(arms[0])) == {None}
 
@@ -62,5 +62,5 @@ def test_a_workspace_that_nothing_was_computed_in_is_no_effect():
     arm = stepped(configuration("moe", toggles=ON))
     for module in arm.model.modules():
         if isinstance(module, MixtureOfExperts):
-            module.workspace.taken = module.workspace.made = 0
+            module.workspace.requests = module.workspace.allocations = 0
     assert evidence_of(arm, "moe_buffers").status == "no effect"

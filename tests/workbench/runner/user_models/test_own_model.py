@@ -149,10 +149,10 @@ def test_a_model_made_of_bundled_operators_has_their_toggles(runner, workload):
     toggles = {"triton_geglu": "torch", "triton_qk_norm": "torch", "attention": "manual"}
     finished, failures, segment = outcome(runner, owned(KERNELS, workload, toggles=toggles), 3)
     assert (finished.reason, failures) == ("done", [])
-    said = {evidence.toggle: evidence.status for evidence in segment.evidence}
+    statuses = {evidence.toggle: evidence.status for evidence in segment.evidence}
     # On a CPU every operator runs in PyTorch without these options, too.
     torch_already = {"triton_geglu": "as default", "triton_qk_norm": "as default"}
-    assert said == torch_already | {"attention": "effective"}
+    assert statuses == torch_already | {"attention": "effective"}
     there = resolve.availability(owned(KERNELS), CPU).blocked
     assert there["triton_rope"]["torch"].reason.startswith("acts on kernels.rope, which")
 

@@ -278,12 +278,12 @@ def test_what_inductor_said_of_one_graph_is_not_told_of_the_next(monkeypatch):
             self.gm = gm
 
     graph, calls = written()
-    said: dict[str, list[str]] = {}
-    debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info=said)
+    kernel_nodes: dict[str, list[str]] = {}
+    debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info=kernel_nodes)
     monkeypatch.setitem(sys.modules, "torch._inductor.debug", debug)
     Graph.__init__ = provenance._knowing(Graph.__init__)
     for _ in range(2):  # as of backward passes, between which Inductor forgets nothing by itself
-        said |= calls
+        kernel_nodes |= calls
         assert Graph(gm=graph)._workbench_calls == provenance._calls(calls, graph)
         calls = {f"{name}0": nodes for name, nodes in calls.items()}  # it counts on
 

@@ -93,8 +93,8 @@ class Bytes(torch.optim.Optimizer):
 def test_moments_in_8_bits_are_looked_for_in_the_state(least, status, text):
     optimizer = Bytes([nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(8))], least)
     optimizer.step()
-    said = all_toggles()["adamw"].evidence("8bit_torchao", SimpleNamespace(optimizer=optimizer))
-    assert said.status == status and said.text.startswith(text)
+    finding = all_toggles()["adamw"].evidence("8bit_torchao", SimpleNamespace(optimizer=optimizer))
+    assert finding.status == status and finding.text.startswith(text)
 
 
 @pytest.mark.parametrize("library", optimizers.EIGHT_BIT)
@@ -164,8 +164,8 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     arm = stepped(own if source == "own" else small)
     with arm.entered():
-        said = all_toggles()["cudnn_benchmark"].evidence("on", arm.observed())
-    assert said.status == "no effect" and said.text.startswith(text)
+        finding = all_toggles()["cudnn_benchmark"].evidence("on", arm.observed())
+    assert finding.status == "no effect" and finding.text.startswith(text)
 
 
 def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
@@ -181,12 +181,12 @@ def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
         segments.append({"address": 2 << 30, "total_size": 1 << 20, "is_expandable": False})
     with setting():
         pass
-    said = toggle.evidence("expandable", build)
-    assert said.status == "no effect" and said.text.startswith("0 of 1 MiB reserved since")
+    finding = toggle.evidence("expandable", build)
+    assert finding.status == "no effect" and finding.text.startswith("0 of 1 MiB reserved since")
     earlier["total_size"] += 4 << 20
     segments.append({"address": 3 << 30, "total_size": 2 << 20, "is_expandable": True})
-    said = toggle.evidence("expandable", build)
-    assert said.status == "effective" and said.text.startswith("6 of 7 MiB reserved since")
+    finding = toggle.evidence("expandable", build)
+    assert finding.status == "effective" and finding.text.startswith("6 of 7 MiB reserved since")
 
 
 def test_timing_convolutions_is_for_models_that_may_have_them(small):
@@ -257,8 +257,8 @@ def test_what_is_small_or_has_gaps_stays(layers):
     offload(x)
     assert (offload.moved_tensors, offload.left_bytes) == (0, x.nbytes)
     observed = SimpleNamespace(compute=offload)
-    said = all_toggles()["activation_offload"].evidence("on", observed)
-    assert said.status == "no effect" and "as large as 64 KiB" in said.text
+    finding = all_toggles()["activation_offload"].evidence("on", observed)
+    assert finding.status == "no effect" and "as large as 64 KiB" in finding.text
     offload(x.contiguous())
-    said = all_toggles()["activation_offload"].evidence("on", observed)
-    assert said.status == "effective" and said.text.startswith("128 KiB in 1 tensors go")
+    finding = all_toggles()["activation_offload"].evidence("on", observed)
+    assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensors go")

@@ -46,9 +46,9 @@ def held_for_backward(arm) -> int:
 
 
 def all_effective(arm) -> dict[str, str]:
-    said = collect_evidence(arm)
-    assert all(status == "effective" for status, _ in said.values()), said
-    return {toggle: text for toggle, (_, text) in said.items()}
+    evidence = collect_evidence(arm)
+    assert all(status == "effective" for status, _ in evidence.values()), evidence
+    return {toggle: text for toggle, (_, text) in evidence.items()}
 
 
 @pytest.mark.parametrize("mode", ["off", "default"])
@@ -105,11 +105,11 @@ def test_forbidding_the_backend_that_torch_chooses_makes_it_choose_another(wide)
         instrumented.call(arm)
     ((chosen, _),) = seen.chosen
     switch = {"flash": "sdp_flash", "efficient": "sdp_mem_efficient", "cudnn": "sdp_cudnn"}[chosen]
-    said = collect_evidence(
+    evidence = collect_evidence(
         on_gpu(wide, "forward", **toggles, sdp_math="forbidden", **{switch: "forbidden"})
     )
-    assert said[switch][0] == "effective" and f"allowed: {chosen}" in said[switch][1]
-    assert said["sdp_math"][0] == "no effect"
+    assert evidence[switch][0] == "effective" and f"allowed: {chosen}" in evidence[switch][1]
+    assert evidence["sdp_math"][0] == "no effect"
 
 
 @pytest.mark.parametrize(

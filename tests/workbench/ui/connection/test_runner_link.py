@@ -181,6 +181,6 @@ def test_the_window_is_told_of_messages_once_until_it_takes_them(qapp, qtbot):
     qapp.processEvents()
     assert len(signals) == 1
     taken = []
-    while (message := reader.take()) is not None:
+    while (message := reader.next_message()) is not None:
         taken.append(message.text)
     assert taken == [str(number) for number in range(5000)]

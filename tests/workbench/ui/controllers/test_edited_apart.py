@@ -60,7 +60,7 @@ def other_workload(workspace):
     )
 
 
-def said(panel, name):
+def shown_texts(panel, name):
     """The lines of this kind below the form."""
     return [label.text() for label in panel.findChildren(QLabel, name)]
 
@@ -78,9 +78,13 @@ def test_a_toggle_that_is_chosen_for_another_workload_is_no_change_of_the_run(
     workspace.configuration.edit(other_workload(workspace))
     workspace.configuration.set_toggle("adamw", "fused")
     assert sent == [] and workspace.configuration.pending == {}
-    assert said(build, "left") == ["These changes apply to the next run: workload, toggles."]
+    assert shown_texts(build, "left") == ["These changes apply to the next run: workload, toggles."]
     press(build, "Revert")
-    assert workspace.configuration.edited == running and said(build, "left") == [] and sent == []
+    assert (
+        workspace.configuration.edited == running
+        and shown_texts(build, "left") == []
+        and sent == []
+    )
 
 
 def test_back_at_what_runs_the_toggles_are_those_of_the_run_again(qtbot, workspace, build, sent):
@@ -104,7 +108,7 @@ def test_a_setting_that_the_run_does_not_have_is_told_and_its_toggles_stay_live(
     workspace.configuration.edit(
         config_edit.with_setting(workspace.configuration.edited, "batch", 77)
     )
-    assert said(build, "left") == ["These changes apply to the next run: batch."]
+    assert shown_texts(build, "left") == ["These changes apply to the next run: batch."]
     workspace.configuration.set_toggle("adamw", "fused")
     assert sent == [{"adamw": "fused"}]
 
@@ -121,7 +125,7 @@ def test_restart_now_starts_what_the_run_does_not_have(qtbot, workspace, build):
     qtbot.waitUntil(
         lambda: workspace.run.state == "running" and workspace.run.running.settings["batch"] == 77
     )
-    assert said(build, "left") == [] and not workspace.failures.recent
+    assert shown_texts(build, "left") == [] and not workspace.failures.recent
 
 
 def test_going_there_and_back_before_the_run_has_followed_ends_where_one_chose_last(
@@ -151,12 +155,12 @@ def test_all_that_keeps_it_from_starting_is_told_by_title_and_one_click_switches
         problems=["toggle x=y cannot be used: this family has none. Choose another."],
     )
     workspace.configuration.availabilityChanged.emit()
-    assert said(build, "problem") == [
+    assert shown_texts(build, "problem") == [
         f"{toggle.title}: {toggle.options[1].title} cannot be used: this family has none. "
         "Choose another."
         for toggle in toggles
     ]
-    assert workspace.configuration.problem() == said(build, "problem")[0]
+    assert workspace.configuration.problem() == shown_texts(build, "problem")[0]
     press(build, "Switch them off")
     assert all(
         workspace.configuration.edited.toggles[toggle.name] == toggle.options[0].name

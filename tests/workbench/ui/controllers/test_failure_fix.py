@@ -47,7 +47,7 @@ def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, stays):
     workspace.runs.start()
     qtbot.waitUntil(lambda: workspace.run.state == "running")
     workspace.configuration.set_toggle("triton", "on")
-    workspace.router.take(protocol.Failure(kind=kind, sentence="It went wrong."))
+    workspace.router.route(protocol.Failure(kind=kind, sentence="It went wrong."))
     assert (workspace.configuration.edited.toggles["triton"] == "on") is stays
 
 

@@ -87,9 +87,10 @@ def test_what_was_left_out_is_told_no_longer_once_the_preset_is_undone(qtbot, wo
 
 def test_the_next_best_option_is_taken_and_told(qtbot, workspace, panel):
     assert apply(qtbot, workspace, "FlashAttention first")["attention"] == "flash3"
-    (said,) = workspace.presets.outcome.left_out
+    (sentence,) = workspace.presets.outcome.left_out
     assert (
-        said == "Attention backend: FlashAttention 3, and not xFormers: xformers is not installed."
+        sentence
+        == "Attention backend: FlashAttention 3, and not xFormers: xformers is not installed."
     )
 
 
@@ -145,14 +146,14 @@ def test_a_shared_file_is_taken_by_another_window(qtbot, workspace, panel, tmp_p
     presets = workspace.presets
     workspace.configuration.set_toggle("triton", "on")
     presets.save("mine")
-    presets.share("mine", tmp_path / "mine.json")
+    presets.export_file("mine", tmp_path / "mine.json")
     assert files.read(tmp_path / "mine.json") == {"mine": presets.own["mine"]}
     workspace.configuration.set_toggle("triton", "off")
     presets.save("mine")  # now another one of that name
-    presets.take(tmp_path / "mine.json")
+    presets.import_file(tmp_path / "mine.json")
     assert [presets.own[name]["triton"] for name in ("mine", "mine 2")] == ["off", "on"]
     assert "mine: added to the menu" in texts(panel.presets.outcome)
-    presets.take(tmp_path / "mine.json")
+    presets.import_file(tmp_path / "mine.json")
     assert len(presets.own) == 3  # "mine" is another one, so that it is added once more
     workspace.configuration.undo.undo()
     assert len(presets.own) == 2
@@ -161,7 +162,7 @@ def test_a_shared_file_is_taken_by_another_window(qtbot, workspace, panel, tmp_p
 def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, panel, tmp_path):
     files.write(tmp_path / "theirs.json", {"theirs": {"triton": "on", "warp": "9"}})
     presets = workspace.presets
-    presets.take(tmp_path / "theirs.json")
+    presets.import_file(tmp_path / "theirs.json")
     with qtbot.waitSignal(presets.changed):
         presets.apply_own("theirs")
     assert switched(workspace) == {"triton": "on"}
@@ -170,10 +171,10 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, p
 
 def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
     (tmp_path / "odd.json").write_text("[]")
-    workspace.presets.take(tmp_path / "odd.json")
+    workspace.presets.import_file(tmp_path / "odd.json")
     assert "odd.json is no file of toggle sets" in workspace.failures.recent[-1].sentence
     workspace.presets.save("mine")
-    workspace.presets.share("mine", tmp_path / "no" / "folder.json")
+    workspace.presets.export_file("mine", tmp_path / "no" / "folder.json")
     assert "cannot be written" in workspace.failures.recent[-1].sentence
 
 

@@ -51,7 +51,7 @@ def test_every_shortcut_is_listed_beside_what_it_does(window):
 
 
 def test_the_doctor_ends_each_sentence(workspace):
-    workspace.router.take(catalogue())
+    workspace.router.route(catalogue())
     reason = protocol.Blocked("xformers is not installed", "Install the extra")
     workspace.configuration.availability = protocol.Availability(
         configuration=workspace.configuration.edited,

@@ -85,10 +85,10 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_the_dialog_stays(
 ):
     target = tmp_path / "no" / "page.html"
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
-    said = []
-    monkeypatch.setattr(QMessageBox, "warning", lambda *arguments: said.append(arguments[-1]))
+    warnings = []
+    monkeypatch.setattr(QMessageBox, "warning", lambda *arguments: warnings.append(arguments[-1]))
     dialog.write.click()
-    assert said and "choose another place" in said[0] and dialog.isVisible()
+    assert warnings and "choose another place" in warnings[0] and dialog.isVisible()
 
 
 def test_compared_sessions_are_in_it(qtbot, window):

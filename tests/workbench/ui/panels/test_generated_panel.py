@@ -11,10 +11,10 @@ from workbench import protocol
 PROMPT = "the quick brown fox "
 
 
-def take(workspace, *messages):
+def route(workspace, *messages):
     """Let messages arrive as the runner sends them."""
     for message in messages:
-        for changed in workspace.router.take(message):
+        for changed in workspace.router.route(message):
             changed.emit()
 
 
@@ -36,7 +36,7 @@ def generating(ready):
         settings=settings,
         toggles=configuration.toggles,
     )
-    take(
+    route(
         ready.workspace,
         protocol.SegmentStarted(index=0, configuration=changed, label="adamw=fused"),
     )
@@ -53,9 +53,9 @@ def test_an_empty_panel_says_what_would_fill_it(ready):
 
 def test_text_is_shown_as_it_comes_after_its_prompt_in_another_colour(generating):
     shown = panel(generating)
-    take(generating.workspace, wrote(0, "jumps ", prompt=PROMPT))
+    route(generating.workspace, wrote(0, "jumps ", prompt=PROMPT))
     assert not shown.empty.isVisibleTo(shown)
-    take(generating.workspace, wrote(0, "over", start=6))
+    route(generating.workspace, wrote(0, "over", start=6))
     assert shown.text.toPlainText() == PROMPT + "jumps over"
     colours = []
     for position in (1, len(PROMPT) + 3):
@@ -64,14 +64,14 @@ def test_text_is_shown_as_it_comes_after_its_prompt_in_another_colour(generating
         colours.append(cursor.charFormat().foreground().color())
     theme = generating.workspace.theme.current
     assert colours == [QColor(theme.muted), QColor(theme.text)]
-    take(generating.workspace, wrote(0, "sleeps", sequence=1, prompt="a cat "))
+    route(generating.workspace, wrote(0, "sleeps", sequence=1, prompt="a cat "))
     assert shown.text.toPlainText() == "a cat sleeps"
 
 
 def test_the_line_above_says_what_wrote_it_and_how_long_its_prompts_took(generating):
     facts = {"prefill_ms": 12.345, "prefills": 3}
-    take(generating.workspace, protocol.Facts(segment=0, ledger=facts))
-    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
+    route(generating.workspace, protocol.Facts(segment=0, ledger=facts))
+    route(generating.workspace, wrote(0, "x", prompt=PROMPT))
     assert panel(generating).note.text() == (
         "Segment 0: AdamW: Fused; temperature 0.8; top-p 0.95; "
         "prompt of 20 tokens taken in within 12.3 ms (median of 3)"
@@ -83,17 +83,17 @@ def test_the_first_text_brings_the_panel_to_the_front_and_no_later_one(qtbot, ge
         return generating.dock_area.docks["text"].visibleRegion().isEmpty()
 
     qtbot.waitUntil(behind)
-    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
+    route(generating.workspace, wrote(0, "x", prompt=PROMPT))
     qtbot.waitUntil(lambda: not behind())
     generating.dock_area.bring("events")
     qtbot.waitUntil(behind)
-    take(generating.workspace, wrote(0, "y", start=1))
+    route(generating.workspace, wrote(0, "y", start=1))
     qtbot.wait(20)
     assert behind()
 
 
 def test_a_session_without_text_empties_the_panel(generating):
-    take(generating.workspace, wrote(0, "x", prompt=PROMPT))
+    route(generating.workspace, wrote(0, "x", prompt=PROMPT))
     generating.workspace.session.show(session())
     assert panel(generating).empty.isVisibleTo(panel(generating))
     generating.workspace._link.retire()
@@ -102,9 +102,9 @@ def test_a_session_without_text_empties_the_panel(generating):
 def test_who_has_scrolled_back_stays_there(generating):
     shown = panel(generating)
     generating.dock_area.bring("text")
-    take(generating.workspace, wrote(0, "line\n" * 200, prompt=PROMPT))
+    route(generating.workspace, wrote(0, "line\n" * 200, prompt=PROMPT))
     bar = shown.text.verticalScrollBar()
     assert bar.maximum() > 0 and bar.value() == bar.maximum()
     bar.setValue(3)
-    take(generating.workspace, wrote(0, "more\n" * 20, start=200))
+    route(generating.workspace, wrote(0, "more\n" * 20, start=200))
     assert bar.value() == 3

@@ -207,8 +207,8 @@ def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file
 
 
 def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
-    ready.workspace.router.take(protocol.State(state="building", text="Building"))
-    ready.workspace.router.take(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
+    ready.workspace.router.route(protocol.State(state="building", text="Building"))
+    ready.workspace.router.route(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
     ready.workspace.run.stateChanged.emit()
     assert ready.status._progress_text.text() == "Compile 3 of 12"
     assert ready.status._progress.value() == 250
@@ -351,11 +351,11 @@ def test_a_configuration_from_another_runner_is_settled(ready):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(59.94, "0:59.9"), (59.97, "1:00.0"), (3599.96, "1:00:00.0"), (3723.44, "1:02:03.4")],
 )
-def test_a_clock_has_no_sixtieth_second(seconds, said):
-    assert events.clock(seconds) == said
+def test_a_clock_has_no_sixtieth_second(seconds, expected):
+    assert events.clock(seconds) == expected
 
 
 def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, ready):

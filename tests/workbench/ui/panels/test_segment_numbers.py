@@ -115,8 +115,8 @@ def test_beside_other_sessions_wrong_numbers_come_before_the_ratio(measured):
     runs = [(measured, measured.segments[index]) for index in (0, 2)]
     arms, _ = compare_segments(runs, ["one", "other"], 0)
     assert compare_tables.tone(arms[1]) == "bad"
-    said = compare_tables.verdict(arms[1])
-    assert said.startswith("WRONG numbers; by time 0.") and said.endswith("x step time, unpaired")
+    text = compare_tables.verdict(arms[1])
+    assert text.startswith("WRONG numbers; by time 0.") and text.endswith("x step time, unpaired")
     del measured.segments[2].ledger[numerics.RIGHT], measured.segments[2].ledger[numerics.TEXT]
     assert compare_tables.tone(arms[1]) == "muted"
 

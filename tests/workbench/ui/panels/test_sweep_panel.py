@@ -67,7 +67,7 @@ def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, command
     workspace.sweeps.set_values(1, "2, 4")
     panel.arms["plain"].setChecked(True)
     panel.seconds.setValue(1.5)
-    qtbot.waitUntil(lambda: panel.said.text() == "12 points")
+    qtbot.waitUntil(lambda: panel.status.text() == "12 points")
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     (command,) = commands
     assert command.base == workspace.configuration.edited and command.seconds == 1.5
@@ -88,7 +88,7 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
     offered = workspace.presets.offered[0]
     entries[offered.title].trigger()
     entries["mine"].trigger()
-    qtbot.waitUntil(lambda: panel.said.text() == "15 points")
+    qtbot.waitUntil(lambda: panel.status.text() == "15 points")
     assert panel.presets.text() == "Sets (2) ▾"
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     assert commands[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
@@ -109,7 +109,7 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
 def test_what_cannot_be_run_says_why_in_text(qtbot, ready, panel, commands, change, sentence):
     change(ready.workspace.sweeps)
     qtbot.waitUntil(lambda: not panel.run.isEnabled())
-    assert panel.said.text().startswith(sentence)
+    assert panel.status.text().startswith(sentence)
     ready.workspace.sweeps.run()
     assert not commands
 

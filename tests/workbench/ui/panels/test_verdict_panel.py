@@ -93,8 +93,8 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     assert not panel.more.isEnabled()
     hold.unlink()
     qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
-    said = "B computed wrong numbers; by time: B is FASTER than A"
-    qtbot.waitUntil(lambda: panel.headline.text() == said)
+    text = "B computed wrong numbers; by time: B is FASTER than A"
+    qtbot.waitUntil(lambda: panel.headline.text() == text)
     assert panel.headline.property("tone") == "bad"
     assert panel.ratio.text().startswith("B against A: 1.2")
     assert "x faster (95 % CI 1.2" in panel.ratio.text() and ", 12 pairs in" in panel.ratio.text()
@@ -221,8 +221,8 @@ def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_s
     (measured,) = calibration.load(workspace.configuration.catalogue)
     assert measured.kind == calibration.kind_of(workspace.configuration.catalogue, arms[0])
     assert measured.floor == pytest.approx(calibration.floor(comparison))
-    said = f"Noise floor {100 * measured.floor:.2g} %, calibrated today"
-    qtbot.waitUntil(lambda: panel.floor.text().startswith(said))
+    text = f"Noise floor {100 * measured.floor:.2g} %, calibrated today"
+    qtbot.waitUntil(lambda: panel.floor.text().startswith(text))
     assert any(
         "identical arms differ by up to" in event.text for event in workspace.session.shown.events
     )
@@ -359,7 +359,7 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
     assert "UNDECIDED" in several.headline.text()
 
 
-@pytest.mark.parametrize(("region", "said"), [(0.0005, "0.05"), (0.0025, "0.25"), (0.01, "1")])
-def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, said):
+@pytest.mark.parametrize(("region", "text"), [(0.0005, "0.05"), (0.0025, "0.25"), (0.01, "1")])
+def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, text):
     (entry,) = Same(region, Style(DARK)).entries()
-    assert entry.name == f"the same: ±{said} %"
+    assert entry.name == f"the same: ±{text} %"

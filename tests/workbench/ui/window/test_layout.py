@@ -112,7 +112,7 @@ def named(part):
 def full(qtbot, ready, monkeypatch):
     """The window with a session in which every panel has something to show."""
     for message in messages("verdict"):
-        ready.workspace.router.take(message)
+        ready.workspace.router.route(message)
     for changed in (
         ready.workspace.session.segmentsChanged,
         ready.workspace.session.comparisonsChanged,

@@ -165,7 +165,7 @@ def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
 @pytest.fixture
 def offered(workspace):
     """The window's workspace with a catalogue and a configuration, without a runner."""
-    workspace.router.take(catalogue())
+    workspace.router.route(catalogue())
     assert workspace.configuration.edited is not None
     return workspace
 
@@ -223,10 +223,10 @@ def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
     before = offered.configuration.edited
     offered.run.replaying = True
     started = protocol.SegmentStarted(index=0, configuration=KERNELS, label="rms_norm")
-    assert offered.session.segmentsChanged in offered.router.take(started)
+    assert offered.session.segmentsChanged in offered.router.route(started)
     assert offered.configuration.edited == before
     known = msgspec.structs.replace(before, seed=7)
-    offered.router.take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
+    offered.router.route(protocol.SegmentStarted(index=1, configuration=known, label="other"))
     assert offered.configuration.edited == known
 
 
@@ -253,7 +253,7 @@ def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes
     assert list(offered.configuration.pending) == ["precision"], "of a run it is"
     offered.run.send(protocol.Sweep(base=chosen, axes={"settings.batch": [1]}, arms=[{}]))
     assert not offered.configuration.pending
-    offered.router.take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
+    offered.router.route(protocol.Failure(kind="oom", sentence="No memory for this arm."))
     assert offered.configuration.edited == chosen
 
 

@@ -194,7 +194,7 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, wo
     panel.resize(BESIDE_PX, 200)
     panel.show()
     panel.model.show_table(table)
-    panel._names.take([1])
+    panel._names.set_columns([1])
     column = panel.model._shown.headings.index(INTERVAL)
     assert condensed(table, 0, Titles()).cells[1][column] == why
     qtbot.waitUntil(lambda: 0 < panel.table.columnWidth(column) < 0.3 * BESIDE_PX)
@@ -346,11 +346,11 @@ class _RecordingPainter(QPainter):
         super().drawText(position, text)
 
 
-@pytest.mark.parametrize("said", ["1.62 ms", "1.6 ms", "2 ms"])
-def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, said):
+@pytest.mark.parametrize("text", ["1.62 ms", "1.6 ms", "2 ms"])
+def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, text):
     metrics = QFontMetricsF(Style(DARK).font())
-    digits = digits_in(metrics.horizontalAdvance(said), metrics, MILLISECONDS, [1.62, 1.57])
-    assert MILLISECONDS.text(1.62, digits) == said
+    digits = digits_in(metrics.horizontalAdvance(text), metrics, MILLISECONDS, [1.62, 1.57])
+    assert MILLISECONDS.text(1.62, digits) == text
 
 
 def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace, judged):
@@ -373,13 +373,13 @@ def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbo
     panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     panel.show()
-    said = panel._empty._line.text
-    assert said() == NOTHING[0]
+    text = panel._empty._line.text
+    assert text() == NOTHING[0]
     workspace.compared.add(rest[0])
-    qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
+    qtbot.waitUntil(lambda: text() == "Comparing 2 sessions")
     qtbot.waitUntil(lambda: panel.result is not None and panel.result.comparison is not None)
     workspace.compared.remove(rest[0])
-    qtbot.waitUntil(lambda: said() == NOTHING[0])
+    qtbot.waitUntil(lambda: text() == NOTHING[0])
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])

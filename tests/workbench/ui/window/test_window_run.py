@@ -56,8 +56,8 @@ class Stage:
 
 
 def test_the_demo_explains_what_happens_and_says_each_verdict(qtbot, workspace, tmp_path):
-    stage, said = Stage(), []
-    demo = Demo(workspace, tmp_path, said.append, stage)
+    stage, printed = Stage(), []
+    demo = Demo(workspace, tmp_path, printed.append, stage)
     workspace.run.start_runner()
     with qtbot.waitSignal(demo.ended, timeout=60_000):
         demo.start()
@@ -79,17 +79,17 @@ def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved
     qtbot, workspace, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    said = []
-    demo = Demo(workspace, tmp_path / "out", said.append, Stage())
+    printed = []
+    demo = Demo(workspace, tmp_path / "out", printed.append, Stage())
     workspace.run.start_runner()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
-    assert len(said) == 1 and said[0].startswith("The journal /dev/null/workbench/")
+    assert len(printed) == 1 and printed[0].startswith("The journal /dev/null/workbench/")
     assert demo.outcome.failures == []
     demo._file, demo._script = Path("/dev/null/out/demo.h5"), demo._keep()
     with qtbot.waitSignal(demo.ended):
         demo.start()
     (failure,) = demo.outcome.failures
-    assert "was not saved" in failure.sentence and said[-1] == failure.said
+    assert "was not saved" in failure.sentence and printed[-1] == failure.sentence_with_fix
     assert demo.outcome.paths == []
 
 

@@ -131,7 +131,7 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
     arm = contender.variant
     assert arm is not None
     context.segment = contender.segment
-    context.follow(arm)
+    context.set_variant(arm)
     with arm.entered():
         pace = _pace(arm, contender.timed)
         settle(context, pace)

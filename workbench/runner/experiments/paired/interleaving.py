@@ -271,7 +271,7 @@ class Alternation:
         rebuilding.release(self._context, order)
         taken = []
         for contender in order:
-            taken.append(rebuilding.take_memory(self._context.device, chance))
+            taken.append(rebuilding.allocate_random(self._context.device, chance))
             self.handle_commands()
             self.build(contender)
             if self.alone:

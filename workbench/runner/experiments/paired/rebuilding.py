@@ -107,8 +107,8 @@ def release(context: RunnerContext, contenders: list[Contender]) -> None:
     free_memory()
 
 
-def take_memory(device: torch.device, chance: random.Random) -> torch.Tensor | None:
-    """Take a random piece of memory; None where there is none to spare."""
+def allocate_random(device: torch.device, chance: random.Random) -> torch.Tensor | None:
+    """Allocate a random amount of memory; return None if there is none to spare."""
     with contextlib.suppress(RuntimeError):  # torch.OutOfMemoryError is one; on the CPU it is not
         size = chance.randint(1, MOST_STEPS) * STEP_BYTES[device.type]
         return torch.empty(size, dtype=torch.uint8, device=device)

@@ -118,8 +118,10 @@ def test_a_build_that_lacks_memory_is_tried_again_without_the_earlier_ones(survi
     survivor.until(protocol.SegmentStarted)
     survivor.until_steps(2)
     notes = [m.text for m in survivor.messages[since:] if isinstance(m, protocol.Note)]
-    said = "freed what was built before (1); trying again with the memory free: Out of memory: "
-    assert any(note.startswith(said) for note in notes)
+    note_start = (
+        "freed what was built before (1); trying again with the memory free: Out of memory: "
+    )
+    assert any(note.startswith(note_start) for note in notes)
     assert not [m for m in survivor.messages[since:] if isinstance(m, protocol.Failure)]
     assert survivor.session.segments[-1].configuration.toggles["attention"] == "manual"
     assert survivor.finish(protocol.Stop()).reason == "stopped"
