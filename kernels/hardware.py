@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,8 +18,8 @@ from kernels.core.generations import generation
 class Hardware:
     """Facts about one device that do not change while the process runs.
 
-    On the CPU ``sm_count`` is the number of cores, ``capability`` is (0, 0), and properties that
-    only a GPU has are 0.
+    On the CPU ``name`` is "CPU", ``sm_count`` is the number of cores, ``capability`` is (0, 0), and
+    properties that only a GPU has are 0.
     """
 
     device: str
@@ -189,7 +187,7 @@ def _gpu(index: int) -> Hardware:
 def _cpu() -> Hardware:
     return Hardware(
         device="cpu",
-        name=_cpu_name(),
+        name="CPU",
         capability=(0, 0),
         sm_count=os.cpu_count() or 1,
         threads_per_block=0,
@@ -201,15 +199,6 @@ def _cpu() -> Hardware:
         tf32=False,
         fp8=False,
     )
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _total_ram() -> int:

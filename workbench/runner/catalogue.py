@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 import kernels
-from kernels import hardware
 from models import ConfigField, Family
 from sessions.verdicts import work
 from workbench import plugins, protocol
 from workbench.runner.config import presets
 from workbench.runner.config.values import default_preset, families
-from workbench.runner.environment import environment
+from workbench.runner.environment import device_name, environment
 from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.user_models import user_model
 from workbench.runner.workloads import all_workloads
@@ -25,7 +24,7 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
         version=protocol.VERSION,
         created=created,
         device=device.type,
-        device_title=hardware.of(device).name,
+        device_title=device_name(device),
         environment=facts,
         families=[_family(family, device) for family in families().values()],
         workloads=[workload.info() for workload in all_workloads().values()],

@@ -11,8 +11,8 @@ import torch
 
 from kernels import hardware
 from sessions.model import SAMPLING
+from workbench.runner.instruments.host_facts import cpu_name, host_facts
 from workbench.runner.instruments.host_facts import host as host
-from workbench.runner.instruments.host_facts import host_facts
 from workbench.runner.instruments.samplers import sensors
 
 OPTIONAL = (
@@ -32,7 +32,7 @@ OPTIONAL = (
 def environment(device: torch.device) -> dict[str, str]:
     """Return as text by name whatever on this machine a measurement may depend on."""
     facts = {
-        "device": hardware.of(device).name,
+        "device": device_name(device),
         "torch": str(torch.__version__),
         "torch_threads": str(torch.get_num_threads()),
         **host_facts(),
@@ -45,6 +45,11 @@ def environment(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         facts |= _gpu_facts(device)
     return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of the GPU, or of the CPU."""
+    return cpu_name() if device.type == "cpu" else hardware.of(device).name
 
 
 def compiler(device: torch.device) -> str:

@@ -13,7 +13,7 @@ from kernels import hardware
 from kernels.measure import eight_bit, timing
 from sessions.model import Ceilings
 from workbench import ceilings, protocol
-from workbench.runner.environment import driver
+from workbench.runner.environment import device_name, driver
 from workbench.runner.wire import Wire
 
 
@@ -100,8 +100,7 @@ class Roof:
     def _identity(self) -> tuple[str, str, str]:
         # On the CPU it is the number of threads that decides on the rates.
         on_cpu = f"threads: {torch.get_num_threads()}" if self.device.type == "cpu" else ""
-        name = hardware.of(self.device).name
-        return name, on_cpu or driver(self.device), str(torch.__version__)
+        return device_name(self.device), on_cpu or driver(self.device), str(torch.__version__)
 
     def _send(self, source: str, why: str) -> None:
         self._wire.send(protocol.CeilingsFound(ceilings=self.measured, source=source, why=why))

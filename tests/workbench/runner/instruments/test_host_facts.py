@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from kernels import hardware
+from workbench.runner import environment
 from workbench.runner.instruments import host_facts
 
 
@@ -18,5 +21,6 @@ def test_cores_are_those_of_the_process_or_all_or_at_least_one(monkeypatch):
     assert host_facts.usable_cores() == 1
 
 
-def test_the_kernel_library_names_the_cpu_as_the_host_does():
-    assert hardware.of("cpu").name == host_facts.cpu_name()
+def test_the_environment_names_the_cpu_as_the_host_facts_do():
+    facts = environment.environment(torch.device("cpu"))
+    assert facts["device"] == facts["cpu"] == host_facts.cpu_name() != hardware.of("cpu").name
