@@ -25,7 +25,7 @@ from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.messages import (
     Alive,
     Arrange,
-    Build,
+    BuildVariant,
     Compare,
     Enter,
     Evaluate,
@@ -75,7 +75,7 @@ class WorkerLoop:
         if isinstance(order, Arrange):
             meshes.of(Layout(*order.layout), self.device)
             return
-        if isinstance(order, Build):
+        if isinstance(order, BuildVariant):
             self._connection.send(self._build(order))
             return
         if isinstance(order, Forget):
@@ -126,7 +126,7 @@ class WorkerLoop:
             variant.divided.prepared = True
             variant.prepare()
 
-    def _build(self, order: Build) -> Ready:
+    def _build(self, order: BuildVariant) -> Ready:
         """Build a variant, or nothing if its ranks do not include this one."""
         self._variant = None
         try:
@@ -140,7 +140,7 @@ class WorkerLoop:
             return Ready(prepared=True)
         return Ready(version=divided.weights.version, prepared=divided.has_all)
 
-    def _get(self, situation: Situation, order: Build) -> Variant:
+    def _get(self, situation: Situation, order: BuildVariant) -> Variant:
         """Return the variant that belongs to rank 0's, built now if it does not exist."""
         phases = PhaseTracker(lambda phase: None)
         variant = self._variants.get(situation, phases, order.copy)

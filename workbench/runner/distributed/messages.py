@@ -15,7 +15,7 @@ class Arrange(msgspec.Struct, tag="arrange"):
     layout: list[int]
 
 
-class Build(msgspec.Struct, tag="build"):
+class BuildVariant(msgspec.Struct, tag="build"):
     """Build a variant, unless it exists, and answer.
 
     ``copy`` distinguishes equal configurations; ``variant`` is the number of rank 0's.
@@ -102,5 +102,5 @@ class Alive(msgspec.Struct, tag="alive"):
     steps: int
 
 
-Order = Arrange | Build | Enter | Step | Evaluate | Compare | Record | Leave | Forget
+Order = Arrange | BuildVariant | Enter | Step | Evaluate | Compare | Record | Leave | Forget
 Answer = Hello | Ready | Failed | Alive | Ended

@@ -37,7 +37,7 @@ from workbench.runner.distributed.lanes import (
 from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.distributed.messages import (
     Arrange,
-    Build,
+    BuildVariant,
     Compare,
     Enter,
     Evaluate,
@@ -324,7 +324,7 @@ class Parallel:
             with world.together():
                 world.send(Arrange(list(self.layout)))
                 meshes.of(self.layout, self._device)
-        world.send(Build(configuration, self.copy, self.variant))
+        world.send(BuildVariant(configuration, self.copy, self.variant))
         return world
 
     def _assemble(self) -> worlds.World:

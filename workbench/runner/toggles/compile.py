@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import shutil
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,23 +86,28 @@ def _apply(option: str, build: Build) -> None:
     provenance.keep()
     build.phases.watch_compiles()
     build.compile_options["mode"] = option
-    build.compute_wrappers.append(lambda compute: _compiled(compute, build))
+
+    def compiled(compute: Compute) -> Compute:
+        if not build.compiles_blocks:
+            return torch.compile(own_code(compute), **build.compile_options)
+        assert build.model is not None
+        _compile_blocks(build.model, build.compile_options)
+        return compute
+
+    build.compute_wrappers.append(compiled)
 
 
-def _compiled(compute: Compute, build: Build) -> Compute:
-    if not build.compiles_blocks:
-        return torch.compile(own_code(compute), **build.compile_options)
-    assert build.model is not None
+def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Compile the model's repeated blocks in place."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for block in repeated_blocks(build.model):
+    for block in repeated_blocks(model):
         for name in ("forward", "branch"):  # the branch alone is called where an addition is fused
             method = getattr(type(block), name, None)
             if method is None:
                 continue
             if method not in compiled:  # blocks of one kind share what is compiled
-                compiled[method] = torch.compile(own_code(method), **build.compile_options)
+                compiled[method] = torch.compile(own_code(method), **options)
             setattr(block, name, types.MethodType(compiled[method], block))
-    return compute
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

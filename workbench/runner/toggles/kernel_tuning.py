@@ -34,6 +34,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from sessions.model import Scalar
+    from workbench.runner.instruments.phases import PhaseTracker
     from workbench.runner.interfaces import MarkedVariant
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
@@ -61,16 +62,16 @@ def _apply(option: str, build: Build) -> None:
     if option == "off":
         build.flags.append(functools.partial(kernels.tuning, "off"))
     else:
-        build.preparations.append(functools.partial(_tune, build))
+        build.preparations.append(functools.partial(_tune, build.phases))
 
 
-def _tune(build: Build, variant: MarkedVariant) -> dict[str, Scalar]:
+def _tune(phases: PhaseTracker, variant: MarkedVariant) -> dict[str, Scalar]:
     """Compute once what a step computes, with its gradients, so that every kernel is called.
 
     Returns how long that took, for the ledger.
     """
     began = time.perf_counter()
-    with build.phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
+    with phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
         variant.restart()
         instrumented.call(variant, backward=True)
     return {"autotune_s": round(time.perf_counter() - began, 4)}

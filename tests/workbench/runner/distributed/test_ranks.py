@@ -28,7 +28,7 @@ from workbench.runner import rank_worker as worker_module
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection
-from workbench.runner.distributed.messages import Build, Enter, Leave, Order
+from workbench.runner.distributed.messages import BuildVariant, Enter, Leave, Order
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
@@ -205,7 +205,7 @@ def test_workers_do_not_inherit_the_input_of_the_runner():
 def test_rank_0_reports_what_a_worker_cannot_build(configuration):
     wrong = msgspec.structs.replace(configuration, family="absent")
     with pytest.raises(world.RankError, match=r"rank 1: family: unknown 'absent'"):
-        world.of(2, CPU).send(Build(wrong))
+        world.of(2, CPU).send(BuildVariant(wrong))
         world.current().await_answers()
     assert world.current() is not None  # and the worker continues
 

@@ -29,7 +29,7 @@ def measure_energy(
         return EnergyPairs(why_not=counter.why_not)
     if alternation.alone:
         return EnergyPairs(why_not="both arms do not fit in memory together")
-    pair_s = sum(_block_seconds(contender) for contender in alternation.contenders)
+    pair_s = sum(_block_seconds(contender.step_ms) for contender in alternation.contenders)
     count = min(PAIRS, int(budget_s / pair_s))
     if count < LEAST_PAIRS:
         return EnergyPairs(
@@ -52,8 +52,8 @@ def measure_energy(
     return judge_energy(joules)
 
 
-def _block_seconds(contender: Contender) -> float:
-    return max(BLOCK_S, blocks.LEAST_STEPS * contender.step_ms / 1000)
+def _block_seconds(step_ms: float) -> float:
+    return max(BLOCK_S, blocks.LEAST_STEPS * step_ms / 1000)
 
 
 def _joules(

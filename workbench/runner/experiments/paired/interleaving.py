@@ -268,7 +268,7 @@ class Alternation:
         """
         order = list(self.contenders if contenders is None else contenders)
         chance.shuffle(order)
-        rebuilding.release(self._context, order)
+        rebuilding.release(self._context.variants, order)
         taken = []
         for contender in order:
             taken.append(rebuilding.allocate_random(self._context.device, chance))

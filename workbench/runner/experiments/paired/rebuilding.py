@@ -17,7 +17,7 @@ import torch
 
 from sessions.verdicts.verdict import LEAST_BUILDS
 from sessions.verdicts.verdict_words import duration
-from workbench.runner.context import RunnerContext
+from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
@@ -94,14 +94,14 @@ def rebuild_seconds(contender: Contender) -> float:
     return contender.warm_up_s + (0.0 if contender.variant is None else contender.variant.made_s)
 
 
-def release(context: RunnerContext, contenders: list[Contender]) -> None:
+def release(variants: VariantCache, contenders: list[Contender]) -> None:
     """Free the contenders' arms and give their memory back."""
     models = []
     for contender in contenders:
         if contender.variant is not None:
             models.append(weakref.ref(contender.variant.model))
         contender.variant = None
-        context.variants.forget(contender.situation, contender.copy)
+        variants.forget(contender.situation, contender.copy)
     if any(model() is not None for model in models):  # compiled code holds its model in a cycle
         gc.collect()
     free_memory()
