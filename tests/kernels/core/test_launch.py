@@ -9,7 +9,7 @@ import torch
 from stubbed_triton import stubbed
 
 import kernels
-from kernels.core import autograd, bound_launch, replay, triton_helpers
+from kernels.core import bound_launch, replay, triton_helpers
 from kernels.core import launch as _launch
 from kernels.measure.host_cost import host_cost
 
@@ -19,6 +19,7 @@ pytestmark = [
         triton_helpers.INTERPRETED, reason="the interpreter keeps no compiled kernels"
     ),
 ]
+
 SIZES = (1, 15, 16, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 16)
 
 
@@ -300,44 +301,3 @@ def test_choices_take_effect_at_the_next_call_and_are_counted_each_time(driver):
     kernels.rms_norm(x, weight, impl="triton")
     assert kernels.usage() == {"rms_norm": {"triton": 4, "torch": 2}}
     kernels.reset_usage()
-
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 2 * x
-
-    @staticmethod
-    @autograd.once_differentiable
-    def backward(ctx, dy):
-        return 2 * dy
-
-
-def test_a_forward_pass_alone_gives_what_the_recorded_one_gives():
-    x = torch.randn(3, requires_grad=True)
-    recorded = autograd.applied(Double, x)
-    assert torch.autograd.grad(recorded.sum(), x)[0].tolist() == [2.0] * 3
-    with torch.no_grad():
-        alone = autograd.applied(Double, x)
-    assert torch.equal(alone, recorded) and not alone.requires_grad
-
-
-def test_derivatives_that_a_function_does_not_have_are_refused_as_torch_refuses_them():
-    x = torch.randn(3, requires_grad=True)
-    y = autograd.applied(Double, x)
-    (once,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
-    assert torch.equal(once, 8 * x)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        once.sum().backward()
-    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(NotImplementedError, match="jvp"):
-            autograd.applied(Double, dual)
-    refused = pytest.raises(
-        kernels.Unavailable, match=r"Double cannot be transformed by torch\.func"
-    )
-    for transform in (torch.func.vmap, torch.func.grad):
-        for recorded in (False, True):
-            with torch.set_grad_enabled(recorded), refused:
-                transform(lambda x: autograd.applied(Double, x))(torch.ones(2, 3))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kernels
-from sessions.model import KERNELS, OWN, Configuration, Segment, Session
+from sessions.model import OWN, Configuration, Session
 from workbench import protocol
 from workbench.claims import documents
 from workbench.claims._claim import (
@@ -29,14 +29,10 @@ from workbench.claims._claim import (
     judge,
 )
 from workbench.claims._read import (
-    arms_right,
-    exponent,
-    memory_share,
     slow_down,
     speed_up,
     step_speed_up,
 )
-from workbench.claims._read_kernels import kernel, kernel_difference
 from workbench.runner.catalogue import catalogue
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import resolve
@@ -46,7 +42,9 @@ from workbench.runner.user_models import user_model
 from workbench.runner.workloads import all_workloads
 
 CPU = torch.device("cpu")
+
 EXPERIMENTS = [(d, e) for d in documents().values() for e in d.experiments]
+
 NAMES = [f"{document.name}: {experiment.name}" for document, experiment in EXPERIMENTS]
 
 
@@ -123,9 +121,6 @@ def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, e
                 outcome = judge(experiment, claim, device, results)
                 assert outcome.verdict in (NOT_MEASURED, NOT_HERE)
                 assert outcome.reading is None and outcome.reason
-
-
-# The judgement
 
 
 def judged(reading, device="cuda", **changes):
@@ -233,21 +228,6 @@ def test_an_attribution_that_was_cut_short_decides_no_speed(rounds):
         speed_up()(results)
 
 
-def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
-    def outcome(rounds, numbered=True):
-        timings = [timed("rope", "torch", [100.0] * rounds), timed("rope", "triton", [40] * rounds)]
-        if not numbered:
-            for timing in timings:
-                timing.steps["block"][:] = 0
-        reading = kernel("rope", "one")(Results(Session(), timings, [], []))
-        assert reading.value == pytest.approx(2.5)
-        return judged(reading, least=2.0)
-
-    assert outcome(8).verdict == HOLDS
-    assert outcome(5).verdict == UNDECIDED
-    assert outcome(30, numbered=False).verdict == UNDECIDED
-
-
 def with_blocks(slow: int, factor: float):
     """Return an attribution whose arm ``slow`` takes so many times as long by its mean step."""
     study = attribution_samples.study(rounds=12, scatter=1e-3)
@@ -285,116 +265,3 @@ def test_a_rung_is_refuted_by_the_one_before_and_a_slow_down_by_its_own_side():
     slower = slow_down("checkpointing")(with_blocks(3, 2.0))
     low, high = slower.of_means
     assert low < 2 * slower.value < high and high / low < 1.01
-
-
-# What claims read
-
-
-def timed(operator, implementation, us, **ledger) -> Segment:
-    made = Segment(
-        0,
-        Configuration(
-            family=KERNELS,
-            preset=operator,
-            workload="forward",
-            settings={"case": "one", "dtype": "bfloat16"},
-            toggles={"implementation": implementation},
-        ),
-        "",
-        ledger=ledger,
-    )
-    times = np.asarray(us) / 1e3
-    there = np.arange(len(times))
-    batch = {"t_s": there, "phase": np.full(len(times), 5), "gpu_ms": times, "block": 1 + there}
-    made.steps.append(batch)
-    return made
-
-
-def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
-    rng = np.random.default_rng(0)
-    results = Results(
-        Session(),
-        [
-            timed("rope", "torch", 100 * np.exp(rng.normal(0, 0.01, 30))),
-            timed("rope", "triton", 40 * np.exp(rng.normal(0, 0.01, 30)), max_difference=1e-6),
-            timed("rope", "other", [], failure="wrong: output 0"),
-        ],
-        [],
-        [],
-    )
-    reading = kernel("rope", "one")(results)
-    assert reading.low < 2.5 < reading.high and reading.high - reading.low < 0.1
-    assert (reading.rounds, reading.seconds) == (30, 29.0)
-    assert kernel_difference("rope", "triton")(results).value == 1e-6
-    with pytest.raises(Unmeasured, match="wrong: output 0"):
-        kernel("rope", "one", "other")(results)
-    with pytest.raises(Unmeasured, match="did not run as quack"):
-        kernel("rope", "one", "quack")(results)
-
-
-@pytest.mark.parametrize(("power", "verdict"), [(1.0, HOLDS), (1.3, FAILS)])
-def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
-    segments = []
-    for index, size in enumerate((512, 1024, 2048, 4096, 8192)):
-        segment = timed("x", "y", np.full(20, 5.0 * size**power * (1 + 0.002 * (-1) ** index)))
-        settings = {"sequence": size}
-        segment.configuration = msgspec.structs.replace(segment.configuration, settings=settings)
-        segments.append(segment)
-    results = Results(Session(), segments, [], [])
-    reading = exponent("sequence")(results)
-    assert reading.low < power < reading.high
-    msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
-    (claim, constant) = documents()["mamba2"].experiments[1].claims
-    assert judge(documents()["mamba2"].experiments[1], claim, "cuda", results).verdict == verdict
-    per_token = constant.read(results)
-    assert per_token.low < 16 ** (power - 1) < per_token.high
-    too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
-    with pytest.raises(Unmeasured, match=too_few):
-        exponent("sequence")(Results(Session(), segments[:3], [], []))
-    for index in (0, 4):
-        short = timed("x", "y", np.full(4, 5.0))
-        segments[index] = short
-        short.configuration = msgspec.structs.replace(
-            short.configuration, settings={"sequence": 512 << index}
-        )
-    with pytest.raises(Unmeasured, match="3 of 5 sizes were measured in 5 or more"):
-        exponent("sequence")(results)
-
-
-def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
-    study = attribution_samples.study(blocked={"cuda_graphs": "needs a GPU"})
-    results = Results(Session(), [], [study], [])
-    assert speed_up("compile")(results).value == pytest.approx(1 / 0.66, rel=0.03)
-    for toggle in ("", "cuda_graphs"):
-        with pytest.raises(Unmeasured, match="needs a GPU"):
-            speed_up(toggle)(results)
-
-
-@pytest.mark.parametrize("peak", [2e9, np.nan])
-def test_the_memory_of_an_arm_counts_once_it_is_known_though_its_time_was_not_measured(peak):
-    study = attribution_samples.study()
-    arms = {name: column.copy() for name, column in study.tables["arms"].items()}
-    arms["state"][-1], arms["reason"][-1], arms["peak_bytes"][-1] = "not built", "too late", peak
-    study.tables["arms"] = arms
-    results = Results(Session(), [], [study], [])
-    with pytest.raises(Unmeasured, match="not built: too late"):
-        speed_up("cuda_graphs")(results)
-    if np.isnan(peak):
-        with pytest.raises(Unmeasured, match="not built: too late"):
-            memory_share("cuda_graphs")(results)
-    else:
-        share = 2e9 / arms["peak_bytes"][0]
-        assert memory_share("cuda_graphs")(results).value == pytest.approx(share)
-
-
-def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
-    study = attribution_samples.study()
-    assert arms_right()(Results(Session(), [], [study], [])).value == 1.0
-    arms = dict(study.tables["arms"])
-    late = {"wrong": np.nan, "numerics": ""}
-    for name, value in late.items():
-        arms[name] = arms[name].copy()
-        arms[name][-1] = value
-    study.tables["arms"] = arms
-    with pytest.raises(Unmeasured, match="cuda_graphs=on: its numbers were not looked at"):
-        arms_right()(Results(Session(), [], [study], []))

@@ -112,7 +112,7 @@ def test_a_test_that_fails_is_not_counted_as_passed(bad, ladder, passed):
 
 
 def test_the_slowest_of_several_kernels_is_read():
-    from test_claims import timed
+    from test_claim_readings import timed
 
     segments = []
     for operator, us in (("rope", 50.0), ("swiglu", 80.0)):

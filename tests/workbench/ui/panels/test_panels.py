@@ -1,16 +1,15 @@
-"""The build, segments and events panels, the status bar, and the layout of the docks."""
+"""The build, segments and events panels, and the status bar."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_session import messages, session
+from fake_session import session
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
-    QDockWidget,
     QDoubleSpinBox,
     QLabel,
     QMenu,
@@ -20,12 +19,9 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Event, Segment
 from workbench import protocol
-from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import events
-from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._segment_model import AS_BASELINE
-from workbench.ui.window import MainWindow
 
 
 def panel(window, name):
@@ -214,126 +210,6 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
     assert ready.status._progress.value() == 250
     assert ready.status._cancel.isVisible()
     assert ready.actions_["cancel"].isEnabled()
-
-
-def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
-    window.dock_area.docks["events"].close()
-    window.dock_area.docks["toggles"].setFloating(True)
-    workspace, settings = window.workspace, window.settings
-    window.close()
-    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
-    again.show()
-    qtbot.waitExposed(again)
-    assert again.dock_area.docks["events"].isHidden()
-    assert again.dock_area.docks["toggles"].isFloating()
-    again.reset_layout()
-    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.dock_area.docks.values()))
-    assert again.dock_area.docks["events"] in again.dock_area.tabifiedDockWidgets(
-        again.dock_area.docks["segments"]
-    )
-    again.close()
-    again.deleteLater()
-
-
-def test_a_layout_of_another_version_is_not_restored(settings):
-    from PySide6.QtCore import QByteArray
-
-    settings._store.setValue("layout0/docks", QByteArray(b"old"))
-    assert settings.layout("docks") is None
-
-
-def test_the_theme_changes_every_token_at_once(qapp, complete_window):
-    window = complete_window
-    window.set_theme("light")
-    assert window.workspace.theme.current.name == "light"
-    docks = window.dock_area.docks.values()
-    shown = [dock for dock in docks if not dock.visibleRegion().isEmpty()]
-    assert shown and all("#ffffff" in dock.styleSheet() for dock in shown)
-    window.set_theme("dark")
-    assert window.workspace.theme.current.name == "dark"
-    assert not any("#ffffff" in dock.styleSheet() for dock in shown)
-
-
-@pytest.mark.usefixtures("complete_window")
-def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
-    """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
-    charts = window.findChildren(Chart)
-    hidden = {chart: chart.canvas for chart in charts if not chart.isVisible()}
-    window.set_theme("light")
-    assert qapp.styleSheet() == ""
-    assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
-    name = next(
-        name
-        for name, dock in window.dock_area.docks.items()
-        for chart in hidden
-        if dock.isAncestorOf(chart)
-    )
-    window.dock_area.bring(name)
-    shown = [chart for chart in hidden if chart.isVisible()]
-    assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
-    window.set_theme("dark")
-
-
-def test_every_empty_panel_says_what_would_fill_it(window):
-    later = (window.attribution, window.optimize, window.breakdown, window.checklist, window.sweep)
-    made = (window.verdict, window.kernels, *later)
-    assert window.claims  # is never empty: it lists what can be measured
-    for panel in made:  # now, if they were not yet
-        assert panel.empty.isVisibleTo(panel)
-    for dock in window.findChildren(QDockWidget):
-        if dock.objectName() in ("live", "compare"):
-            continue  # theirs are tested with the plots
-        texts = [label.text() for label in dock.widget().findChildren(QLabel)]
-        assert any(len(text) > 30 for text in texts), dock.objectName()
-
-
-def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, settings, tmp_path):
-    from workbench.ui.connection.replay import ReplayedRunner
-    from workbench.ui.workspace import Workspace
-
-    path = tmp_path / "run.journal"
-    path.write_bytes(b"".join(protocol.encode(message) for message in messages()) + b'{"cut')
-    workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
-    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
-    workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
-    assert len(workspace.session.shown.segments) == 6
-    assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
-    assert not window.actions_["run"].isEnabled()
-    assert "replay" in window.actions_["run"].toolTip()
-    window.close()
-    window.deleteLater()
-
-
-def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
-    from workbench.ui.connection.replay import ReplayedRunner
-    from workbench.ui.workspace import Workspace
-
-    path = tmp_path / "session.h5"
-    path.write_bytes(b"\x89HDF\r\n" * 9)
-    workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
-    workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
-    workspace.close()
-    (failure,) = workspace.failures.recent
-    assert failure.sentence == f"{path}: no message in it; a journal holds one JSON message a line."
-
-
-def test_a_replay_keeps_the_recorded_pace(qtbot, tmp_path):
-    import time
-
-    from workbench.ui.connection.replay import ReplayedRunner
-
-    path = tmp_path / "slow.journal"
-    notes = [protocol.Note(t_s=t_s, kind="note", text="") for t_s in (0.0, 200.0, 600.0)]
-    path.write_bytes(b"".join(map(protocol.encode, notes)))
-    runner = ReplayedRunner(path, speed=2000.0)
-    began = time.monotonic()
-    played = runner.messages()
-    times = [(next(played).t_s, time.monotonic() - began) for _ in notes]
-    runner.close()
-    for t_s, seen_s in times:  # at the speed of the recording it would take ten minutes
-        assert t_s / 2000 - 0.01 <= seen_s
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):

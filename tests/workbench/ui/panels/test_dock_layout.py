@@ -1,0 +1,88 @@
+"""The layout of the docks, the themes, and panels without content."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtWidgets import (
+    QDockWidget,
+    QLabel,
+)
+
+from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.panels._chart import Chart
+from workbench.ui.window import MainWindow
+
+
+def panel(window, name):
+    return window.dock_area.docks[name].widget()
+
+
+def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, window):
+    window.dock_area.docks["events"].close()
+    window.dock_area.docks["toggles"].setFloating(True)
+    workspace, settings = window.workspace, window.settings
+    window.close()
+    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
+    again.show()
+    qtbot.waitExposed(again)
+    assert again.dock_area.docks["events"].isHidden()
+    assert again.dock_area.docks["toggles"].isFloating()
+    again.reset_layout()
+    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.dock_area.docks.values()))
+    assert again.dock_area.docks["events"] in again.dock_area.tabifiedDockWidgets(
+        again.dock_area.docks["segments"]
+    )
+    again.close()
+    again.deleteLater()
+
+
+def test_a_layout_of_another_version_is_not_restored(settings):
+    from PySide6.QtCore import QByteArray
+
+    settings._store.setValue("layout0/docks", QByteArray(b"old"))
+    assert settings.layout("docks") is None
+
+
+def test_the_theme_changes_every_token_at_once(qapp, complete_window):
+    window = complete_window
+    window.set_theme("light")
+    assert window.workspace.theme.current.name == "light"
+    docks = window.dock_area.docks.values()
+    shown = [dock for dock in docks if not dock.visibleRegion().isEmpty()]
+    assert shown and all("#ffffff" in dock.styleSheet() for dock in shown)
+    window.set_theme("dark")
+    assert window.workspace.theme.current.name == "dark"
+    assert not any("#ffffff" in dock.styleSheet() for dock in shown)
+
+
+@pytest.mark.usefixtures("complete_window")
+def test_a_theme_dresses_the_window_alone_and_draws_the_plots_that_are_seen(qapp, window):
+    """Widgets of pyqtgraph that belong to no window took 1.3 s of every change."""
+    charts = window.findChildren(Chart)
+    hidden = {chart: chart.canvas for chart in charts if not chart.isVisible()}
+    window.set_theme("light")
+    assert qapp.styleSheet() == ""
+    assert hidden and all(chart.canvas is canvas for chart, canvas in hidden.items())
+    name = next(
+        name
+        for name, dock in window.dock_area.docks.items()
+        for chart in hidden
+        if dock.isAncestorOf(chart)
+    )
+    window.dock_area.bring(name)
+    shown = [chart for chart in hidden if chart.isVisible()]
+    assert all(chart.canvas.chart_style.theme.name == "light" for chart in shown)
+    window.set_theme("dark")
+
+
+def test_every_empty_panel_says_what_would_fill_it(window):
+    later = (window.attribution, window.optimize, window.breakdown, window.checklist, window.sweep)
+    made = (window.verdict, window.kernels, *later)
+    assert window.claims  # is never empty: it lists what can be measured
+    for panel in made:  # now, if they were not yet
+        assert panel.empty.isVisibleTo(panel)
+    for dock in window.findChildren(QDockWidget):
+        if dock.objectName() in ("live", "compare"):
+            continue  # theirs are tested with the plots
+        texts = [label.text() for label in dock.widget().findChildren(QLabel)]
+        assert any(len(text) > 30 for text in texts), dock.objectName()
