@@ -5,7 +5,7 @@ A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables
 ``kernels``: a row for each kernel (operator, on the CPU), module and phase, of one step:
 ``name``, ``module``, ``phase`` (forward, backward, recompute, optimizer, replay), ``kind``
 (operator class), ``operator`` (of the kernel library, or empty), ``calls``, ``us``. A kernel that
-computes for several modules stands with the innermost that holds them all.
+computes for several modules belongs to the innermost module that contains them all.
 ``least``: what a step's operators need at the device's measured ceilings, however they run:
 ``name`` (of an operator of the library, or of a class for all others), ``calls``, ``bytes``,
 ``flops``, ``us``.
@@ -91,12 +91,12 @@ class Node:
 
     @property
     def own_us(self) -> float:
-        """The time of what ran for itself."""
+        """Time of the module itself, without the modules in it."""
         return sum(self.kinds.values())
 
     @property
     def total_us(self) -> float:
-        """Its own time and its children's."""
+        """Time of the module and of the modules in it."""
         return self.own_us + sum(child.total_us for child in self.children.values())
 
 
@@ -110,7 +110,7 @@ class Change:
 
     @property
     def difference_us(self) -> float:
-        """After less before, a missing module taking no time."""
+        """Time after less time before; 0 for a missing module."""
         return float(np.nan_to_num(self.after_us) - np.nan_to_num(self.before_us))
 
 
@@ -275,7 +275,7 @@ def not_by_module(before: Study, after: Study) -> str:
 
 
 def _compiled_share(study: Study) -> float:
-    """Return the share of the time in compiled code of no module, without what only calls it."""
+    """Return the share of time in compiled code of no module, host calls excluded."""
     table = study.tables["kernels"]
     lost = (table["module"] == COMPILED) & (table["kind"] != "host")
     return float(np.sum(table["us"][lost])) / (total_us(study) or 1.0)

@@ -2,9 +2,9 @@
 
 Bounds are the document's number with its own rounding: "1.5x" is kept by 1.45 and by all that is
 better. A claim holds only where it was measured and its 95 % interval lies within the bounds; it
-does not hold where the interval lies outside, or where the faster side computes wrong numbers. Of
-fewer rounds than a verdict needs neither is said: their scatter is not known well enough for the
-interval to be trusted, however clear it looks.
+does not hold where the interval lies outside, or where the faster side computes wrong numbers. With
+fewer rounds than a verdict needs it is undecided: their scatter is not known well enough to trust
+the interval, however clear it looks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Unmeasured(Exception):  # noqa: N818 - carries its reason
 class Reading:
     """A measured number with the ends of its 95 % interval; both None where it is exact.
 
-    ``rounds``: how many the interval comes of, where it comes of rounds; with too few for one the
-    ends are NaN. ``seconds``: how long they took, as the budget counts it. ``whole``: the interval
-    by the mean of all steps, where the number is of median steps and that is known.
+    ``rounds``: the number of rounds that the interval is of, if any; with too few its ends are NaN.
+    ``seconds``: their time, as the budget counts it. ``of_means``: the interval by the mean of all
+    steps, if the number is of median steps and that interval is known.
     """
 
     value: float
@@ -156,7 +156,7 @@ class Omission:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All that one document claims and that is measured here, and what is not, with the reason."""
+    """Claims of a document that are measured here, and its omissions with their reasons."""
 
     name: str
     title: str
@@ -229,7 +229,7 @@ def _side(claim: Claim, low: float, high: float) -> str:
 
 
 def _more(claim: Claim, reading: Reading) -> str:
-    """Return a clause with how much more measuring should tell on which side of the bound it is."""
+    """Return a clause with the measuring time that should decide the claim."""
     if reading.rounds is None:
         return ""
     bound = min(

@@ -11,7 +11,7 @@ from workbench import protocol
 
 
 def eager(catalogue: protocol.Catalogue, **chosen: str) -> dict[str, str]:
-    """Return every toggle that leaves the model alone, but for ``chosen``."""
+    """Return the default options, which leave the model alone, with ``chosen`` in their place."""
     return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles} | chosen
 
 
@@ -30,7 +30,7 @@ def configuration(
     sequence: int = 64,
     model: Mapping[str, Scalar] | None = None,
 ) -> Configuration:
-    """Return a claim's configuration: all of it, so that no default of the device takes part."""
+    """Return a claim's complete configuration, so that no default of the device enters."""
     return Configuration(
         family=family,
         preset=preset,

@@ -1,4 +1,4 @@
-"""The mixture-of-experts guide: its ladder of optimizations, and what it says of each alone."""
+"""The mixture-of-experts guide: its ladder of optimizations, and its claims about each alone."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _rung(toggle: str, name: str, speed: float, memory: float) -> tuple[Claim, C
 def _alone_claim(
     name: str, says: str, most: float, study: int, quote: str, unit: str, read: Read, gpu: str = ""
 ) -> Claim:
-    """Return what the guide says of one technique by itself."""
+    """Return the guide's claim about one technique by itself."""
     return Claim(
         row="E6",
         name=name,

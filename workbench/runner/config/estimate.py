@@ -11,8 +11,8 @@ from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
 
-# A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
-# One that needs many times what there is would only thrash the host.
+# A configuration near the limit may run out of memory: that is a measurement, too. One that needs
+# many times the memory would only make the host swap.
 HOPELESS = 8
 
 # Arguments of a footprint that ``Family.check_memory`` takes too.
@@ -53,7 +53,7 @@ def _handles(situation: Situation) -> int:
 
 
 def _fused(situation: Situation) -> bool:
-    """Return True if the library's kernels run: all, or the one that decides on memory."""
+    """Return True if fused kernels run: all of them, or the one that decides on memory."""
     decisive = ""
     if not situation.is_own_model:
         decisive = situation.family.costs(situation.config).decisive

@@ -37,8 +37,8 @@ from workbench.runner.workloads import all_workloads
 def resolve(configuration: Configuration, device: torch.device) -> Situation:
     """Fill in every default and check every name and value.
 
-    Of options joined by ``protocol.OR`` the first that can be used is taken; what was passed over
-    is in ``left_out``. Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
+    Of options joined by ``protocol.OR`` the first usable one is chosen; ``left_out`` lists
+    those passed over. Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
     """
     check_seed(configuration.seed)
     family = known("family", configuration.family, families())
@@ -79,9 +79,9 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 def _settle(
     preferred: Mapping[str, Sequence[str]], situation: Situation
 ) -> tuple[protocol.LeftOut, ...]:
-    """Choose for each of these toggles the first of its options that can be used, else the last.
+    """Choose each toggle's first usable option, or its last if none is usable.
 
-    In order of stage: a later toggle sees what the earlier ones have come to.
+    Toggles are settled in order of stage: a later one sees the options of the earlier ones.
     """
     toggles = situation.configuration.toggles
     left_out: list[protocol.LeftOut] = []

@@ -26,8 +26,7 @@ Value = TypeVar("Value")
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
     """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
 
-    These are values that a preset, a workload, a toggle, or a field of the model that is a choice
-    never has, whatever stands beside it.
+    It checks the preset, workload, toggles and model fields that are choices, each by itself.
 
     ``field`` is named as by ``Configuration.replaced``.
     """
@@ -113,7 +112,7 @@ def _integer(field: Field, value: Scalar) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ``Mistake`` for a seed that no generator takes."""
+    """Raise ``Mistake`` for a seed that no generator accepts."""
     if not 0 <= seed < 2**63:
         raise Mistake(f"seed = {_shown(seed)} is outside of 0 to 2^63 - 1")
 
@@ -124,7 +123,7 @@ def _shown(value: Scalar) -> str:
 
 
 def check_limits(start: Start) -> None:
-    """Raise ``Mistake`` for a length of the run that is none, or a share that leaves it none."""
+    """Raise ``Mistake`` for a run without steps or time, or too large a share for pairing."""
     if start.steps is not None and start.steps < 1:
         raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
     if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:

@@ -67,7 +67,7 @@ class Decoder:
         self._start.fill_(number % 2 * self.new_tokens)
 
     def write(self, token_B: torch.Tensor, position: torch.Tensor | int) -> None:
-        """Keep the first sequence's new token: the next step takes it in, and it can be read."""
+        """Store the new tokens as the next step's input, and the first sequence's for readers."""
         self.token_B1.copy_(token_B[:, None])
         index = (self._start + position)[None]
         self.written.view(-1).index_copy_(0, index, token_B[:1])

@@ -1,7 +1,7 @@
 """Generated text: what the first sequence writes, read back a few times a second between steps.
 
 No step waits for a reading: on the GPU it is a copy into pinned memory, queued behind the steps so
-far. What is written faster than it is read is left out, whole rounds at a time.
+far. Complete rounds are left out where text is written faster than it is read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Reading(NamedTuple):
 
 
 class Spelling:
-    """Tokens as text: bytes where the data is a file's, else their numbers.
+    """Tokens as text: decoded bytes if the data is a file, otherwise their numbers.
 
-    Where tokens are bytes, one of no byte is shown by its number, in angle brackets; a character
-    may begin in one piece and end in the next.
+    A token that is no byte is shown as its number in angle brackets. A character may begin in one
+    piece and end in the next.
     """
 
     def __init__(self, data: str) -> None:

@@ -1,9 +1,9 @@
-"""A run that attributes: a base and what toggles make of it, in interleaved rounds.
+"""A run that attributes a speed-up to toggles: a base and arms with toggles, in random rounds.
 
-Each arm is first looked at by itself: numbers, evidence, and on a GPU the peak memory of its steps
-with nothing else there. Then all alternate, each round every arm once in random order. Effects are
-sent after each round, so that a stop or a kill loses no measurement. What cannot be
-built, or not in time, or does not fit in memory, is an arm without numbers and with a reason.
+Each arm is first examined by itself: its numbers, its evidence, and on a GPU the peak memory of its
+steps with nothing else in memory. Then all arms alternate: a round runs every arm once in random
+order. Effects are sent after each round, so that a stop or a kill loses no measurement. An arm that
+cannot be built, takes too long to build or does not fit in memory has a reason instead of numbers.
 """
 
 from __future__ import annotations

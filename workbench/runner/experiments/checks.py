@@ -1,4 +1,4 @@
-"""The checks of the validation checklist: each looks at a built variant and says what it found."""
+"""Checks of the validation checklist: each examines a built variant and returns a result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEGMENTS_BYTES = 22 << 20
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one check: ``lines`` are those of source that it points at."""
+    """Result of one check; ``lines`` are the source lines that it points at."""
 
     status: str
     evidence: str
@@ -44,7 +44,7 @@ def passed(evidence: str) -> Result:
 
 
 def fails(evidence: str, lines: list[str] | None = None) -> Result:
-    """Return the result of a check that does not hold, or could not be shown to."""
+    """Return the result of a check that fails, or could not be shown to hold."""
     return Result(FAIL, evidence, lines or [])
 
 
@@ -148,7 +148,7 @@ def steady_memory(variant: Variant, steps: int) -> Result:
     """Check that steps leak no memory, and need about as much as was estimated."""
     half = max(2, steps // 2)
     with variant.entered():
-        step(variant, 2)  # what is made lazily, once, is no leak
+        step(variant, 2)  # lazy allocations of the first steps are no leak
         first, second = (
             allocations.of(lambda: step(variant, half), variant.situation.device) for _ in range(2)
         )

@@ -34,7 +34,7 @@ from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_switched_on
 
 ORDERS = ("random", "abba")
-HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
+HOPELESS_PAIRS = 8  # pairs given up in a row, without one complete pair, that end the comparison
 
 
 def _is_clear(judgement: Judgement) -> bool:
@@ -165,7 +165,7 @@ class CompareRun:
         ]
         context.variants.keep_only(*situations)
         warm = all(context.variants.has(c.situation, c.copy) for c in self._alternation.contenders)
-        if self._blocks and not warm:  # those of before ran in a build that is no more
+        if self._blocks and not warm:  # they ran in a build that was released
             self._build += 1
 
     def _predict(self) -> None:
@@ -254,7 +254,7 @@ class CompareRun:
                 return
 
     def _measure_energy(self) -> None:
-        """Send the energy of both; what fails there changes nothing of the verdict."""
+        """Send the energy of both arms; a failure there leaves the verdict as it is."""
         if not self._command.energy:
             return
         budget_s = self._command.budget_s / 2
@@ -267,7 +267,7 @@ class CompareRun:
         self._context.wire.send(protocol.EnergyMeasured(comparison=self._index, energy=energy))
 
     def _plan_builds(self) -> None:
-        """Decide how often both arms are built, and report why only once, if so."""
+        """Decide how often both arms are built; report the reason if that is once."""
         alternation, command = self._alternation, self._command
         if not alternation.alone and rebuilding.is_worth_a_trial(
             alternation.contenders, command.build_count, command.budget_s
@@ -287,7 +287,7 @@ class CompareRun:
         self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
 
     def _should_rebuild(self, since: float) -> bool:
-        """Return True if the present build was measured long enough, and another one can be."""
+        """Return True if this build was measured long enough and another one can be made."""
         now, alternation = self._alternation.now(), self._alternation
         slice_s = self._plan.seconds(now - self._began)
         if alternation.alone or now - since < slice_s:
@@ -303,7 +303,7 @@ class CompareRun:
         self._context.state("running", "Alternating A and B")
 
     def _pair(self, pair: int, turned: bool) -> bool:
-        """Run both blocks of a pair, each again while it is void; whether both came to count."""
+        """Run both blocks of a pair and repeat void ones. Return True if both count."""
         contenders = self._alternation.contenders
         return all(
             self._block(contender, pair)
@@ -344,7 +344,7 @@ class CompareRun:
             self._context.wire.send(advice)
 
     def _others(self) -> str:
-        """Say who else used the CPU, where others always run and no block is void for it."""
+        """Report who else used the CPU: others always run there, so no block is void for it."""
         context = self._context
         if context.device.type == "cuda" or not self._began:
             return ""

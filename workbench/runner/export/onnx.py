@@ -1,8 +1,8 @@
 """Write a family's forward pass as an ONNX file, and check what onnxruntime computes from it.
 
 Run as a program, with a ``Request`` as JSON; the answer is one line of JSON. It is a process of its
-own because tracing takes the compiler along. What is exported is the model as it infers, in FP32:
-batch and sequence are fixed, and a model whose attention adapts is frozen in what it has chosen.
+own because tracing takes the compiler along. The model is exported for inference, in
+FP32, with fixed batch and sequence. Attention that adapts is frozen in the choice that it made.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _write(model: Model, inputs: Tensors, path: Path) -> int:
 
 
 def _why(error: BaseException) -> str:
-    """Return the cause in one sentence: an operator that ONNX lacks, or the last's first line."""
+    """Return the cause in a sentence: an operator that ONNX lacks, or the error's first line."""
     match = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))
     if match:
         return f"ONNX has no operator for {match[1]}"
@@ -188,7 +188,7 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
 
 
 def main() -> None:
-    """Answer the request in the first argument, on standard output; whatever else prints is log."""
+    """Answer the request in the first argument, on standard output; all other output is the log."""
     out = os.dup(1)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")

@@ -69,7 +69,7 @@ def _shape(
 
 
 def _choose_plain_way(small: nn.Module) -> None:
-    """Let experts of transformers compute by their loop: their grouped product has no FP64."""
+    """Make experts of transformers use their loop: their grouped product lacks FP64."""
     config = getattr(small, "config", None)  # the miniature's own copy
     if config is not None and "_experts_implementation_internal" in vars(config):
         vars(config)["_experts_implementation_internal"] = "eager"

@@ -59,7 +59,7 @@ class Patch:
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that a rule may look at, each once: none of TorchScript."""
+    """Yield once each module that a rule may examine; TorchScript's are left out."""
     from torch.jit import ScriptModule
 
     for path, module in model.named_modules():
@@ -90,7 +90,7 @@ def replace_recognized(
 
 
 def signature(module: nn.Module) -> tuple[Any, ...]:
-    """Return what a recognition depends on, within one model: class, attributes, sizes."""
+    """Return the properties that a recognition depends on: class, attributes, sizes."""
     attributes = tuple(
         (name, value if isinstance(value, (int, float, str, tuple)) else id(value))
         for name, value in vars(module).items()

@@ -2,7 +2,7 @@
 
 A candidate is a function that a module's method calls, whose name says so, with the arguments (q,
 k, cos, sin). Whether pairs are halves or neighbours is decided by its results. The operator reads
-one of each two columns of the tables: eager calls confirm that the other one is equal.
+every other column of the tables; eager calls confirm that the columns between are equal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _inputs(interleaved: bool, rank: int) -> list[Tensor]:
 
 
 class _Rotation:
-    """The operator in place of one function, which computes what the operator cannot."""
+    """The operator in place of a function; calls that do not fit go to the function."""
 
     def __init__(self, original: types.FunctionType, interleaved: bool) -> None:
         self._original = original
@@ -115,7 +115,7 @@ class _Rotation:
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Return True while nothing may be read: in compilation, in a capture, on fake tensors."""
+    """Return True if tensors cannot be read: in compilation, in a capture, on fake tensors."""
     if torch.compiler.is_compiling() or type(x) is not Tensor:
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

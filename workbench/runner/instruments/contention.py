@@ -1,8 +1,7 @@
-"""Who else uses the device: other processes on the GPU through NVML, or on the CPU through psutil.
+"""Use of the device by other processes: on the GPU through NVML, on the CPU through psutil.
 
-A process that only holds memory disturbs no other; what counts is the share of the device's time
-that others use. The driver averages it over a sixth of a second to a second, so that it lags as
-much.
+A process that only holds memory does not disturb; the share of the device's time that others use
+counts. The driver averages it over 1/6 s to 1 s, so it lags by as much.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Tree = dict[psutil.Process, tuple[float, float]]
 
 
 class GpuOthers:
-    """Reads how much of one GPU processes of another group than ``group`` use."""
+    """Use of one GPU by processes outside of the process group ``group``."""
 
     def __init__(self, handle: Any, group: int | None = None) -> None:
         self._handle = handle
@@ -42,7 +41,7 @@ class GpuOthers:
     def read(self) -> float | None:
         """Return % of the multiprocessors' time used by others; None where the driver is silent.
 
-        Between two readings it is the last one's.
+        Between two readings the last one is returned.
         """
         began_s = time.perf_counter()
         if began_s >= self._due_s:
@@ -84,10 +83,10 @@ class GpuOthers:
 
 
 class CpuOthers:
-    """Reads how much of the machine's CPU time other processes use.
+    """Use of the machine's CPU time by other processes.
 
-    This process, or the given one, and all that it started are none of them: compile workers,
-    ranks, data loaders.
+    This process (or the given one) and all that it started are excluded: compile workers, ranks,
+    data loaders.
     """
 
     who = "other processes"
@@ -141,7 +140,7 @@ def _spent(before: Tree, now: Tree) -> float:
 
 
 class Alarm:
-    """Says when others begin to work on the GPU, once for each time that they do."""
+    """Warning, once each time, that others begin to work on the GPU."""
 
     def __init__(self) -> None:
         self._last_s = -QUIET_S

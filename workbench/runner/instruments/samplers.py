@@ -216,7 +216,7 @@ class _Gpm:
 
 
 class _Readings:
-    """Calls of NVML by column. One that fails is asked again only after a while."""
+    """NVML calls by column; a call that fails is repeated only after a while."""
 
     def __init__(self, calls: dict[str, Callable[[], float]]) -> None:
         self._calls = calls

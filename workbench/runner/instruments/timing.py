@@ -1,10 +1,10 @@
 """Step times: CUDA events read back late on the GPU, the host clock on the CPU.
 
 One boundary is marked between consecutive steps, so a step costs one event and one clock reading,
-and nothing ever waits for the GPU but the bound on how far the host may run ahead.
+and the host waits for the GPU only when it is too far ahead.
 
-The functions that measure are bound here, before a person's file is run. What that file puts in
-their place (``torch.cuda.Event.elapsed_time``, ``time.perf_counter_ns`` ...) changes no step time.
+The functions that measure are bound here, before a user's file is run. A file that replaces them
+(``torch.cuda.Event.elapsed_time``, ``time.perf_counter_ns`` ...) changes no step time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random numbers that a model draws: whether it does, and leaving no trace of having looked.
+"""Detection of random numbers that a model draws; the generators are restored afterwards.
 
-Seen by the states of the generators that a model may draw from, before and after: torch's of the
-host and of the device, those that its modules hold, Python's, and numpy's where it is loaded.
+The states of the generators are compared before and after: torch's of the host and of the device,
+those that its modules hold, Python's, and numpy's if it is loaded.
 """
 
 from __future__ import annotations
@@ -85,5 +85,5 @@ def _bytes(state: torch.Tensor) -> bytes:
 
 
 def _numpy() -> Any:
-    """Return its module of random numbers, if anybody has loaded it."""
+    """Return ``numpy.random`` if it is loaded."""
     return sys.modules.get("numpy.random")

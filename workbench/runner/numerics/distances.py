@@ -23,7 +23,7 @@ class Distance:
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     """Return the errors of ``values`` against ``reference``; not finite where a value is not.
 
-    Infinities (a mask's) and NaN that both have in one place are right, and count for nothing else.
+    Infinities (of a mask) and NaN are right where both have them, and enter no distance.
     """
     if values.shape != reference.shape:
         raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")

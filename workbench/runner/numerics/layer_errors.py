@@ -27,7 +27,7 @@ from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats
 
-SMALLEST = 0.01  # of a layer's scale: no less is called an error
+SMALLEST = 0.01  # of a layer's scale; smaller deviations are no error
 COARSE = 1e-4  # a tolerance below it shows such an error without this
 _PROBES = 6
 _DEVIATIONS = 5.0  # of rounding's projections, within which all of them are taken to lie
@@ -36,7 +36,7 @@ Projections = dict[str, float]  # by layer
 
 @dataclass(frozen=True)
 class LayerError:
-    """One layer whose scale is off, and by how much it may be; both are shares of the scale."""
+    """Error of a layer's scale and its tolerance, both relative to the scale."""
 
     layer: str
     error: float
@@ -55,7 +55,7 @@ class LayerError:
 def find(
     model: Plain, own: Outputs, plain: Outputs, reference: Outputs, output_index: int
 ) -> LayerError | str | None:
-    """Return the layer that is off by most of what it may be if that is too far, else None.
+    """Return the layer with the largest error by its tolerance if that is exceeded, else None.
 
     ``output_index``: which of several outputs is looked at. If derivatives are impossible (memory,
     or an operator without a backward pass), return why, as a clause.

@@ -2,8 +2,8 @@
 
 In 16 bits, an error of 2 % in a layer that adds a tenth to the stream is below one rounding of the
 outputs. The same modules, called uncompiled with FP32 weights, must agree with the plain model to
-``LARGEST``, whatever the variant's precision is. What is special to 16 bits, to compiled code or to
-caches is not seen here, but by the outputs of the variant itself.
+``LARGEST``, whatever the variant's precision is. Faults of 16 bits, of compiled code
+or of caches are not seen here; the outputs of the variant itself show them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class StructureError:
 
 
 def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | None:
-    """Return by how much the variant's modules are off in FP32 if that is too far, else None.
+    """Return the error of the variant's modules in FP32 if it is too large, else None.
 
-    Return why the modules cannot be checked, as a clause, where that is so.
+    If the modules cannot be checked, return the reason as a clause.
     """
     if why := _unsuitable(model):
         return why

@@ -1,4 +1,4 @@
-"""Counts what a step does, call by call: bytes and FLOPs of operators on imagined tensors.
+"""Counts what a step does, call by call: bytes and FLOPs of operators on fake tensors.
 
 An operator of the library that runs as a fused kernel counts as its own descriptor says; whatever
 runs as plain torch counts aten operator by aten operator, each reading its inputs from memory and
@@ -63,8 +63,8 @@ class Call:
 class Tally:
     """The counted work of a step.
 
-    ``calls`` are as the step runs. ``least`` has one call of a library's operator as its
-    mathematics needs, however it runs, and the others as they are.
+    ``calls``: as the step runs. ``least``: library operators with the work that their mathematics
+    needs, however they run; the others as in ``calls``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,12 +78,12 @@ class Tally:
         self._ranges: list[tuple[int, int, str]] = []  # of autograd's nodes, by operator
 
     def looking(self) -> AbstractContextManager[None]:
-        """Let no kernel be launched inside, and count nothing yet."""
+        """Launch no kernel inside the block, and count nothing yet."""
         return watched(self._operator)
 
     @contextmanager
     def counting(self, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-        """Count everything inside, where ``looking``; an optimizer's step under its own name."""
+        """Count all inside the block, within ``looking``; an optimizer's step by its own name."""
         self._paused -= 1
         hooks = []
         if optimizer is not None:
@@ -122,14 +122,14 @@ class Tally:
         call = Call(op.name, backward.bytes, backward.flops, dtype)
         leaves, spec = tree_flatten(like)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        tell = functools.partial(self.calls.append, call)
-        made = iter(_Fused.apply(tell, self._silent, tensors, *learned))
+        report = functools.partial(self.calls.append, call)
+        made = iter(_Fused.apply(report, self._silent, tensors, *learned))
         return tree_unflatten(
             [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         )
 
     def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Run the implementation, counting what it is made of; None where it needs real numbers."""
+        """Run the implementation and count its operators; return None if it needs real numbers."""
         count = len(self.calls)
         first, before = torch._C._autograd._get_sequence_nr(), self._label
         self._label = op.name
@@ -210,7 +210,7 @@ class Tally:
 
 
 class _Mode(TorchDispatchMode):
-    """Tells ``count`` of every operator that torch runs."""
+    """Calls ``count`` for every operator that torch runs."""
 
     def __init__(self, count: Callable[[Any, Any, Any, Any], None]) -> None:
         super().__init__()
@@ -226,8 +226,8 @@ class _Fused(torch.autograd.Function):
     """Tensors like those that a fused kernel gives, and a backward pass that is only reported."""
 
     @staticmethod
-    def forward(ctx: Any, tell: Any, silent: Any, like: Any, *learned: Tensor) -> Any:
-        ctx.tell, ctx.silent = tell, silent
+    def forward(ctx: Any, report: Any, silent: Any, like: Any, *learned: Tensor) -> Any:
+        ctx.report, ctx.silent = report, silent
         ctx.save_for_backward(*learned)
         with silent():
             made = tuple(torch.empty_like(tensor) for tensor in like)
@@ -236,7 +236,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.tell()
+        ctx.report()
         with ctx.silent():
             return (None, None, None, *(torch.empty_like(tensor) for tensor in ctx.saved_tensors))
 

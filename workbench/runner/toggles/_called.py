@@ -48,7 +48,7 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
 
 @functools.lru_cache(maxsize=16)
 def _ways(family: Family, config: Any) -> dict[str, Way]:
-    """Return by operator the first option of a toggle that brings it in, else the first field."""
+    """Return, by operator, the first option that makes the model call it, else the first field."""
     from workbench.runner.toggles import all_toggles  # which is made of what calls this
 
     ways: dict[str, Way] = {}

@@ -62,7 +62,7 @@ class Trainer:
 
 
 def forget_graph(loss: torch.Tensor) -> None:
-    """Free what was kept for the backward pass of a loss, though the tensor itself may live on.
+    """Free the autograd graph of a loss, although the tensor itself may live on.
 
     Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
     keep the nodes that accumulate gradients, and with them the stream that they were made on: no

@@ -1,4 +1,4 @@
-"""A model of one's own: any ``torch.nn.Module``, from a Python file, as a family made on the fly.
+"""A user's model: any ``torch.nn.Module`` from a Python file, as a family made at run time.
 
 The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
 returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
@@ -67,7 +67,7 @@ _drawers: dict[OwnConfig, Parts] = {}  # of the file built last
 
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig:
-    """Which file; ``sha256`` is filled in when it is read, and keeps a session reproducible."""
+    """File of the model; ``sha256`` is filled in when it is read, to keep sessions reproducible."""
 
     source: str = setting(
         "",
@@ -102,7 +102,7 @@ class Parts:
 
 
 class OwnModel(Model):
-    """The person's module, behind what the runner asks of a model."""
+    """The user's module behind the interface that the runner expects of a model."""
 
     repeats = False  # it may draw random numbers, or overwrite its inputs
 
@@ -166,7 +166,7 @@ class OwnModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFamily(Family):
-    """The family of whatever file is named."""
+    """Family of the models that users' files build."""
 
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
         """Return the current file's configuration; raises ``ConfigurationError``, runs nothing."""
@@ -287,9 +287,9 @@ def split(source: str) -> tuple[Path, str]:
 
 
 def called(config: OwnConfig) -> frozenset[str]:
-    """Return the operators of ``kernels`` that the file names, which is read and not run.
+    """Return the operators of ``kernels`` that the file names; the file is read, not run.
 
-    As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
+    A name counts as an attribute of the package, however it is imported, or if imported from it.
     """
     if not config.source or hf_model.is_hf(config.source):
         return frozenset()

@@ -2,8 +2,8 @@
 
 A quantized variant needs codes in place of its linear layers' weights. They are a set of their own,
 for all variants of one scheme, which shares every other parameter with the plain set. Plain weights
-that only codes are needed of are given up, unless something has changed them: the seed draws the
-same ones again when a plain variant or a check asks for them.
+are freed once only their codes are needed, unless they were changed: the seed draws the same ones
+again for a plain variant or a check.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Quantized:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Make the codes anew, in place, of weights that changed, in training for example."""
+        """Renew the codes in place if their weights changed, in training for example."""
         weights = None if self._source is None else self._source()
         if weights is not None:
             for layer, pair in self.codes.items():
@@ -244,7 +244,7 @@ class WeightSets:
         self._captured.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
-        """Free the sets of every structure that is none of these."""
+        """Free the sets of all other structures."""
         used = tuple(map(structure_key, situations))
         for sets in (self._plain, self._coded):
             for key in [key for key in sets if not key.startswith(used)]:

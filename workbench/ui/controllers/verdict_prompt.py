@@ -63,11 +63,11 @@ class VerdictPrompt(QObject):
         self._toggled = False  # a click was reported; its segment follows
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
-        self._settling.timeout.connect(self._look)
+        self._settling.timeout.connect(self._update)
         self._continued = False  # another click came in time; its segment follows
-        run.received.connect(self._hear)
-        session.segmentsChanged.connect(self._look)
-        run.stateChanged.connect(self._look)
+        run.received.connect(self._on_message)
+        session.segmentsChanged.connect(self._update)
+        run.stateChanged.connect(self._update)
         configuration.editedChanged.connect(self._hold)
         session.comparisonsChanged.connect(self._answer)
         session.begun.connect(self.dismiss)
@@ -78,7 +78,7 @@ class VerdictPrompt(QObject):
         return self._automatic
 
     def keep_in(self, settings: Settings) -> None:
-        """Store the mode there, and load the stored mode."""
+        """Load the mode from these settings, and store later changes there."""
         self._settings = settings
         self._automatic = settings.auto_verdict
 
@@ -92,7 +92,7 @@ class VerdictPrompt(QObject):
         if self._settings is not None:
             self._settings.auto_verdict = automatic
         self._session.comparisonsChanged.emit()
-        self._look()
+        self._update()
 
     @property
     def known(self) -> bool:
@@ -136,7 +136,7 @@ class VerdictPrompt(QObject):
         self.offer = self.judged = None
         self._session.comparisonsChanged.emit()
 
-    def _hear(self, message: protocol.AnyMessage) -> None:
+    def _on_message(self, message: protocol.AnyMessage) -> None:
         """Record clicks by their notes: an attribution changes configurations without a click."""
         if isinstance(message, protocol.Note) and message.kind == "toggle":
             self._toggled = True
@@ -157,7 +157,7 @@ class VerdictPrompt(QObject):
             self._settling.start(SETTLE_MS)
             self._continued = True
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._run.replaying or self._measurements.busy:
             return
         if self._measurements.resumes:
