@@ -20,7 +20,7 @@ from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.installed_plugins import register_plugins
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import mesh as meshes
-from workbench.runner.distributed.connection import Connection
+from workbench.runner.distributed.connection import Connection, own_addresses
 from workbench.runner.distributed.mesh import Layout
 from workbench.runner.distributed.messages import (
     Alive,
@@ -106,7 +106,8 @@ class WorkerLoop:
     def _listen(self) -> None:
         for order in self._connection.messages():
             self._orders.put(order)
-        leave()
+        # An agent waits for all hosts after success, for minutes, and not after a failure.
+        leave(code=int(self._connection.is_unreachable))
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
@@ -172,7 +173,8 @@ def main() -> NoReturn:
     connection = Connection(socket.create_connection((name, int(port))), Order)
     if not local:
         connection.hand_over()
-    connection.send(Hello(rank=rank(), token=token, host=host(), pid=os.getpid()))
+    hello = Hello(rank=rank(), token=token, host=host(), addresses=own_addresses(), pid=os.getpid())
+    connection.send(hello)
     loop = WorkerLoop(connection)
     try:
         torch.empty(1, device=loop.device)  # a GPU that is full is reported before others wait

@@ -21,7 +21,7 @@ _now_ns = time.perf_counter_ns  # captured before a user's file can replace it
 Answer = Callable[[protocol.Check], protocol.Message]
 
 
-def leave() -> NoReturn:
+def leave(code: int = 0) -> NoReturn:
     """End this process at once, whatever it does, and what it started: compilers among it.
 
     Behind ssh no other process could; no signal of the window's host arrives here.
@@ -32,7 +32,7 @@ def leave() -> NoReturn:
     try:
         descendants.kill_descendants()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def reserve_standard_streams() -> tuple[BinaryIO, int]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import msgspec
+import psutil
 
 from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
 from workbench.runner.distributed.messages import Alive, Failed, Hello, Order, Ready
-from workbench.runner.distributed.supervisor import Ended, hand_over, is_stopped
+from workbench.runner.distributed.supervisor import Ended, hand_over, is_stopped, probe_host
 from workbench.runner.failures import RankError
 
 _LAST_WORDS_S = 10.0  # for a worker to end after its connection was closed
 _DYING_S = 5.0  # for a process to be gone after the system closed its connection
+_NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 class Connection:
@@ -30,16 +34,26 @@ class Connection:
     def __init__(self, client: socket.socket, kinds: Any) -> None:
         self._socket = client
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that vanished closes nothing: the system asks whether it is still there.
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        probe_host(client)
         self._lines = client.makefile("rb")
         self._encoder, self._decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kinds)
         self._lock = threading.Lock()
+        self._is_unreachable = False
+
+    @property
+    def is_unreachable(self) -> bool:
+        """True if the connection has ended because the other end's host does not answer."""
+        with self._lock:  # the system reports it once: perhaps to a thread that is sending
+            return self._is_unreachable
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message; raises ``OSError`` if the other end is gone."""
         with self._lock:
-            self._socket.sendall(self._encoder.encode(message) + b"\n")
+            try:
+                self._socket.sendall(self._encoder.encode(message) + b"\n")
+            except OSError as error:
+                self._is_unreachable |= error.errno in _NO_ANSWER
+                raise
 
     def receive_first(self, limit_s: float) -> Any:
         """Return the first message; None if nothing valid arrives in time."""
@@ -52,13 +66,18 @@ class Connection:
 
     def messages(self) -> Iterator[Any]:
         """Yield messages until the connection ends."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             for line in self._lines:
                 try:
                     message = self._decoder.decode(line)
                 except msgspec.MsgspecError:
                     continue  # cut short by the end of the process that sent it
                 yield message
+        except OSError as error:
+            with self._lock:
+                self._is_unreachable |= error.errno in _NO_ANSWER
+        except ValueError:
+            pass  # closed by another thread
 
     def hand_over(self) -> None:
         """Let the supervisor of this process use the connection, too."""
@@ -74,6 +93,22 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this host's network interfaces."""
+    return [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+
+
+def end_connections(addresses: Collection[str]) -> None:
+    """End every TCP connection of this process to these addresses."""
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and connection.raddr.ip.removeprefix("::ffff:") in addresses:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(connection.fd)) as client,
+            ):
+                client.shutdown(socket.SHUT_RDWR)
 
 
 class Observer(Protocol):
@@ -98,6 +133,7 @@ class Worker:
         self.host = ""
         self.heard_s = time.monotonic()
         self.steps = 0  # that the worker has begun
+        self._addresses: set[str] = set()  # of its host, unless that is this one
         self._connection: Connection | None = None
         self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name=f"rank {rank}", daemon=True)
@@ -105,6 +141,7 @@ class Worker:
     def connect(self, connection: Connection, hello: Hello) -> None:
         """Take the worker's connection and listen to it."""
         self._connection, self.host = connection, hello.host
+        self._addresses = {*hello.addresses}.difference(own_addresses())
         self.heard_s = time.monotonic()
         self._listener.start()
 
@@ -142,6 +179,20 @@ class Worker:
             self.process.kill()
             self.process.wait()
 
+    def cut_off(self) -> None:
+        """End a worker that does not respond, and this process's wait for it in a collective.
+
+        Torch can abort a collective of NCCL, but not of gloo. That one fails with its connections,
+        which a host that has vanished does not close.
+        """
+        self.kill()
+        end_connections(self._addresses)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """True if the connection has ended because the worker's host does not answer."""
+        return self._connection is not None and self._connection.is_unreachable
+
     def is_stopped(self) -> bool:
         """Return True if a signal has stopped the process; False for one on another host."""
         return self.process is not None and is_stopped(self.process.pid)
@@ -160,8 +211,10 @@ class Worker:
 
     def error_of(self, code: int | None) -> RankError:
         """Return the error for a process that ended; ``code`` is None on another host."""
+        if code is None and self.is_unreachable:
+            return self.error(" cannot be reached: its host does not answer")
         if code is None:
-            return self.error(" ended, or its host cannot be reached")
+            return self.error(" ended without a reported reason")
         how = how_ended(code)
         if code == -signal.SIGKILL:
             how += ", as the system does when memory runs out"

@@ -71,11 +71,15 @@ class Forget(msgspec.Struct, tag="forget"):
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """First message of a worker; ``token`` proves that it belongs to this run."""
+    """First message of a worker; ``token`` proves that it belongs to this run.
+
+    ``addresses`` are those of its host.
+    """
 
     rank: int
     token: str
     host: str
+    addresses: list[str]
     pid: int
 
 

@@ -3,7 +3,8 @@
 Ranks meet as torch's ``env://`` describes. Each worker also opens one connection to rank 0, for
 messages. The system closes it when either process ends, however it ends: rank 0 then learns of the
 failure at once, and a worker ends with rank 0, also on another host and under an agent that would
-keep it. A worker sends a heartbeat, so that a stopped process or host is noticed, too.
+keep it. A worker sends a heartbeat, so that a stopped process is noticed, too. The systems of both
+hosts probe the connection, so that each notices if the other vanishes.
 
 torch's elastic ``start_processes`` is not used: it would replace the signal handlers of the runner.
 """
@@ -140,9 +141,11 @@ class World:
 
     def ended(self, worker: Worker, code: int | None) -> None:
         """Record that a worker's process ended; ``code`` is None on another host."""
-        if self._closing and not (code or 0) < 0:
+        if self._closing and not ((code or 0) < 0 or worker.is_unreachable):
             return
         self.fail(worker.error_of(code))
+        if worker.is_unreachable:
+            self._cut_off(worker)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -260,6 +263,12 @@ class World:
             variables["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
         return variables
 
+    def _cut_off(self, worker: Worker) -> None:
+        """End a failed worker that may not end itself, and all collectives that wait for it."""
+        worker.cut_off()
+        for other in self.workers:
+            other.hang_up()
+
     def _watch(self) -> None:
         """Report workers that have stopped sending heartbeats, as long as the world exists."""
         while self.alive:
@@ -272,7 +281,7 @@ class World:
                     self.fail(worker.error(f" gave no sign of life for {limit_s:g} s"))
                 else:
                     continue
-                worker.kill()  # closes its connections: a collective of gloo ends by that alone
+                self._cut_off(worker)
             time.sleep(_POLL_S)
 
 

@@ -10,13 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 from built import blocked
+from network_namespaces import ADDRESSES, INTERFACE, two_namespaces
 from process_end import assert_end
 from rank_checks import needs_cores
 from runner_driver import Driver
@@ -24,6 +26,7 @@ from runner_driver import Driver
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.cli import main
+from workbench.runner.distributed.supervisor import GRACE_S
 
 TINY = (
     *("hydra", "--preset", "tiny", "--workload", "train", "--set", "batch=4"),
@@ -53,31 +56,26 @@ class Hosts:
         return process
 
 
-def agent(port: int, host: int, ranks: int) -> tuple[str, ...]:
+def agent(port: int, host: int, ranks: int, address: str = "127.0.0.1") -> tuple[str, ...]:
     """Return the command of one host's agent, which starts ``ranks`` ranks."""
     return (
         *(sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes", "2"),
         *("--nproc-per-node", str(ranks), "--node-rank", str(host)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *("--master-addr", address, "--master-port", str(port)),
         *("--max-restarts", "0", "-m", "workbench.runner"),
     )
 
 
-@pytest.fixture
-def hosts(tmp_path, monkeypatch, request) -> Iterator[Hosts]:
-    """Start the second host's agent; after the test both hosts have no process left."""
-    ranks = getattr(request, "param", 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = tmp_path / "second.log"
+@contextlib.contextmanager
+def start_hosts(commands: list[tuple[str, ...]], log: Path) -> Iterator[Hosts]:
+    """Start the second host's agent; afterwards both hosts have no process left."""
     with log.open("wb") as stream:
         second = subprocess.Popen(
-            agent(port, 1, ranks), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+            commands[1], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
         )
     processes = [psutil.Process(second.pid)]
     try:
-        yield Hosts(agent(port, 0, ranks), second, log)
+        yield Hosts(commands[0], second, log)
         second.wait(END_S)  # it ends with its ranks, and these with rank 0
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -85,6 +83,17 @@ def hosts(tmp_path, monkeypatch, request) -> Iterator[Hosts]:
         second.terminate()
         second.wait()
         assert_end(processes, END_S)
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch, request) -> Iterator[Hosts]:
+    """Return two hosts, with as many ranks each as the parameter says."""
+    ranks = getattr(request, "param", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with start_hosts([agent(port, host, ranks) for host in (0, 1)], tmp_path / "log") as hosts:
+        yield hosts
 
 
 @needs_cores
@@ -131,6 +140,22 @@ def test_scaling_over_two_hosts_of_two_ranks_is_measured_and_right(hosts, capsys
     [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSTOP, "was stopped by a signal")],
 )
 def test_a_failed_rank_of_another_host_is_named_and_one_device_goes_on(hosts, number, reason):
+    assert_reported(hosts, lambda: hosts.worker.send_signal(number), reason)
+
+
+@pytest.mark.slow
+@needs_cores
+def test_a_vanished_host_is_named_and_one_device_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", INTERFACE)
+    with two_namespaces() as namespaces:
+        commands = [namespaces.on(i, *agent(29500, i, 1, ADDRESSES[0])) for i in (0, 1)]
+        with start_hosts(commands, tmp_path / "log") as hosts:
+            assert_reported(hosts, namespaces.pull_cable, "its host does not answer")
+
+
+def assert_reported(hosts: Hosts, fail: Callable[[], None], reason: str) -> None:
+    """Assert that rank 0 names the second host's failure soon, which then has no rank left."""
     driver = Driver(command=hosts.first, environment={**os.environ})
     try:
         driver.until_state("idle")
@@ -140,12 +165,15 @@ def test_a_failed_rank_of_another_host_is_named_and_one_device_goes_on(hosts, nu
         driver.send(together)
         driver.until(protocol.EvidenceFound)
         worker = hosts.worker
-        worker.send_signal(number)
+        began_s = time.monotonic()
+        fail()
         failure = driver.until(protocol.Failure, REPORTED_S)
+        print(f"reported after {time.monotonic() - began_s:.2f} s: {failure.sentence}")
         assert failure.kind == "ranks", failure
         assert "rank 1 (on " in failure.sentence and ", in step " in failure.sentence
         assert reason in failure.sentence
-        assert_end([worker])
+        assert_end([worker], REPORTED_S + GRACE_S)
+        print(f"worker ended after {time.monotonic() - began_s:.2f} s")
         driver.until_state("idle")
         driver.start(_with(alone, data_parallel="off"), steps=3)
         assert driver.finish().reason == "done", driver.describe()
