@@ -1,4 +1,4 @@
-"""MAHIA-X compiled: the same results, errors that name the fallback, no waiting for the host."""
+"""MAHIA-X as one graph: the same results, errors that name the fallback, no wait for the host."""
 
 import pytest
 import torch
