@@ -53,7 +53,7 @@ class Reproductions(QObject):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._cut)
-        run.received.connect(self._heed)
+        run.received.connect(self._on_message)
         session.sessionChanged.connect(self._leave_session)
 
     @property
@@ -119,7 +119,7 @@ class Reproductions(QObject):
 
     # The course of a run
 
-    def _heed(self, message: protocol.AnyMessage) -> None:
+    def _on_message(self, message: protocol.AnyMessage) -> None:
         course = self._course
         if course is None:
             return

@@ -327,7 +327,7 @@ class BuildPanel(QWidget):
         is_unfinished = edited is not None and config_edit.lacks_own_model(edited)
         look = ("info", "accent") if is_unfinished else ("error", "bad")
         for problem in problems:
-            last = self._tell(problem, "problem", *look)
+            last = self._add_line(problem, "problem", *look)
         if off:
             title = "Switch them off" if len(off) > 1 else "Switch it off"
             _offer(
@@ -337,7 +337,7 @@ class BuildPanel(QWidget):
             )
         if left:
             text = f"These changes apply to the next run: {', '.join(left)}."
-            line = self._tell(text, "left", "info", "accent")
+            line = self._add_line(text, "left", "info", "accent")
             if not problems:
                 _offer(line, "Restart now", self._run_control.restart)
             _offer(line, "Revert", self._revert)
@@ -354,7 +354,7 @@ class BuildPanel(QWidget):
         if (running := self._run.continued) is not None:
             self._configuration.edit(running)
 
-    def _tell(self, text: str, name: str, mark: str, role: str) -> QWidget:
+    def _add_line(self, text: str, name: str, mark: str, role: str) -> QWidget:
         label = _widgets.note(text, role)
         label.setObjectName(name)
         line = _widgets.marked(label, mark, self._theme.current, role)
