@@ -123,7 +123,8 @@ class StatusBar(QStatusBar):
         task = "" if progress is None else _TASKS.get(progress.task, progress.task)
         text = self._run.text if progress is None else f"{task} {progress.text}".strip()
         has_text = busy or self._run.state == "running"  # beside its steps
-        self._progress_text.setText(clip(text, _LONGEST_TEXT) if has_text else "")
+        text = clip(self._session.titled(text), _LONGEST_TEXT)
+        self._progress_text.setText(text if has_text else "")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))

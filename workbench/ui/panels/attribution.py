@@ -211,7 +211,8 @@ class AttributionPanel(QWidget):
         _widgets.allow(self.run, reason)
         progress = self._run.progress
         if attributions.busy and progress is not None:
-            reason = f"{progress.task.capitalize()}: {progress.text}"
+            text = self._session.titled(progress.text)
+            reason = f"{progress.task.capitalize()}: {text}"
         self.why_not.setText(reason)
 
     def _make_choice(self, name: str) -> QWidget:

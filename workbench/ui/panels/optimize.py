@@ -181,7 +181,8 @@ class OptimizePanel(QWidget):
         _widgets.allow(self.run, reason)
         progress = self._run.progress
         if optimizations.busy and progress is not None:
-            reason = f"{progress.task.capitalize()}: {progress.text}"
+            text = self._session.titled(progress.text)
+            reason = f"{progress.task.capitalize()}: {text}"
         self.why_not.setText(reason)
 
     def _exclude(self, name: str, is_searched: bool) -> None:

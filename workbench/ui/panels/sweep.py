@@ -239,7 +239,7 @@ class SweepPanel(QWidget):
         done = 0 if points is None else len(points["arm"])
         total = study.request.get("points", done)
         if self._sweeps.measuring:
-            progress = self._run.text
+            progress = self._session.titled(self._run.text)
             return f"{done} of {total} points measured. {progress}".strip()
         counts = f"{done} of {total} points" if done < total else f"{done} points"
         text = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"

@@ -210,6 +210,9 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
     assert ready.status._progress.value() == 250
     assert ready.status._cancel.isVisible()
     assert ready.actions_["cancel"].isEnabled()
+    ready.workspace.router.route(protocol.Progress(task="optimizing", text="1; compile=default"))
+    ready.workspace.run.stateChanged.emit()
+    assert ready.status._progress_text.text() == "optimizing 1; torch.compile: Default"
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):
