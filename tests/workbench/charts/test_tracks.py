@@ -192,3 +192,11 @@ def test_a_view_that_grows_step_by_step_still_has_the_extremes_of_what_it_shows(
         assert (np.diff(view.x) > 0).all()
         around = y[max(0, int(np.searchsorted(t_s, start - 2 * width)) - 32) :]
         assert view.low.min() >= around.min() and view.high.max() <= around.max()
+
+
+def test_samples_of_one_place_are_one_bin_of_any_view():
+    track = Track(columns(np.zeros(40), value=np.arange(40)), "t_s", "value")
+    track.pull()
+    for start, stop in ((-1.0, 1.0), (0.0, 0.5), (-1.0, 1.0)):
+        view = track.view(start, stop, 0.01)
+        assert (view.x.tolist(), view.low.tolist(), view.high.tolist()) == ([0.0], [0.0], [39.0])

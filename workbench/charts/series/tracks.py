@@ -63,7 +63,9 @@ class Grid:
         """
         key = (first, last, start, stop, width)
         if key != self._key:
-            places = np.arange(np.floor(start / width), np.ceil(stop / width) + 1) * width
+            lowest = np.floor(start / width)
+            highest = max(np.ceil(stop / width), lowest + 1)  # all samples may have one x
+            places = np.arange(lowest, highest + 1) * width
             edges = np.searchsorted(x[first:last], places) + first
             edges[0], edges[-1] = first, last
             self._key, self._edges = key, edges

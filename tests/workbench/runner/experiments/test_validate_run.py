@@ -123,7 +123,15 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
         steps, seconds = 5, 2.0
         interval = verdict.interval([0.0] if low is None else np.log([low, high] * 5))
         judgement = Judgement(
-            verdict="UNDECIDED" if low is None else "",
+            verdict=(
+                "UNDECIDED"
+                if low is None
+                else "FASTER"
+                if high < 1
+                else "SLOWER"
+                if low > 1
+                else "SAME"
+            ),
             pairs=interval.n,
             ratio=low and (low + high) / 2,
             low=low,

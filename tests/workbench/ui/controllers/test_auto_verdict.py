@@ -51,12 +51,14 @@ def texts(widget) -> str:
     return "\n".join(label.text() for label in widget.findChildren(QLabel))
 
 
-def button(widget, text: str) -> QPushButton:
-    return next(button for button in widget.findChildren(QPushButton) if button.text() == text)
+def buttons(widget) -> dict[str, QPushButton]:
+    return {button.text(): button for button in widget.findChildren(QPushButton)}
 
 
 def press(qtbot, widget, text: str) -> None:
-    qtbot.mouseClick(button(widget, text), Qt.MouseButton.LeftButton)
+    """Press a button, which comes once no build is in progress."""
+    qtbot.waitUntil(lambda: text in buttons(widget))
+    qtbot.mouseClick(buttons(widget)[text], Qt.MouseButton.LeftButton)
 
 
 def compared(workspace) -> list[tuple[dict[str, str], dict[str, str]]]:
