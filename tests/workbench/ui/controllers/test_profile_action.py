@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QLabel
 
+from workbench import protocol
+
 
 def texts(panel) -> str:
     return "\n".join(label.text() for label in panel.findChildren(QLabel))
@@ -34,3 +36,13 @@ def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
     assert "This is a replay" in workspace.breakdowns.why_not()
     assert "This is a replay" in ready.actions_["profile"].toolTip()
     workspace.run.replaying = False
+
+
+def test_the_empty_panel_says_that_steps_are_being_profiled(qtbot, ready, monkeypatch):
+    workspace = ready.workspace
+    ready.dock_area.bring("breakdown")
+    panel = ready.breakdown
+    monkeypatch.setattr(workspace.measurements, "is_pending", lambda kind: kind is protocol.Profile)
+    workspace.run.stateChanged.emit()
+    qtbot.waitUntil(lambda: not panel.first.isEnabled())
+    assert "Steps are being profiled." in texts(panel) and "No profile yet" not in texts(panel)
