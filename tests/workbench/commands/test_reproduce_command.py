@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import wire_samples
 from interrupts import press_ctrl_c
+from sent_commands import only
 
 from sessions.model import Phase
 from sessions.storage import hdf5
@@ -49,7 +50,7 @@ def test_a_ladder_is_read_rung_by_rung_and_each_claim_judged(ran, sent, tmp_path
     path = tmp_path / "moe.h5"
     arguments = ["reproduce", "moe", "--only", "training ladder", "--budget", "7"]
     assert main([*arguments, "--json", "-o", str(path)]) == 0
-    (command,) = (command for command in commands if isinstance(command, protocol.Attribute))
+    command = only(commands, protocol.Attribute)
     assert list(command.toggles.items())[:2] == [("compile", "default"), ("precision", "amp_fp16")]
     assert command.budget_s == 7
     assert command.base.preset == "document"

@@ -9,6 +9,7 @@ import pytest
 import synthetic
 import wire_samples
 from interrupts import press_ctrl_c
+from sent_commands import only
 
 from sessions.columns import row_count
 from sessions.storage import hdf5
@@ -118,7 +119,7 @@ def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
     assert main(["run", "hydra", "--toggle", "cuda_graphs", "--set", "batch=0"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", f"workbench run: {mistake.sentence}\n")
-    (start,) = (command for command in commands if isinstance(command, protocol.Start))
+    start = only(commands, protocol.Start)
     assert start.configuration.toggles == {"cuda_graphs": "on"}  # of two options, the other one
     assert (start.steps, start.seconds) == (None, 10.0)
     assert start.configuration.preset == ran.catalogue.families[0].default_preset
@@ -130,7 +131,7 @@ def test_decode_states_are_asked_for_by_absolute_paths(ran, sent, capsys, tmp_pa
     commands = sent(ran.catalogue, note, protocol.Finished(reason="done", steps=0))
     states = ["--load-state", "a", "--save-state", "b"]
     assert main(["run", "hydra", "--workload", "generate", *states]) == 0
-    (start,) = (command for command in commands if isinstance(command, protocol.Start))
+    start = only(commands, protocol.Start)
     assert start.load_state == str(tmp_path / "a") and start.save_state == str(tmp_path / "b")
     assert note.text in capsys.readouterr().out
     assert main(["run", "hydra", "--save-state", "none/b"]) == 2
@@ -285,7 +286,7 @@ def test_wrong_numbers_exit_with_1_where_they_were_asked_for(
     ]
     commands = sent(ran.catalogue, *messages)
     assert main(["run", "hydra", "--check"]) == code
-    (start,) = (command for command in commands if isinstance(command, protocol.Start))
+    start = only(commands, protocol.Start)
     assert start.check == "last" and expected in capsys.readouterr().out
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import optimization_samples
 import profile_samples
 import pytest
+from sent_commands import only
 
 from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
 from sessions.storage import atomic_write, hdf5
@@ -192,7 +193,7 @@ def test_the_printed_command_of_odd_values_is_read_back_as_they_were(ran, sent, 
             assert again() == 0
         except SystemExit as ended:
             assert ended.code == 0
-        (start,) = (command for command in commands if isinstance(command, protocol.Start))
+        start = only(commands, protocol.Start)
         assert start.configuration == odd
     assert line.startswith("workbench run ")
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import wire_samples
+from sent_commands import only
 
 from sessions.model import Prediction
 from sessions.storage import hdf5
@@ -38,11 +39,6 @@ def answers(catalogue, right=True, **judged):
     return [*messages, protocol.Finished(t_s=9.0, reason="done", steps=9)]
 
 
-def compare_in(commands) -> protocol.Compare:
-    (command,) = (command for command in commands if isinstance(command, protocol.Compare))
-    return command
-
-
 def test_both_arms_share_what_is_named_for_both_and_differ_in_their_own(ran, sent, capsys):
     commands = sent(*answers(ran.catalogue))
     arguments = ["--preset", "tiny", "--workload", "train", "--set", "dim=32", "--seed", "3"]
@@ -50,7 +46,7 @@ def test_both_arms_share_what_is_named_for_both_and_differ_in_their_own(ran, sen
     arguments += ["--b", "precision=amp_bf16,checkpointing=full", "--budget", "7"]
     arguments += ["--region", "2", "--order", "abba"]
     assert main(["ab", "hydra", *arguments]) == 0
-    command = compare_in(commands)
+    command = only(commands, protocol.Compare)
     for arm in (command.base, command.other):
         assert (arm.family, arm.preset, arm.workload, arm.seed) == ("hydra", "tiny", "train", 3)
         assert arm.model == {"dim": 32}
@@ -73,7 +69,7 @@ def test_a_region_of_everything_is_a_mistake_in_percent(capsys):
 def test_without_arms_a_is_compared_with_a(ran, sent, capsys):
     commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert compare_in(commands).base == compare_in(commands).other
+    assert only(commands, protocol.Compare).base == only(commands, protocol.Compare).other
 
 
 def test_prediction_measurement_and_residual_are_told_saved_and_in_the_json(
@@ -86,7 +82,7 @@ def test_prediction_measurement_and_residual_are_told_saved_and_in_the_json(
     commands = sent(*messages)
     path = tmp_path / "ab.h5"
     assert main(["ab", "hydra", "-o", str(path)]) == 0
-    assert compare_in(commands).predict
+    assert only(commands, protocol.Compare).predict
     out = capsys.readouterr().out
     assert (
         "Predicted 0.80, measured 0.90 x step time: 0.10 worse than the roofline estimate explains"
@@ -184,11 +180,11 @@ def test_no_speed_can_be_expected_of_different_models(ran, sent, capsys, expecte
     commands = sent(ran.catalogue, refusal, protocol.Finished(reason="failed", steps=0))
     assert main(["ab", "hydra", "--b", "window=512", "--expect", expected]) == 2
     assert "A and B are different models (window)" in capsys.readouterr().err
-    (command,) = [command for command in commands if isinstance(command, protocol.Compare)]
+    command = only(commands, protocol.Compare)
     assert command.require_same_work
     commands = sent(*answers(ran.catalogue, verdict="FASTER"))
     assert main(["ab", "hydra", "--b", "window=512"]) == 0, "without an expectation it is measured"
-    (command,) = [command for command in commands if isinstance(command, protocol.Compare)]
+    command = only(commands, protocol.Compare)
     assert not command.require_same_work
 
 
@@ -219,14 +215,14 @@ def test_an_arm_that_cannot_be_is_a_mistake(ran, sent, capsys, arguments, senten
 def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, capsys):
     commands = sent(*answers(ran.catalogue, ratio=1.0, low=0.98, high=1.01, verdict="UNDECIDED"))
     assert main(["calibrate", "--preset", "tiny"]) == 0
-    assert compare_in(commands).base == compare_in(commands).other
+    assert only(commands, protocol.Compare).base == only(commands, protocol.Compare).other
     assert "identical arms differ by up to 2 % on" in capsys.readouterr().out
     (floor,) = floors.load(ran.catalogue)
     assert floor.floor == pytest.approx(1 / 0.98 - 1)
     assert (floor.pairs, floor.measured_with) == (9, "hydra tiny forward")
     commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert compare_in(commands).floor == floor.floor
+    assert only(commands, protocol.Compare).floor == floor.floor
     capsys.readouterr()
     sent(ran.catalogue)
     main(["doctor"])
@@ -236,7 +232,7 @@ def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, cap
 def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):
     commands = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
-    assert compare_in(commands).floor == 0
+    assert only(commands, protocol.Compare).floor == 0
     capsys.readouterr()
     sent(ran.catalogue)
     main(["doctor"])

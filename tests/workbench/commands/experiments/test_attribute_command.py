@@ -7,6 +7,7 @@ import json
 import attribution_samples
 import pytest
 import wire_samples
+from sent_commands import only
 
 from sessions.model import Configuration
 from sessions.storage import hdf5
@@ -27,18 +28,13 @@ def answers(catalogue, wrong=False, **options):
     return [*messages, protocol.Finished(t_s=99.0, reason="done", steps=9)]
 
 
-def attribute_in(commands) -> protocol.Attribute:
-    (command,) = (command for command in commands if isinstance(command, protocol.Attribute))
-    return command
-
-
 def test_the_toggles_are_asked_for_in_their_order_upon_the_base(ran, sent, capsys):
     commands = sent(*answers(ran.catalogue))
     arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "adamw=fused"]
     arguments += ["--toggles", "precision=amp_bf16,checkpointing=full,compile=default"]
     arguments += ["--mode", "leave-one-out", "--budget", "7", "--region", "2", "--seed", "3"]
     assert main(["attribute", "hydra", *arguments]) == 0
-    command = attribute_in(commands)
+    command = only(commands, protocol.Attribute)
     assert (command.base.preset, command.base.workload) == ("tiny", "train")
     assert command.base.toggles == {"adamw": "fused"}
     assert list(command.toggles.items()) == [

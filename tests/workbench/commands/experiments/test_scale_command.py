@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 import scaling_samples
+from sent_commands import only
 
 from sessions.model import Configuration
 from sessions.reproduction import order_arguments
@@ -32,7 +33,7 @@ def replies(catalogue, reason: str = "done", **options) -> list[protocol.Message
 def test_the_runner_gets_what_the_arguments_say(ran, sent):
     commands = sent(*replies(ran.catalogue))
     assert main([*COMMAND, *OPTIONS]) == 0
-    (command,) = [command for command in commands if isinstance(command, protocol.Scale)]
+    command = only(commands, protocol.Scale)
     assert command.base.workload == "train" and command.base.toggles == {"adamw": "foreach"}
     assert (command.ranks, command.kinds) == ([1, 2, 4], ["data", "fsdp+tensor"])
     assert (command.mode, command.budget_s, command.seed) == ("weak", 3.0, 7)
@@ -71,7 +72,7 @@ def test_impossible_arguments_are_refused(words, capsys):
 def test_a_session_repeats_the_command(ran, sent, tmp_path):
     commands = sent(*replies(ran.catalogue))
     assert main([*COMMAND, *OPTIONS, "--no-lanes"]) == 0
-    (first,) = [command for command in commands if isinstance(command, protocol.Scale)]
+    first = only(commands, protocol.Scale)
     words = order_arguments.order_words(
         json.loads(protocol.encode(first)), str(tmp_path / "again.h5")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sent_commands import only
 
 from sessions.model import Configuration
 from sessions.storage import hdf5
@@ -67,7 +68,7 @@ def test_the_runner_is_asked_for_what_the_arguments_say(ran, sent):
     commands = sent(*answers(ran.catalogue))
     more = ("--over", "preset=tiny,small", "--seconds-per-point", "1.5", "--seed", "7")
     assert main([*COMMAND, *OVER, *ARMS, *more]) == 0
-    (command,) = [command for command in commands if isinstance(command, protocol.Sweep)]
+    command = only(commands, protocol.Sweep)
     assert command.base.toggles == {"precision": "bf16"} and command.base.preset == "tiny"
     assert command.axes == {"settings.sequence": [*SIZES], "preset": ["tiny", "small"]}
     assert command.arms == [{}, {"triton": "on", "precision": "fp32"}]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import wire_samples
+from sent_commands import only
 
 from sessions.storage import hdf5
 from sessions.studies import checklist
@@ -42,7 +43,7 @@ def test_the_configuration_and_what_is_expected_of_it_are_asked_for(ran, sent):
     arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "precision=bf16"]
     arguments += ["--expect-speedup", "1.5", "--batch", "3", "--batch", "7", "--steps", "30"]
     assert main(["validate", "hydra", *arguments, "--budget", "4"]) == 0
-    (command,) = (command for command in commands if isinstance(command, protocol.Validate))
+    command = only(commands, protocol.Validate)
     assert command.configuration.toggles == {"precision": "bf16"}
     assert command.configuration.workload == "train"
     assert (command.expect_speedup, command.batches) == (1.5, [3, 7])
