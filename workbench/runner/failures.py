@@ -88,7 +88,7 @@ def explain(error: BaseException) -> Failure:
             detail=error.detail,
         )
     if isinstance(error, RankError):
-        sentence = f"Divided step: {first}"  # with the rank, its host and its step
+        sentence = first[:1].upper() + first[1:]  # names the rank, its host and its step
         if (failure := error.failure) is not None:
             detail += f"\nOn rank {error.rank}:\n{failure.detail}"
             if error.lacks_memory:

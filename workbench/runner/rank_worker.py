@@ -60,7 +60,7 @@ class WorkerLoop:
         self._variants = VariantCache()
         self._entered = contextlib.ExitStack()
         self._variant: Variant | None = None
-        self._steps = 0
+        self.steps = 0  # number of the step that was begun last
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         for target in (self._listen, self._beat):
             threading.Thread(target=target, daemon=True).start()
@@ -82,6 +82,7 @@ class WorkerLoop:
             self._variant = None
             self._variants.forget_all()
             return
+        self.steps += isinstance(order, Step)
         variant = self._variant
         if variant is None:
             return  # fewer ranks than there are step
@@ -90,7 +91,6 @@ class WorkerLoop:
             case Enter():
                 self._enter(variant, order)
             case Step():
-                self._steps += 1
                 variant.batches.go_to(order.advances)
                 variant.step()
             case Evaluate():
@@ -112,7 +112,7 @@ class WorkerLoop:
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                self._connection.send(Alive(self._steps))
+                self._connection.send(Alive())
                 time.sleep(BEAT_S)
 
     def _enter(self, variant: Variant, order: Enter) -> None:
@@ -184,7 +184,7 @@ def main() -> NoReturn:
         loop.serve()
     except Exception as error:  # noqa: BLE001 - the last message of this process
         with contextlib.suppress(OSError):
-            connection.send(Failed(explain(error)))
+            connection.send(Failed(explain(error), loop.steps))
     leave()
 
 

@@ -19,7 +19,7 @@ import psutil
 
 from workbench.exit_reasons import how_ended
 from workbench.protocol import Failure
-from workbench.runner.distributed.messages import Alive, Failed, Hello, Order, Ready
+from workbench.runner.distributed.messages import BuildVariant, Failed, Hello, Order, Ready, Step
 from workbench.runner.distributed.supervisor import Ended, hand_over, is_stopped, probe_host
 from workbench.runner.failures import RankError
 
@@ -132,7 +132,8 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.host = ""
         self.heard_s = time.monotonic()
-        self.steps = 0  # that the worker has begun
+        self.steps = 0  # number of the last step that was ordered
+        self._builds = False
         self._addresses: set[str] = set()  # of its host, unless that is this one
         self._connection: Connection | None = None
         self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
@@ -148,6 +149,8 @@ class Worker:
     def send(self, order: Order) -> None:
         """Send an order; raises ``RankError`` if the worker is gone."""
         assert self._connection is not None
+        self.steps += isinstance(order, Step)
+        self._builds = isinstance(order, BuildVariant)
         try:
             self._connection.send(order)
         except OSError:
@@ -205,7 +208,7 @@ class Worker:
         """Return an error whose sentence names the rank, its host and its step."""
         local = self.process is not None
         clauses = [] if local or not self.host else [f"on {self.host}"]
-        clauses += [f"in step {self.steps}"] if self.steps else []
+        clauses += [f"in step {self.steps}"] if self.steps and not self._builds else []
         where = f" ({', '.join(clauses)})" if clauses else ""
         return RankError(f"rank {self.rank}{where}{predicate}", self.rank, failure)
 
@@ -226,9 +229,8 @@ class Worker:
         for message in self._connection.messages():
             self.heard_s = time.monotonic()
             match message:
-                case Alive():
-                    self.steps = message.steps
                 case Failed():
+                    self.steps = message.steps
                     sentence = message.failure.sentence
                     self._observer.fail(self.error(f" ended: {sentence}", message.failure))
                 case Ready():

@@ -95,15 +95,14 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The worker ends because of this."""
+    """The worker ends because of this, in its step number ``steps``; 0 if it has begun none."""
 
     failure: Failure
+    steps: int = 0
 
 
 class Alive(msgspec.Struct, tag="alive"):
-    """Heartbeat, with the number of steps that the worker has begun."""
-
-    steps: int
+    """Heartbeat."""
 
 
 Order = Arrange | BuildVariant | Enter | Step | Evaluate | Compare | Record | Leave | Forget

@@ -83,7 +83,6 @@ class World:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device = size, device
-        self.steps = 0  # of rank 0
         self._steady = 0  # steps since something else was ordered
         self._failure: RankError | None = None
         self._closing = self._closed = False
@@ -113,11 +112,7 @@ class World:
     def send(self, order: Order) -> None:
         """Send an order to every worker."""
         self.check()
-        if isinstance(order, Step):
-            self.steps += 1
-            self._steady += 1
-        else:
-            self._steady = 0
+        self._steady = self._steady + 1 if isinstance(order, Step) else 0
         for worker in self.workers:
             worker.send(order)
 

@@ -406,7 +406,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_weights_sur
         arm.step()
         step_without_peer(arm)
     sentence = explain(raised.value).sentence
-    assert sentence.startswith("Divided step: rank 1 (in step ")
+    assert sentence.startswith("Rank 1 (in step ")
     assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
     assert world.current() is None
     for parameter, copy in zip(arm.plain_weights().values(), before, strict=True):

@@ -141,7 +141,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     ):
         step_without_peer(arm)
     sentence = explain(ended.value).sentence
-    assert sentence.startswith("Divided step: rank 1 (in step ")
+    assert sentence.startswith("Rank 1 (in step ")
     assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
     offered = cure(explain(ended.value), arm.situation.configuration, CPU)
     assert offered.set == {"data_parallel": "off"} and "one device continues alone" in offered.fix

@@ -104,7 +104,7 @@ def test_a_failed_rank_is_reported_within_seconds_and_nothing_is_left(
         failure = driver.until(protocol.Failure)
         delays.append(next(at for at, of in reversed(driver.seen) if of is failure) - began)
         described = f"trial {trial} with {toggles}: {failure}"
-        assert "rank 1" in failure.sentence and "in step " in failure.sentence, described
+        assert "Rank 1" in failure.sentence and "in step " in failure.sentence, described
         assert reason in failure.sentence, described
         driver.until_state("idle")
         assert_end([worker])

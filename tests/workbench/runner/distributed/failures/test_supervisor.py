@@ -22,9 +22,17 @@ import torch
 from network_namespaces import Namespaces, two_namespaces
 from process_end import assert_end
 
+from sessions.model import Configuration
 from workbench.runner.distributed import world
 from workbench.runner.distributed.connection import Connection, Worker, end_connections
-from workbench.runner.distributed.messages import Answer, Forget, Hello, Ready
+from workbench.runner.distributed.messages import (
+    Answer,
+    BuildVariant,
+    Forget,
+    Hello,
+    Ready,
+    Step,
+)
 from workbench.runner.distributed.supervisor import Ended
 from workbench.runner.failures import RankError
 
@@ -146,6 +154,30 @@ def test_each_host_notices_that_the_other_vanished():
         sentence = "rank 1 (on second, in step 12) cannot be reached: its host does not answer"
         assert observer.sentences.get(timeout=REPORTED_S) == sentence
         supervised.end()
+
+
+def test_a_failure_names_the_last_ordered_step_unless_the_rank_builds():
+    with (
+        socket.create_server((world.LOOPBACK, 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        here, _ = listener.accept()
+        worker = Worker(1, RecordingObserver())
+        hello = Hello(rank=1, token="", host="second", addresses=[], pid=1)
+        worker.connect(Connection(here, Answer), hello)
+        sentences = []
+        for order in (
+            Forget(),
+            Step(0),
+            Step(1),
+            BuildVariant(Configuration(family="hydra", preset="tiny")),
+        ):
+            worker.send(order)
+            sentences.append(str(worker.error(" ended")))
+    before, first, second, building = sentences
+    assert before == building == "rank 1 (on second) ended"
+    assert first == "rank 1 (on second, in step 1) ended"
+    assert second == "rank 1 (on second, in step 2) ended"
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
