@@ -171,11 +171,12 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     ]
     blocks = ", ".join(str(turns.blocks) for turns in by_stage)
     in_flight = ", ".join(str(turns.in_flight) for turns in by_stage)
+    in_two_stages = ", in two stages each" if pipeline.chunks > 1 else ""
     return (
-        f"{blocks} blocks on {len(by_stage)} ranks{', in two stages each' * (pipeline.chunks > 1)}; "
-        f"{first.forwards // pipeline.chunks} micro-batches, in flight at most, by rank: "
-        f"{in_flight}; this rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights, "
-        f"and {counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
+        f"blocks by pipeline rank: {blocks}{in_two_stages}; "
+        f"{first.forwards // pipeline.chunks} micro-batches, in flight at most: {in_flight}; this "
+        f"rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights, and "
+        f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
         f"{size_text(first.bytes)} in total"
     )
 

@@ -65,7 +65,7 @@ def test_automatic_attention_tells_its_choice_and_that_all_of_it_was_fused(small
     status, text = collect_evidence(arm)["attention"]
     assert status == "effective"
     assert text.startswith("chose sdpa_flash 2; flash ratio 1.00, 0 of 2 calls fell back to the")
-    assert "; passed over: " in text and "needs a CUDA GPU" in text
+    assert "; not used: " in text and "needs a CUDA GPU" in text
     assert arm.record.facts["attention_flash_ratio"] == 1.0
     assert (arm.record.facts["attention_calls"], arm.record.facts["attention_fallbacks"]) == (2, 0)
 
@@ -101,7 +101,7 @@ def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(sma
     monkeypatch.setattr(instrumented, "_refusals", lambda *args, **kwargs: ["Head dim is odd"])
     status, text = collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"]
     assert status == "no effect"
-    assert text.endswith("torch chose math 2, and fell back to math because: Head dim is odd")
+    assert text.endswith("torch chose math 2; it fell back to math because: Head dim is odd")
 
 
 def test_without_attention_there_is_no_row_of_it():

@@ -52,7 +52,7 @@ def test_adding_in_place_to_what_lies_in_the_workspace_is_right():
 
 def test_training_and_models_without_experts_have_it_blocked_with_the_reason():
     why = blocked(configuration("moe", "train"), "moe_buffers", "on")
-    assert why.reason == "overwrites what a backward pass needs"
+    assert why.reason == "overwrites tensors that the backward pass needs"
     assert why.set == {"workload": "forward"}
     assert blocked(configuration("hydra"), "moe_buffers", "on") is not None
     assert blocked(configuration("moe"), "moe_buffers", "on") is None

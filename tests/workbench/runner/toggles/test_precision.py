@@ -59,7 +59,7 @@ def test_each_kind_of_product_that_is_rounded_is_counted(images):
     with TensorCores(ATEN.convolution.default, ATEN.conv2d.default):
         status, text = judged(images)
     assert status == "effective"
-    assert "2 of 2 convolutions (off by up to " in text and "0 of 2 matrix products " in text
+    assert "2 of 2 convolutions (error up to " in text and "0 of 2 matrix products " in text
     with TensorCores(ATEN.addmm.default, ATEN.mm.default):
         status, text = judged(images)
     assert status == "effective"
