@@ -81,7 +81,7 @@ class Comparison:
         return repeats and self.same_work
 
     def text(self) -> str:
-        """Say what differs."""
+        """Return what differs, as a clause."""
         parts = []
         if self.error is not None:
             differ = f"outputs differ by {self.error:.2g} of their norm"
@@ -261,7 +261,7 @@ def _watch(work: Work) -> Any:
 
 
 class _Record(TorchDispatchMode):
-    """Counts the operators of torch that run inside."""
+    """Counts the torch operators that run in its context."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()

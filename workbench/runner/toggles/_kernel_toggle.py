@@ -149,7 +149,7 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
 
 
 def usage_finding(operator: str, implementation: str, record: StepRecord) -> Finding:
-    """Return whether the calls of an operator used the requested implementation."""
+    """Return the finding about an operator's calls and the requested implementation."""
     calls = record.usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
@@ -162,7 +162,7 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
         wanted = total - calls.get("triton", 0)
         text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
     else:
-        text = f"{operator}: all {total} recorded calls ran {implementation}"
+        text = f"{operator}: all {total} recorded calls used {implementation}"
     if wanted != total:
         return no_effect(f"{operator}: calls went to {shown}")
     if reason != REQUESTED and not standard:
@@ -171,7 +171,7 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
 
 
 def measured_finding(operator: str, record: StepRecord) -> Finding:
-    """Return which implementation of an operator was the fastest, with the numbers."""
+    """Return the finding about the fastest implementation of an operator, with the numbers."""
     calls = record.usage.get(operator, {})
     if not calls:
         return no_effect(f"this model never calls {operator}")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 _OWN = Blocked(
-    "is only for your own model or one of Hugging Face; the bundled families call the operator "
-    "already",
+    "works only with your own model or one of Hugging Face; the bundled families call the "
+    "operator already",
     "Choose your own model.",
     absent=True,
 )

@@ -79,7 +79,7 @@ def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_chunks_of(situation: Situation) -> int:
-    """Return in how many chunks each stage of a pipeline computes."""
+    """Return the number of stages that each rank of a pipeline has."""
     return chunks_of(layout_of(situation), situation.option(SCHEDULE))
 
 

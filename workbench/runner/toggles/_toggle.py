@@ -37,7 +37,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A toggle's statement about its own effect; ``status`` as in ``Evidence``."""
+    """What a toggle reports about its own effect; ``status`` as in ``Evidence``."""
 
     status: str
     text: str
@@ -69,7 +69,7 @@ def never_blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 class Alternative(NamedTuple):
-    """The choices to make in place of an option that conflicts with another."""
+    """The choices to make instead of an option that conflicts with another."""
 
     text: str  # a sentence
     choices: dict[str, str]
@@ -109,23 +109,23 @@ class Toggle:
     steps are steady. It is called once for every option but the first, and for the first too if
     ``chooses(observed)`` returns True, which means that the first option made a choice.
 
-    Other parts learn from the further fields what they need to know of the toggle:
+    Other packages read these fields:
 
     * ``traits``: properties of the steps, by option.
     * ``alternatives``: by option, what to choose if a trait conflicts with another toggle. The
       first alternative without the trait is used, or else the toggle's first option.
-    * ``presets``: options that a preset of this name prefers, the best first.
+    * ``presets``: by preset, the options that it prefers, the best first.
     * ``memory(option, situation)``: arguments of the family's ``footprint``.
     * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most memory,
       if the toggle shards the model.
     * ``gathered_bytes(situation, arguments)``: activations that a rank gathers from other ranks.
-    * ``kinds``: kinds of parallelism by their names in the command line.
+    * ``kinds``: kinds of parallelism by their names on the command line.
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
       the option does not determine it.
     * ``unpredictable``: why the step time is unknown before a run, for every option but the first.
     * ``incomparable``: why the ratio of two options is unknown before a run.
     * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
-      estimate of memory if that ran out.
+      estimated memory after an out-of-memory failure.
     * ``causes_of_slowness``: completes the advice if a verdict says that the toggle makes steps
       slower.
     """
@@ -173,7 +173,7 @@ class Toggle:
 
     @property
     def makes_other_model(self) -> bool:
-        """True if the mathematics change: a ratio against the first option is no speed-up."""
+        """True if the model computes something else, so that no ratio of times is a speed-up."""
         return self.configure is not None and not self.same_mathematics
 
     def default_option(self, device: torch.device) -> str:

@@ -116,7 +116,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 
 def _kept(observed: Observed) -> tuple[int, int]:
-    """Return the bytes that autograd saves of a short call, with and without checkpointing."""
+    """Return the bytes that autograd saves in a short call, with and without checkpointing."""
     from workbench.runner.toggles import _effects as effects
 
     off = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)

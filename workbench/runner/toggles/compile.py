@@ -103,11 +103,11 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Compile the model's repeated blocks in place."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
-        for name in ("forward", "branch"):  # the branch alone is called where an addition is fused
+        for name in ("forward", "branch"):  # a fused addition calls only the branch
             method = getattr(type(block), name, None)
             if method is None:
                 continue
-            if method not in compiled:  # blocks of one kind share what is compiled
+            if method not in compiled:  # blocks of the same kind share the compiled code
                 compiled[method] = torch.compile(own_code(method), **options)
             setattr(block, name, types.MethodType(compiled[method], block))
 

@@ -66,14 +66,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_GPU
     if option == "tf32" and not situation.hardware.tf32:
         return Blocked(
-            f"{situation.hardware.name} has no TF32 tensor cores (Ampere and later have)",
+            f"{situation.hardware.name} has no TF32 tensor cores (Ampere and later have them)",
             "Choose AMP FP16 instead.",
             {"precision": "amp_fp16"},
         )
     # The CPU also computes BF16, but not always faster; this can be measured.
     if option in ("amp_bf16", "bf16") and situation.on_gpu and not situation.hardware.bf16:
         return Blocked(
-            f"{situation.hardware.name} has no BF16 arithmetic (Ampere and later have)",
+            f"{situation.hardware.name} has no BF16 arithmetic (Ampere and later have them)",
             "Choose AMP FP16 instead.",
             {"precision": "amp_fp16"},
         )

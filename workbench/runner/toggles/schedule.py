@@ -105,8 +105,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
         return effective(text) if is_seen else no_effect(text)
     in_flight = [turns.in_flight for turns in pipeline.turns]
     text = (
-        f"of {pipeline.micro_batches} micro-batches in flight at most, by rank: "
-        f"{', '.join(map(str, in_flight))}"
+        f"micro-batches in flight at most, by rank: {', '.join(map(str, in_flight))} of "
+        f"{pipeline.micro_batches}"
     )
     return effective(text) if set(in_flight) == {pipeline.micro_batches} else no_effect(text)
 

@@ -51,7 +51,7 @@ _OFF = "Switch the other option off."
 
 
 class Scripted:
-    """A computation that is recorded at its first call, and run by TorchScript from then on."""
+    """A computation that is recorded at its first call; TorchScript runs all later calls."""
 
     def __init__(self, compute: Compute, model: nn.Module | None) -> None:
         self._compute = compute

@@ -95,7 +95,7 @@ def test_what_automatic_attention_preferred_is_told_as_that(small, monkeypatch):
 def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(small, monkeypatch):
     assert collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"] == (
         "effective",
-        "attention: all 2 recorded calls ran sdpa; torch chose flash 2",
+        "attention: all 2 recorded calls used sdpa; torch chose flash 2",
     )
     monkeypatch.setattr(instrumented, "_choice", lambda *args, **kwargs: "math")
     monkeypatch.setattr(instrumented, "_refusals", lambda *args, **kwargs: ["Head dim is odd"])
