@@ -37,7 +37,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a toggle reports about its own effect; ``status`` as in ``Evidence``."""
+    """A toggle's report about its own effect; ``status`` as in ``Evidence``."""
 
     status: str
     text: str

@@ -1,4 +1,4 @@
-"""How AdamW loops over the parameters, and how many bits its moments have.
+"""AdamW's loop over the parameters, and the bits of its moments.
 
 A loop, lists of tensors (foreach), and one fused kernel per list compute the same. In 8 bits the
 moments need a quarter of the memory; they start at zero, and tensors with fewer than 4,096 values

@@ -1,4 +1,4 @@
-"""How torch's allocator reserves GPU memory: in blocks, or in segments that can grow.
+"""The way torch's allocator reserves GPU memory: in blocks, or in segments that can grow.
 
 Expandable segments extend existing segments, so changing sizes cause less fragmentation: the same
 tensors need less reserved memory, and a step may fit that did not fit before. torch applies the

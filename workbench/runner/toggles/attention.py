@@ -1,4 +1,4 @@
-"""Which kernel computes attention: an automatic choice, or one backend by name.
+"""The kernel that computes attention: an automatic choice, or one backend by name.
 
 *Automatic* times the backends on this GPU, once for each class of shapes, and uses the fastest: by
 GPU time in captured and compiled steps, otherwise by the larger of GPU and host time. The evidence

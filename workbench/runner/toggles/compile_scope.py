@@ -1,4 +1,4 @@
-"""What ``torch.compile`` compiles: the whole model, one graph without breaks, or each block.
+"""The scope of ``torch.compile``: the whole model, one graph without breaks, or each block.
 
 *Whole model* continues after a graph break: the code between two graphs runs in eager mode. *One
 graph* makes a graph break an error, with its reason and its line. *Each block* compiles the entries

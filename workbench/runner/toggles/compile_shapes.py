@@ -1,4 +1,4 @@
-"""Which sizes ``torch.compile`` treats as constant.
+"""The sizes that ``torch.compile`` treats as constant.
 
 *Static* compiles for the shapes of the first call, and recompiles for every other shape. *Dynamic*
 compiles kernels for any size: no recompile if the batch or the sequence changes, but slower

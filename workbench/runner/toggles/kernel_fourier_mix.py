@@ -1,4 +1,4 @@
-"""How the filter along the sequence is computed: by FFT, or by matrix products.
+"""The computation of the filter along the sequence: by FFT, or by matrix products.
 
 Matrix products are faster for short sequences, where an FFT mostly consists of kernel launches;
 *Automatic* selects by the length. Counted, in FLOPs for each number of the residual stream: 512
