@@ -354,7 +354,7 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
     model = {**configuration.model, "n_kv_heads": 2}
     configuration = msgspec.structs.replace(configuration, model=model)
     block = blocked(configuration, **ON)[other]["2"]
-    assert "together with pipeline parallelism it needs 4 CPU cores" in block.reason
+    assert "combined with pipeline parallelism it needs 4 CPU cores" in block.reason
     assert block.set == {"pipeline_parallel": "off"}
 
 

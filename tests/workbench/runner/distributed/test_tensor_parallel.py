@@ -369,7 +369,7 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
     ("workload", "toggles", "reason", "change"),
     [
         ("decode", {}, "keys, values and states in a cache", {"workload": "train"}),
-        ("train", {"data_parallel": "2"}, "together with data parallelism it needs 4 CPU cores",
+        ("train", {"data_parallel": "2"}, "combined with data parallelism it needs 4 CPU cores",
          {"data_parallel": "off"}),
         ("train", {"adamw": "8bit_torchao"}, "8-bit optimizer states", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
@@ -388,7 +388,7 @@ def test_what_does_not_go_together_says_why(
 
 def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_cores):
     block = blocked(configuration, tensor_parallel="2")["data_parallel"]["2"]
-    assert "together with tensor parallelism it needs 4 CPU cores" in block.reason
+    assert "combined with tensor parallelism it needs 4 CPU cores" in block.reason
     assert block.set == {"tensor_parallel": "off"}
 
 

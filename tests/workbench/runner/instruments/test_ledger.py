@@ -77,8 +77,8 @@ def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, mon
     status, text = collect_evidence(arm)["attention"]
     assert (status, text) == (
         "no effect",
-        "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the whole matrix of weights; "
-        f"passed over: {why}",
+        "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the complete attention "
+        f"matrix; not used: {why}",
     )
     assert arm.record.facts["attention_reason"] == why
 

@@ -27,7 +27,7 @@ def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workloa
     evidence = evidence_of(arm, "moe_buffers")
     assert evidence.status == "effective", evidence.text
     (workspace,) = shared
-    assert f"3 layers took {workspace.requests:,} tensors" in evidence.text
+    assert f"3 layers placed {workspace.requests:,} tensors" in evidence.text
     judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok, judged.text
 

@@ -50,7 +50,9 @@ def images():
 
 def test_products_of_all_bits_show_no_tf32(small, images):
     status, text = judged(stepped(small, "decode"))
-    assert status == "no effect" and "against FP64: 0 of " in text and "matrix products" in text
+    assert (
+        status == "no effect" and "compared with FP64: 0 of " in text and "matrix products" in text
+    )
     status, text = judged(images)
     assert status == "no effect" and "0 of 2 convolutions" in text
 
