@@ -105,8 +105,8 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
 @needs_cores
 def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
     for more, calls in (
-        ({}, "8 sums over"),
-        (SEQUENCE, "8 gathers, 8 scattered sums, 2 sums over"),
+        ({}, "8 sums between"),
+        (SEQUENCE, "8 gathers, 8 scattered sums, 2 sums between"),
     ):
         toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
         arm = stepped(configuration, steps=2, arms=arms, **toggles)
