@@ -57,15 +57,15 @@ def test_markdown_is_printed_on_request_and_for_programs(monkeypatch):
 
 def test_evidence_takes_one_line_and_working_defaults_none():
     rows = [
-        Evidence("attention", "auto", "effective", "chose sdpa_flash; passed over: flash4"),
-        Evidence("attention", "auto", "no effect", "chose manual; passed over: all"),
+        Evidence("attention", "auto", "effective", "chose sdpa_flash; not used: flash4"),
+        Evidence("attention", "auto", "no effect", "chose manual; not used: all"),
         Evidence("adamw", "fused", "effective", "fused kernel ran; 3 of 3 steps"),
     ]
     assert evidence_lines(rows, verbose=False) == [
         "attention=auto: no effect: chose manual",
         "adamw=fused: effective: fused kernel ran",
     ]
-    assert evidence_lines(rows, verbose=True, prefix="A: ")[0].endswith("passed over: flash4")
+    assert evidence_lines(rows, verbose=True, prefix="A: ")[0].endswith("not used: flash4")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -20,7 +20,7 @@ from workbench.protocol import (
     WorkloadInfo,
 )
 
-KERNELS = {"follow": "As for all", "torch": "PyTorch", "triton": "Triton"}
+KERNELS = {"follow": "Shared setting", "torch": "PyTorch", "triton": "Triton"}
 TOGGLES = (
     (
         "precision",
@@ -129,7 +129,7 @@ NEEDS_HALF = Blocked(
     "needs FP16 or BF16 inputs", "Choose a half precision.", {"precision": "amp_bf16"}
 )
 NEEDS_TRAINING = Blocked(
-    "acts on the backward pass, and this workload has none",
+    "needs a backward pass, which this workload does not have",
     "Choose the training step.",
     {"workload": "train"},
 )

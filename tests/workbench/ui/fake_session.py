@@ -60,7 +60,7 @@ def messages(
         )
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "attribution":
-        blocked = {"cuda_graphs": "torch.compile reduce-overhead captures CUDA graphs of its own"}
+        blocked = {"cuda_graphs": "torch.compile reduce-overhead already captures CUDA graphs"}
         yield from attribution_samples.messages(run.now, blocked=blocked)
         yield protocol.State(t_s=run.now, state="idle")
     if situation in ("claims", "claims-cut"):

@@ -62,8 +62,8 @@ def traits_by_toggle() -> Traits:
 def conflict(situation: Situation, trait: Trait, reason: str, fix: str = "") -> Blocked | None:
     """Return the conflict with an option that has the trait, if the situation has one.
 
-    In the reason ``{title}`` and ``{option}`` stand for that toggle and its option. With ``fix``
-    the toggle is switched off, whatever alternatives it has.
+    In the reason, ``{title}`` and ``{option}`` are replaced by that toggle and its option. With
+    ``fix`` the toggle is switched off, even if it has alternatives.
     """
     for name, toggle in all_toggles().items():
         option = situation.configuration.toggles[name]
@@ -76,7 +76,7 @@ def conflict(situation: Situation, trait: Trait, reason: str, fix: str = "") -> 
 
 
 def _check(toggle: Toggle) -> None:
-    """Raise an error unless the catalogue can list the toggle."""
+    """Raise an error if the catalogue cannot list the toggle."""
     protocol.round_trip(toggle.info(torch.device("cpu")))
     if toggle.default_option(torch.device("cpu")) not in toggle.options:
         raise ValueError("the default is none of its options")

@@ -1,4 +1,4 @@
-"""Ranks and bits that are in use, for the toggles whose heads adapt as they run."""
+"""Ranks and bits that are in use, for the toggles whose heads adapt while they run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workbench.runner.workloads import Workload
 
 
 def ranks(model: Model) -> Counter[int]:
-    """Return how many heads compute with how many columns, the narrowest first."""
+    """Return the number of heads by number of columns, the narrowest first."""
     return _levels(model.adapted()["rank_LH"])
 
 
 def bits(model: Model) -> Counter[int]:
-    """Return how many heads compute with queries and keys of how many bits."""
+    """Return the number of heads by the bits of their queries and keys."""
     return _levels(model.adapted()["bits_LH"])
 
 
@@ -27,20 +27,20 @@ def head_dim(model: Model) -> int:
 
 
 def choices(model: Model) -> list[list[int]]:
-    """Return the ranks and the bits of all heads; none of a model that does not adapt."""
+    """Return the ranks and the bits of all heads; empty for a model that does not adapt."""
     adapted = model.adapted()
     return [adapted[name].flatten().tolist() for name in ("rank_LH", "bits_LH") if name in adapted]
 
 
 def calls(model: Model, workload: Workload) -> str:
-    """Say how many calls the model has adapted in, and how many more may change it."""
+    """Return in how many calls the model has adapted, and how many more a change can take."""
     settling = workload.steps_to_settle(model)
     so_far = counted(int(model.adapted()["step"]), "call")
-    return f"{so_far} ({settling} more before a change may show)" if settling else so_far
+    return f"{so_far} (a change can take {settling} more)" if settling else so_far
 
 
 def ranks_text(model: Model) -> str:
-    """Say which ranks are in use."""
+    """Return which ranks are in use, as text."""
     used, full = ranks(model), head_dim(model)
     narrow = sum(heads for rank, heads in used.items() if rank < full)
     text = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())

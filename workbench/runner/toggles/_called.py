@@ -1,4 +1,4 @@
-"""Operators that a model would never call, as far as its family can say beforehand."""
+"""Operators that a model never calls, as far as its family knows before a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Way(NamedTuple):
 
     fix: str
     choices: dict[str, str]
-    workloads: tuple[str, ...]  # in which it would
+    workloads: tuple[str, ...]  # in which the model would call it
 
 
 def not_called(operator: str, situation: Situation) -> Blocked | None:
     """Return why no step of this situation calls the operator, and a choice that would change it.
 
-    Return None if it is called, or if the family does not say what it calls.
+    Return None if it is called, or if the family does not list the operators that it calls.
     """
     family, config, workload = situation.family, situation.config, situation.workload.name
     if family.operators is None or operator in family.operators(config, workload):
@@ -49,7 +49,7 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
 @functools.lru_cache(maxsize=16)
 def _ways(family: Family, config: Any) -> dict[str, Way]:
     """Return, by operator, the first option that makes the model call it, else the first field."""
-    from workbench.runner.toggles import all_toggles  # which is made of what calls this
+    from workbench.runner.toggles import all_toggles  # avoids an import cycle
 
     ways: dict[str, Way] = {}
     known = family.fields()
@@ -67,7 +67,7 @@ def _ways(family: Family, config: Any) -> dict[str, Way]:
             fix = f"Choose {toggle.title}: {toggle.options[option]}."
             _add(ways, family, changed, fix, {toggle.name: option})
     for field in known:
-        for value in _others(field, getattr(config, field.name)):
+        for value in _other_values(field, getattr(config, field.name)):
             changed = dataclasses.replace(config, **{field.name: value})
             _add(ways, family, changed, f"Change the model's field {field.title}.", {})
     return ways
@@ -85,7 +85,7 @@ def _add(
         ways.setdefault(operator, Way(fix, choices, tuple(workloads)))
 
 
-def _others(field: ConfigField, value: Any) -> tuple[Any, ...]:
+def _other_values(field: ConfigField, value: Any) -> tuple[Any, ...]:
     """Return other values of a field on which a choice of operators may depend."""
     if field.choices:
         return field.choices

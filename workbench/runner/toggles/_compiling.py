@@ -1,4 +1,4 @@
-"""Toggles of how ``torch.compile`` is called: without it they are blocked, and prove nothing."""
+"""The toggles that change how ``torch.compile`` is called; without it they are blocked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 NOT_COMPILED = Blocked(
-    "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
+    "needs torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
 )
 
 
@@ -41,7 +41,7 @@ def compiling_toggle(
     traits: Mapping[str, Collection[Trait]] = MappingProxyType({}),
     fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix,
 ) -> Toggle:
-    """``blocked`` and ``shown`` are asked where compiling is on, and where it made a graph."""
+    """Return a toggle; ``blocked`` applies if compilation is on, ``shown`` if it made a graph."""
 
     def why_not(option: str, situation: Situation) -> Blocked | None:
         if option == next(iter(options)):

@@ -1,10 +1,10 @@
 """Comparison of what a variant computes with what it would compute with one option off.
 
-The variant's model, and one of the same weights without the option, are called on its batch,
-neither compiled nor captured. Their outputs are compared bit by bit, and so are the operators that
-ran, by shapes and dtypes. Where an option changes which weights there are, the operators of both
-steps are counted on tensors without storage instead. The variant stays as it is: no weight, buffer
-or random state changes.
+Two models with the same weights are called on the same batch: the variant's model, and one without
+the option. Neither is compiled or captured. The comparison covers their outputs, bit by bit, and
+the operators that ran, by shapes and dtypes. If an option changes which weights exist, only the
+operators of both steps are compared, counted on tensors without storage. The variant does not
+change: its weights, buffers and random state remain the same.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides: ``own``, as the variant is, and ``off``, with the option off.
+    """Two sides: ``own``, the variant, and ``off``, the same with the option off.
 
-    ``error`` is the Euclidean distance of the outputs relative to their size, 0 if all bits are
-    equal, None if the sides have other weights; ``noise`` is that of two calls of the own side.
+    ``error`` is the Euclidean distance of the outputs relative to their norm: 0 if all bits are
+    equal, None if the sides have different weights. ``noise`` is the distance of two calls of the
+    own side.
     """
 
     error: float | None
@@ -75,34 +76,34 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Return True if nothing that a step computes differs."""
+        """Return True if both sides compute the same."""
         repeats = self.error is None or self.error <= 2 * self.noise
         return repeats and self.same_work
 
     def text(self) -> str:
-        """Say what differs."""
+        """Return what differs, as a clause."""
         parts = []
         if self.error is not None:
-            differ = f"outputs differ by {self.error:.2g} of their size"
-            parts.append(differ if self.error else "outputs are identical to the last bit")
+            differ = f"outputs differ by {self.error:.2g} of their norm"
+            parts.append(differ if self.error else "outputs are bit-identical")
         own, off = self.own.library, self.off.library
         changed = [name for name in dict.fromkeys([*own, *off]) if own[name] != off[name]]
-        parts += [f"{name}: {own[name]} calls and not {off[name]}" for name in changed[:_NAMED]]
+        parts += [f"{name}: {own[name]} calls instead of {off[name]}" for name in changed[:_NAMED]]
         if self.own.flops != self.off.flops and self.off.flops:
-            parts.append(f"{self.own.flops / self.off.flops:.3g} of the FLOPs")
+            parts.append(f"{self.own.flops / self.off.flops:.3g} times the FLOPs")
         elif not self.same_work and not changed:
             counts = [sum(side.calls.values()) for side in (self.own, self.off)]
             same = counts[0] == counts[1]
             parts.append(
-                f"{counts[0]} operators, of other sizes or dtypes"
+                f"{counts[0]} operators, with other shapes or dtypes"
                 if same
-                else f"{counts[0]} operators and not {counts[1]}"
+                else f"{counts[0]} operators instead of {counts[1]}"
             )
         return "; ".join(parts)
 
 
 def without(situation: Situation, toggle: str, off: str) -> Situation:
-    """Return the situation with the first option of a toggle that sets no field."""
+    """Return the situation with a toggle ``off``; for toggles that change no field of the model."""
     configuration = situation.configuration
     toggles = {**configuration.toggles, toggle: off}
     changed = msgspec.structs.replace(configuration, toggles=toggles)
@@ -118,8 +119,8 @@ def kernel_choices(situation: Situation) -> dict[str, str]:
 def compare(observed: Observed, off: Situation) -> Comparison | None:
     """Compare the variant with a situation that differs in one option.
 
-    None if the sides have other weights, and a step depends on numbers that are not there to
-    count it.
+    Return None if the sides have different weights and the operators of a step depend on values,
+    which tensors without storage do not have.
     """
     if not _same_weights(observed.situation, off):
         from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -139,19 +140,19 @@ def compare(observed: Observed, off: Situation) -> Comparison | None:
 
 
 def settled(observed: Observed, situation: Situation, calls: int) -> Model:
-    """Return a model of the variant's weights that adapted in each of so many calls."""
+    """Return a model with the variant's weights that has adapted in each of ``calls`` calls."""
     config = replace(situation.config, refresh_every=1)
     build = _build(replace(situation, config=config))
     model: Model = situation.family.share(config, observed.plain_weights())
     compute = autocast(build.autocast, situation.device.type)(model)
-    with _in_force(observed.model, build), torch.no_grad():
+    with _active_settings(observed.model, build), torch.no_grad():
         for _ in range(calls):
             compute(*observed.all_batches.inputs)
     return model
 
 
 def kept_bytes(observed: Observed, situation: Situation) -> int:
-    """Return the bytes that autograd keeps of one call on few inputs, weights left out."""
+    """Return the bytes that autograd saves in one call on few inputs, without the weights."""
     if not any(x.requires_grad for x in observed.model.parameters()):
         return 0
     build = _build(situation)
@@ -166,7 +167,7 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
-    with _in_force(observed.model, build), torch.enable_grad(), hooks:
+    with _active_settings(observed.model, build), torch.enable_grad(), hooks:
         made = make_bench(situation, model, observed.all_batches).model(*observed.batches.few)
     del made  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
@@ -203,14 +204,14 @@ def _model(observed: Observed, build: Build) -> Model:
 
 
 @contextlib.contextmanager
-def _in_force(model: Model, build: Build) -> Iterator[None]:
-    """Set what the build sets for its steps, and leave no trace in counters and generators."""
+def _active_settings(model: Model, build: Build) -> Iterator[None]:
+    """Apply the build's settings for its steps; counters and generators are restored at the end."""
     with contextlib.ExitStack() as stack:
         for flag in build.flags:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(all="auto", **build.kernel_choices))
         stack.enter_context(rng.put_back(model, build.situation.device))
-        # Where nothing can be compiled, the import would take seconds for nothing.
+        # Only if something may be compiled: the import takes seconds.
         if isinstance(model, OwnModel) or build.situation.has(Trait.COMPILED):
             stack.enter_context(eager())
         yield
@@ -218,7 +219,7 @@ def _in_force(model: Model, build: Build) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchanged(model: Model) -> Iterator[None]:
-    """Put back what calls write to buffers."""
+    """Restore the buffers after calls that write to them."""
     buffers = {name: x.clone() for name, x in model.named_buffers()}
     try:
         yield
@@ -230,10 +231,10 @@ def _unchanged(model: Model) -> Iterator[None]:
 def _outputs(
     observed: Observed, situation: Situation, model: Model | None = None
 ) -> tuple[Tensor, Work]:
-    """Return all outputs of one call in a row, and what ran; of another model if none is given."""
+    """Return the flattened outputs of one call, and what ran; a new model if none is given."""
     build, work = _build(situation), Work()
     workload = situation.workload
-    with _in_force(observed.model, build), torch.no_grad():
+    with _active_settings(observed.model, build), torch.no_grad():
         called = _model(observed, build) if model is None else model
         with _unchanged(called):
             compute = make_compute(build, make_bench(situation, called, observed.all_batches))
@@ -244,7 +245,7 @@ def _outputs(
 
 
 def _watch(work: Work) -> Any:
-    """Return a watch of the library's calls that counts them and lets them compute."""
+    """Return a callback for the library's calls that counts each call and runs it."""
 
     def watch(op: Operator, name: str, args: tuple[Any, ...]) -> Any:
         label = f"{op.name} by {name}"
@@ -260,7 +261,7 @@ def _watch(work: Work) -> Any:
 
 
 class _Record(TorchDispatchMode):
-    """Counts the operators of torch that run inside."""
+    """Counts the torch operators that run in its context."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()

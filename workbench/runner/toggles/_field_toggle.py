@@ -1,8 +1,8 @@
-"""The toggles that change a field of the model's configuration: another structure is built.
+"""The toggles that change a field of the model's configuration, so that another model is built.
 
-Each structure has weights of its own, drawn from the same seed; going back goes on with those that
-were there. What proves such an option is that a model of the same configuration and weights, with
-the field the other way, computes other outputs or by other work (``effects``).
+Each model has its own weights, drawn from the same seed; switching back continues with the earlier
+weights. To prove such an option, a model with the same configuration and weights, but the other
+value of the field, is compared: its outputs or its operators must differ (``_effects``).
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def field_toggle(
     facts: Facts = _nothing_to_add,
     same_mathematics: bool = False,
 ) -> Toggle:
-    """The toggle of one field; ``values`` are title and value by option, besides "follow".
+    """Return the toggle of one field; ``values`` are title and value by option, besides "follow".
 
-    ``name`` is the toggle's name, if that is not the field's. ``needs(value, situation)`` returns
-    why a value cannot have an effect, or must not, in a situation that has the field.
-    ``idle(value, observed)`` returns why the value had no effect in a variant that has stepped;
-    empty if it had one. ``facts(value, observed)`` describes what was measured of its effect,
-    beside the comparison that every field has. ``same_mathematics``: the model computes the same
-    with every value.
+    ``name`` is the toggle's name, if it differs from the field's. ``needs(value, situation)``
+    returns why a value would have no effect, or is not allowed, in a situation that has the field.
+    ``idle(value, observed)`` returns why the value had no effect in a variant that has run steps;
+    empty if it had one. ``facts(value, observed)`` describes measurements of its effect, in
+    addition to the comparison that every field has. ``same_mathematics``: the model computes the
+    same with every value.
     """
 
     def configure(option: str, config: Any) -> dict[str, Scalar]:
@@ -79,7 +79,7 @@ def field_toggle(
         family = situation.family
         if not _has(situation.config, field):
             owners = [f.title for f in models.FAMILIES.values() if _has(f.config, field)]
-            fix = f"Choose {' or '.join(owners)}." if owners else "No family here has it."
+            fix = f"Choose {' or '.join(owners)}." if owners else "No model family has it."
             return Blocked(f"{family.title} has no {field}", fix, absent=True)
         try:
             family.validate(dataclasses.replace(situation.config, **{field: values[option][1]}))
@@ -112,7 +112,7 @@ def _judged(
     observed: Observed,
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
-    """Compare the variant with one whose field has another value, and say what that changes."""
+    """Compare the variant with one whose field has another value, and return what that changes."""
     from workbench.runner.toggles import _effects as effects
 
     needs, idle, facts = by
@@ -125,7 +125,7 @@ def _judged(
     if why := idle(wanted, observed):
         return no_effect(why)
     other = declared if declared != wanted else next(v for _, v in values.values() if v != wanted)
-    note = "" if declared != wanted else "the model's fields say so already; "
+    note = "" if declared != wanted else "the model's fields already have this value; "
     off = dataclasses.replace(
         situation, config=dataclasses.replace(situation.config, **{field: other})
     )
@@ -133,22 +133,26 @@ def _judged(
         without = situation.family.build(off.config)
     except ConfigurationError as error:
         if declared == wanted:
-            return as_default(f"the model has {field} = {declared}, which its other fields need")
-        return unknown(f"there is no model of {field} = {other} to compare with: {error}")
+            return as_default(
+                f"the model has {field} = {declared}, because its other fields require it"
+            )
+        return unknown(f"no model with {field} = {other} can be built for the comparison: {error}")
     measured = facts(wanted, observed)  # of the steps, before the comparison calls the model
     comparison = effects.compare(observed, off)
     if comparison is not None and comparison.identical:
-        return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
+        return no_effect(
+            f"{note}outputs and operators are identical to those with {field} = {other}"
+        )
     has_outputs = comparison is not None and comparison.error is not None
     differences = [] if has_outputs else _differences(_built(situation, observed.model), without)
     work = "" if comparison is None else comparison.text()
     parts = [part for part in (*differences, work, measured) if part]
-    text = f"{note}against {field} = {other}: {'; '.join(parts)}"
+    text = f"{note}compared with {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
 
 
 def _built(situation: Situation, model: Model) -> Model:
-    """Return the variant's model; if ranks divide it, a model with the structure of all parts."""
+    """Return the variant's model; if it is sharded, a complete model of the same structure."""
     if pipeline_ranks_of(situation) == tensor_ranks_of(situation) == 1:
         return model
     undivided: Model = situation.family.build(situation.config)
@@ -156,17 +160,17 @@ def _built(situation: Situation, model: Model) -> Model:
 
 
 def _nothing(option: str, build: Build) -> None:
-    """The configuration was changed before the build began."""
+    """Do nothing: the configuration was changed before the build began."""
 
 
 def _has(config: Any, field: str) -> bool:
-    """Return True if a configuration, or its class, has the field; a property is none."""
+    """Return True if a configuration, or its class, has the field; properties do not count."""
     return field in getattr(config, "__dataclass_fields__", {})
 
 
 def _refused(sentence: str, fields: Mapping[str, Scalar], situation: Situation) -> Blocked:
-    """A configuration that the family refuses, with the other toggle to give up if that is why."""
-    from workbench.runner.toggles import all_toggles  # which is made of what calls this
+    """Return the reason of the family, with a toggle to switch off if that solves the problem."""
+    from workbench.runner.toggles import all_toggles  # avoids an import cycle
 
     for toggle in all_toggles().values():
         option = situation.option(toggle.name)
@@ -180,35 +184,35 @@ def _refused(sentence: str, fields: Mapping[str, Scalar], situation: Situation) 
             situation.family.validate(dataclasses.replace(situation.config, **base, **fields))
         except ConfigurationError:
             continue
-        fix = f"Leave {toggle.title} {toggle.options[toggle.off].lower()}."
+        fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
         return Blocked(sentence, fix, {toggle.name: toggle.off})
-    return Blocked(sentence, "Change the model's fields, or leave this as they say.")
+    return Blocked(sentence, "Change the model's fields, or choose Model default here.")
 
 
 def _differences(model: Model, without: Model) -> list[str]:
-    """Say in which modules and parameters two models differ."""
+    """Return in which modules and parameters two models differ."""
     differences = []
     modules, modules_without = _modules(model), _modules(without)
     for kind in dict.fromkeys([*modules, *modules_without]):
         if modules[kind] != modules_without[kind]:
-            differences.append(f"{modules[kind]} {kind} and not {modules_without[kind]}")
+            differences.append(f"{modules[kind]} {kind} instead of {modules_without[kind]}")
     parameters, parameters_without = _parameters(model), _parameters(without)
     if parameters != parameters_without:
-        differences.append(f"{parameters:,} parameters and not {parameters_without:,}")
+        differences.append(f"{parameters:,} parameters instead of {parameters_without:,}")
     return differences
 
 
-# Other toggles decide on these: whether layers share a table, and by what a linear multiplies.
-_OTHERS = (RotaryCache, QuantizedLinear)
+# Other toggles change these: whether layers share a table, and whether weights are quantized.
+_NOT_COUNTED = (RotaryCache, QuantizedLinear)
 
 
 def _modules(model: Model) -> Counter[str]:
-    counts = Counter(type(m).__name__ for m in model.modules() if not isinstance(m, _OTHERS))
+    counts = Counter(type(m).__name__ for m in model.modules() if not isinstance(m, _NOT_COUNTED))
     counts["Linear"] += sum(isinstance(module, QuantizedLinear) for module in model.modules())
     return counts
 
 
 def _parameters(model: Model) -> int:
-    """Return how many numbers a model has learned, those that codes stand for among them."""
+    """Return how many parameters a model has, including quantized ones."""
     codes = [m.codes_NK for m in model.modules() if isinstance(m, QuantizedLinear)]
     return sum(tensor.numel() for tensor in (*model.parameters(), *codes))

@@ -1,4 +1,4 @@
-"""Descriptions of tensors, by which a kernel says beforehand what it would refuse."""
+"""Descriptions of tensors with which a kernel can report, before a run, what it refuses."""
 
 from __future__ import annotations
 

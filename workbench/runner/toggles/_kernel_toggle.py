@@ -35,13 +35,13 @@ TITLES = {
     AUTO: "Fastest, measured",
     "torch": "PyTorch",
     "triton": "Triton",
-    "triton_grouped": "Grouped product of torch, Triton around it",
+    "triton_grouped": "Triton with torch's grouped product",
     "triton_small": "Triton, least memory",
     "manual": "S x S matrix",
     "matmul": "Matrix products",
     "subspace": "Subspace iteration",
     "chunked": "PyTorch, in chunks",
-    "grouped": "Grouped product of torch",
+    "grouped": "torch grouped product",
     "padded": "Padded blocks",
     "loop": "Loop over experts",
     "dense": "Every expert (dense)",
@@ -60,14 +60,14 @@ def kernel_toggle(
     help: str,
     needs: Callable[[str, Situation], Blocked | None] = _always,
 ) -> Toggle:
-    """Return the toggle of one operator: follow the toggle of all operators, or choose by itself.
+    """Return the toggle of one operator: use the choice for all operators, or its own choice.
 
     ``needs(option, situation)`` returns why an implementation that can run on this device cannot
     run in a situation.
     """
     options = implementations(operator)
     follows = "triton" in options
-    if follows:  # elsewhere the first option is this already
+    if follows:  # otherwise the first option already measures
         options[AUTO] = TITLES[AUTO]
     name = f"triton_{operator}" if follows else f"kernel_{operator}"
 
@@ -95,7 +95,7 @@ def kernel_toggle(
         help=help,
         group="Kernels",
         stage=Stage.KERNELS,
-        options={FOLLOW: "As for all" if follows else "Automatic"} | options,
+        options={FOLLOW: "Shared setting" if follows else "Automatic"} | options,
         apply=apply,
         evidence=evidence,
         blocked=blocked,
@@ -110,10 +110,10 @@ def triton_traits(options: Collection[str]) -> dict[str, tuple[Trait, ...]]:
 
 
 def chosen_implementation(operator: str, situation: Situation) -> str:
-    """Return the implementation that the operator's toggle chooses, or the one for all operators.
+    """Return the implementation that the operator's toggle or the toggle for all operators chooses.
 
-    An empty name of an operator stands for one without a toggle.
-    The automatic choice of the one for all counts as PyTorch: it is unknown before a measurement.
+    An empty operator name means an operator without a toggle. If the toggle for all operators
+    chooses automatically, this returns PyTorch, because the choice is unknown before a run.
     """
     chosen = situation.option(f"triton_{operator}") if operator else FOLLOW
     if chosen != FOLLOW:
@@ -137,7 +137,7 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     if implementation == AUTO:
         return None if situation.on_gpu else NEEDS_GPU
     if implementation in LIBRARIES:
-        reason = f"{{title}} does not trace kernels of {LIBRARIES[implementation]}"
+        reason = f"{{title}} cannot trace kernels of {LIBRARIES[implementation]}"
         if why := conflict(situation, Trait.COMPILED, reason):
             return why
     missing = kernels.OPS[operator].unavailable(implementation, situation.device.type)
@@ -145,11 +145,11 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    return Blocked(missing, "`workbench doctor` says what to install.")
+    return Blocked(missing, "Run `workbench doctor` to see what to install.")
 
 
 def usage_finding(operator: str, implementation: str, record: StepRecord) -> Finding:
-    """Say whether calls of an operator went to the implementation that was requested."""
+    """Return the finding about an operator's calls and the requested implementation."""
     calls = record.usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
@@ -158,20 +158,20 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     _, reason = record.reasons.get(operator, ("", REQUESTED))
     standard = implementation == "torch" and reason.startswith(STANDARD)
-    if standard:  # which stands for one of several
+    if standard:  # "torch" selects one of several implementations
         wanted = total - calls.get("triton", 0)
         text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
     else:
-        text = f"{operator}: all {total} recorded calls ran {implementation}"
+        text = f"{operator}: all {total} recorded calls used {implementation}"
     if wanted != total:
         return no_effect(f"{operator}: calls went to {shown}")
     if reason != REQUESTED and not standard:
-        return no_effect(f"{text}, by automatic choice")
+        return no_effect(f"{text}, but it was chosen automatically")
     return effective(text)
 
 
 def measured_finding(operator: str, record: StepRecord) -> Finding:
-    """Say which implementation of an operator was the fastest, with the numbers."""
+    """Return the finding about the fastest implementation of an operator, with the numbers."""
     calls = record.usage.get(operator, {})
     if not calls:
         return no_effect(f"this model never calls {operator}")
@@ -180,7 +180,7 @@ def measured_finding(operator: str, record: StepRecord) -> Finding:
     text = f"{operator}: chose {shown}; {with_titles(reason, TITLES)}"
     if reason.startswith((MEASURED, NOT_TIMED, kernels.PREFERRED)):
         return effective(text)
-    return no_effect(f"{text}: nothing was measured")
+    return no_effect(f"{text}, but nothing was measured")
 
 
 def with_titles(text: str, titles: Mapping[str, str]) -> str:
@@ -194,7 +194,7 @@ def with_titles(text: str, titles: Mapping[str, str]) -> str:
 def against_off(
     finding: Finding, operator: str, observed: Observed, toggle: str, off: str
 ) -> Finding:
-    """Return another finding if the same kernels run with the toggle's first option ``off``."""
+    """Return a different finding if the same kernels run with the toggle's first option ``off``."""
     if finding.status != "effective":
         return finding
     from workbench.runner.toggles import _effects as effects
@@ -202,17 +202,17 @@ def against_off(
     situation = effects.without(observed.situation, toggle, off)
     chosen = effects.kernel_choices(situation).get(operator, "auto")
     if chosen == observed.kernel_choices.get(operator):
-        return as_default(f"{finding.text}, as they do without this option")
+        return as_default(f"{finding.text}, the same as without this option")
     auto = observed.kernel_choices.get(operator) == AUTO
-    if (auto or chosen in (AUTO, "torch")) and _stands_for_the_same(chosen, operator, observed):
+    if (auto or chosen in (AUTO, "torch")) and _selects_the_same(chosen, operator, observed):
         return no_effect(
-            f"{finding.text}, as {_NAMES.get(chosen, chosen)} does here: output and work are "
-            "bit-identical to the option off"
+            f"{finding.text}, the same as {_NAMES.get(chosen, chosen)} here: outputs and operators "
+            "are identical with the option off"
         )
     return finding
 
 
-def _stands_for_the_same(choice: str, operator: str, variant: MarkedVariant) -> bool:
+def _selects_the_same(choice: str, operator: str, variant: MarkedVariant) -> bool:
     """Return True if ``choice`` selects the implementations that the operator's calls ran."""
     from workbench.runner.profiling import instrumented
 

@@ -1,4 +1,4 @@
-"""The toggles that put one operator of the library in the place of several plain ones."""
+"""The toggles that replace several plain operators by one operator of the library."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def operator_toggle(
     idle: Callable[[Any], str] = lambda model: "",
     presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Toggle:
-    """Options are "off", titled ``off``, and the operator's implementations but ``unfused``.
+    """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 
-    ``switch(model)`` makes a model of the bundled families call the operator; ``idle(model)`` says
-    after a step why it did not all the same, or nothing.
+    ``switch(model)`` makes a model of the bundled families call the operator. ``idle(model)``
+    returns after a step why the model did not call it; empty if it did.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:

@@ -1,4 +1,4 @@
-"""The toggles that let one operator of the library compute inside a model of a user's own."""
+"""The toggles that replace modules of a user's model by one operator of the library."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 _OWN = Blocked(
-    "replaces modules of a model of your own or of Hugging Face; the bundled families call the "
-    "operator by themselves",
+    "works only with your own model or one of Hugging Face; the bundled families call the "
+    "operator already",
     "Choose your own model.",
     absent=True,
 )
@@ -41,10 +41,10 @@ def patch_toggle(
     what: str,
     needs_training: bool = False,
 ) -> Toggle:
-    """Return the switch that replaces what ``patch`` recognizes by an operator.
+    """Return the toggle that replaces the modules that ``patch`` recognizes by an operator.
 
-    The operator's own toggle chooses its implementation, which is automatic otherwise. ``what`` is
-    what a model may lack, in the plural.
+    The operator's own toggle chooses the implementation; otherwise the choice is automatic.
+    ``what`` names the replaced modules in the plural.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -52,7 +52,7 @@ def patch_toggle(
             return _OWN
         if needs_training and not situation.workload.trains:
             return Blocked(
-                "acts on the loss, which this workload does not compute",
+                "needs a loss, which this workload does not compute",
                 "Choose the training step.",
                 {"workload": "train"},
             )
@@ -69,7 +69,7 @@ def patch_toggle(
     def evidence(option: str, observed: Observed) -> Finding:
         made: Patch | None = observed.model.patches.get(name)
         if made is None or not made.sites:
-            return no_effect(f"no {what} of this model were recognized; all compute as before")
+            return no_effect(f"no {what} were recognized in this model, so nothing was replaced")
         calls = observed.record.usage.get(operator, {})
         if not calls:
             return no_effect(f"replaced {made.summary()}, but no step calls {operator}")

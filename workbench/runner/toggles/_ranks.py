@@ -1,4 +1,4 @@
-"""Toggles of several ranks: how they combine, and what keeps them from being used."""
+"""Helpers of the toggles that use several ranks: how they combine, and what blocks them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ KINDS = {  # toggles whose ranks multiply, and their names in a sentence
     TENSOR: "tensor parallelism",
     PIPELINE: "pipeline parallelism",
 }
-WAITING = "how long ranks wait for one another is known once they have run"
-WAITING_STAGES = "how long stages wait for one another is known once they have run"
+WAITING = "how long ranks wait for each other is unknown before they run"
+WAITING_STAGES = "how long pipeline stages wait for each other is unknown before they run"
 _NEVER_DIVIDED = ("quantization", "sharding")
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
@@ -50,12 +50,12 @@ def rank_traits(*more: Trait) -> dict[str, tuple[Trait, ...]]:
 
 
 def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
-    """Say which rank needed most memory, as a clause to append; empty before a comparison."""
+    """Return which rank needed most memory, as a clause to append; empty before a comparison."""
     if not any(divided.peaks):
         return ""
     most = max(divided.peaks)
     what = "peak memory" if on_gpu else "resident set"
-    return f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
+    return f"; highest {what}: {size_text(most)} on rank {divided.peaks.index(most)}"
 
 
 def layout_of(situation: Situation) -> Layout:
@@ -74,12 +74,12 @@ def layout_of(situation: Situation) -> Layout:
 
 
 def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a footprint without those that go with no divided model."""
+    """Return the arguments of a footprint without those that no sharded model supports."""
     return {name: size for name, size in step.items() if name not in _NEVER_DIVIDED}
 
 
 def stage_chunks_of(situation: Situation) -> int:
-    """Return in how many chunks each stage of a pipeline computes."""
+    """Return the number of stages that each rank of a pipeline has."""
     return chunks_of(layout_of(situation), situation.option(SCHEDULE))
 
 
@@ -90,7 +90,7 @@ def batch_ranks_of(situation: Situation, **options: str) -> int:
 
 
 def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
-    """Return why ``ranks`` of this toggle cannot be combined with what others take of them."""
+    """Return why ``ranks`` of this toggle cannot be combined with the ranks of other toggles."""
     combined = [name for name in KINDS if name != toggle and situation.option(name) != "off"]
     product = math.prod(RANKS[situation.option(name)] for name in combined) * ranks
     blocked = too_few(product, situation)
@@ -98,14 +98,14 @@ def too_many(toggle: str, ranks: int, situation: Situation) -> Blocked | None:
         return blocked
     titles = " and ".join(KINDS[name] for name in combined)
     return Blocked(
-        f"together with {titles} it {blocked.reason}",
+        f"combined with {titles} it {blocked.reason}",
         f"Choose fewer ranks, or switch {titles} off.",
         dict.fromkeys(combined, "off"),
     )
 
 
 def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
-    """Return why ``ranks`` cannot share a batch, whose parts are micro-batches of a pipeline."""
+    """Return why ``ranks`` cannot share a batch, which a pipeline splits into micro-batches."""
     if batch % ranks:
         return Blocked(
             f"a batch of {batch} cannot be divided among {ranks} ranks",
@@ -123,33 +123,36 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
 
 
 def captured(situation: Situation) -> Blocked | None:
-    """Return why a step that is captured cannot be divided."""
+    """Return why a captured step cannot run on several ranks."""
     return conflict(
         situation,
         Trait.CAPTURED,
-        "a captured step would go on using a group of ranks that may have ended",
+        "a captured step would keep using a group of ranks that may have ended",
     ) or conflict(
         situation,
         Trait.REPLAYED,
-        "{title} {option} captures CUDA graphs, whose gradients lie where the graph is",
+        "{title} {option} captures CUDA graphs, which keep gradients in their own memory pool",
     )
 
 
 def eight_bit(situation: Situation) -> Blocked | None:
-    """Return why moments in 8 bits cannot be combined with ranks."""
-    reason = "moments in 8 bits cannot be taken over by other ranks"
+    """Return why 8-bit optimizer states cannot be combined with ranks."""
+    reason = "8-bit optimizer states cannot be moved to other ranks"
     return conflict(situation, Trait.EIGHT_BIT, reason)
 
 
 def too_few(ranks: int, situation: Situation) -> Blocked | None:
-    """Return why there cannot be so many ranks: on this machine, or of those started outside."""
+    """Return why so many ranks cannot run on this machine, or with the ranks that were started."""
     if not dist.is_available():
-        return Blocked("this torch was built without torch.distributed", "Install another build.")
+        return Blocked(
+            "this PyTorch was built without torch.distributed",
+            "Install a PyTorch build that includes it.",
+        )
     if count := worlds.size_from_outside():
         if ranks <= count:
             return None
         return Blocked(
-            f"needs {ranks} ranks, and {count} were started",
+            f"needs {ranks} ranks, but only {count} were started",
             f"Start the runner with {ranks} ranks, or choose fewer.",
         )
     if situation.on_gpu:
@@ -160,15 +163,15 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
         return None
     here = f"{count} {what}{'s' if count > 1 else ''}"
     return Blocked(
-        f"needs {ranks} {what}s, and this machine has {here}",
+        f"needs {ranks} {what}s, but this machine has {here}",
         f"Run it on a machine with {ranks} {what}s.",
     )
 
 
 def alike(divided: Parallel, text: str) -> Finding:
-    """Return the finding for ranks that should have equal weights after their steps."""
+    """Return the finding for ranks whose weights should be equal after their steps."""
     if divided.differing is None:
-        return no_effect(f"{text}; no step was made by all ranks")
+        return no_effect(f"{text}; no step ran on all ranks")
     if divided.differing:
         return no_effect(f"{text}; ranks differ in {counted(divided.differing, 'parameter')}")
     return effective(f"{text}; the weights of all ranks are equal to the last bit")

@@ -1,4 +1,4 @@
-"""Helpers of the two toggles of how a mixture of experts adds to its residual stream."""
+"""Helpers of the two toggles that change how a mixture of experts adds to its residual stream."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ if TYPE_CHECKING:
 
 
 def needs_inference(value: Any, situation: Situation) -> Blocked | None:
-    """A backward pass needs what these overwrite."""
+    """Return why a training step cannot use these toggles; None for other workloads."""
     if not value or not situation.workload.trains:
         return None
     return Blocked(
-        "overwrites what a backward pass needs", "Choose inference.", {"workload": "forward"}
+        "overwrites tensors that the backward pass needs",
+        "Choose inference.",
+        {"workload": "forward"},
     )
 
 
 def nothing_placed(value: Any, observed: Observed) -> str:
-    """Say why no addition of the model avoided new memory; empty if one did."""
+    """Return why no addition of the model reused memory; empty if one did."""
     if not value or _placed(observed.model):
         return ""
     if observed.situation.has(Trait.COMPILED):
-        return "no addition was placed: torch.compile plans its memory itself"
-    return "no addition was placed: the branches' results are narrower than the stream"
+        return "no addition reused memory: torch.compile plans memory itself"
+    return "no addition reused memory: the residual stream has a wider dtype than the branches"
 
 
 def placed_text(value: Any, observed: Observed) -> str:
-    """Say how many additions of the model avoided new memory so far."""
-    return f"{_placed(observed.model)} additions so far took no new memory" if value else ""
+    """Return how many additions of the model have reused memory so far."""
+    return f"{_placed(observed.model)} additions so far allocated no new memory" if value else ""
 
 
 def _placed(model: Model) -> int:

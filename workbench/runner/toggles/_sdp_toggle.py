@@ -1,8 +1,8 @@
-"""The switches of torch's own choice among its attention backends: each forbids one.
+"""The toggles that each forbid one backend in PyTorch's automatic choice for SDPA.
 
-They act where a model calls ``scaled_dot_product_attention`` and leaves the choice to torch: under
-the attention backend "SDPA, torch's choice", and in models of one's own. What proves one is that
-torch would choose another backend with it than without.
+They affect models that call ``scaled_dot_product_attention`` and let PyTorch choose: those with the
+attention backend "SDPA, torch's choice", and users' models. The proof is that PyTorch would choose
+another backend if this one were allowed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _PREFIX = "sdp_"
 _ON_CPU = ("flash", "math")
-OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
+OWN_CHOICE = "sdpa"  # the attention backend that lets PyTorch choose
 
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
-    """Return the toggle that forbids one backend, whose name in words is ``backend``."""
+    """Return the toggle that forbids one backend; ``backend`` is its name for users."""
     enabled, enable = global_flags.SDP[name.removeprefix(_PREFIX)]
 
     @contextlib.contextmanager
@@ -57,16 +57,16 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
             and situation.option("attention") != OWN_CHOICE
         ):
             return Blocked(
-                "acts on torch's own choice, and the attention toggle makes another",
-                "Leave the choice to torch.",
+                "affects only torch's automatic choice, but the attention toggle selects a backend",
+                "Choose Attention backend: SDPA, torch's choice.",
                 {"attention": OWN_CHOICE},
             )
         backends = global_flags.SDP if situation.on_gpu else _ON_CPU
         alternatives = [f"{_PREFIX}{backend}" for backend in backends if _PREFIX + backend != name]
         if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
             return Blocked(
-                "all the others are forbidden, and one must be left",
-                "Allow another.",
+                "all other SDPA backends are forbidden, and one must be allowed",
+                "Allow another one.",
                 {alternatives[-1]: "allowed"},
             )
         return None
@@ -99,5 +99,5 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         apply=apply,
         evidence=evidence,
         blocked=blocked,
-        incomparable="which kernel torch would choose instead is not known beforehand",
+        incomparable="which kernel torch would choose instead is unknown before a run",
     )

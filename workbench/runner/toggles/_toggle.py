@@ -37,7 +37,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A toggle's statement about its own effect; ``status`` as in ``Evidence``."""
+    """A toggle's report about its own effect; ``status`` as in ``Evidence``."""
 
     status: str
     text: str
@@ -54,7 +54,7 @@ def no_effect(text: str) -> Finding:
 
 
 def as_default(text: str) -> Finding:
-    """Return the finding that the option meant the same as the first in these steps, and why."""
+    """Return the finding that the option did the same as the first one in these steps, and why."""
     return Finding("as default", text)
 
 
@@ -69,7 +69,7 @@ def never_blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 class Alternative(NamedTuple):
-    """The choices to make in place of an option that conflicts with another."""
+    """The choices to make instead of an option that conflicts with another."""
 
     text: str  # a sentence
     choices: dict[str, str]
@@ -87,7 +87,7 @@ class Fix(NamedTuple):
 
     order: int
     choices: dict[str, str]
-    meaning: str  # for the steps, as the end of a sentence
+    meaning: str  # the consequence for the steps, as the end of a sentence
 
 
 def no_fix(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterable[Fix]:
@@ -100,32 +100,32 @@ class Toggle:
     """An optimization. The first of ``options`` leaves the model alone.
 
     ``apply(option, build)`` is called for every option but the first, in order of stage.
-    ``configure(option, config)`` gives fields of the model's configuration that become others
-    before that, for every option but the first that is not blocked.
-    ``bundled`` is set where it acts on parts that only the bundled families are known to have, and
-    ``operators`` where it acts on calls of ``kernels``: on a model of one's own if it has one, by
-    itself or because a toggle that ``brings`` it is on.
-    ``evidence(option, observed)`` returns what proves the effect, in an ``Observed`` variant that
-    runs steadily. It is called once, for every option but the first; for the first too if
-    ``chooses(observed)`` returns True: it had to choose among others.
+    ``configure(option, config)`` returns fields of the model's configuration to change before
+    that. It is called for every option that is not blocked, except the first.
+    ``bundled`` is set if the toggle needs modules that only the bundled families are known to have.
+    ``operators`` is set if it acts on calls of ``kernels``. A user's model must then call one of
+    these operators, directly or through a toggle that ``brings`` it.
+    ``evidence(option, observed)`` returns what proves the effect, in an ``Observed`` variant whose
+    steps are steady. It is called once for every option but the first, and for the first too if
+    ``chooses(observed)`` returns True, which means that the first option made a choice.
 
-    Other parts learn from the further fields what they need to know of the toggle:
+    Other packages read these fields:
 
     * ``traits``: properties of the steps, by option.
-    * ``alternatives``: by option, what to choose where a trait conflicts with another toggle; the
-      first that has not the trait, else the first option.
-    * ``presets``: options that a preset of this name prefers, the best first.
+    * ``alternatives``: by option, what to choose if a trait conflicts with another toggle. The
+      first alternative without the trait is used, or else the toggle's first option.
+    * ``presets``: by preset, the options that it prefers, the best first.
     * ``memory(option, situation)``: arguments of the family's ``footprint``.
-    * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most, if the
-      toggle divides the model.
-    * ``gathered_bytes(situation, arguments)``: activations of other ranks that a rank holds too.
-    * ``kinds``: kinds of parallelism by their names in the command line.
+    * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most memory,
+      if the toggle shards the model.
+    * ``gathered_bytes(situation, arguments)``: activations that a rank gathers from other ranks.
+    * ``kinds``: kinds of parallelism by their names on the command line.
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
-      the option does not decide on it.
-    * ``unpredictable``: why the step's time is unknown beforehand for every option but the first.
-    * ``incomparable``: why the ratio of two options is unknown beforehand.
+      the option does not determine it.
+    * ``unpredictable``: why the step time is unknown before a run, for every option but the first.
+    * ``incomparable``: why the ratio of two options is unknown before a run.
     * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
-      estimate of memory if that ran out.
+      estimated memory after an out-of-memory failure.
     * ``causes_of_slowness``: completes the advice if a verdict says that the toggle makes steps
       slower.
     """
@@ -142,10 +142,10 @@ class Toggle:
     default: Callable[[torch.device], str] | None = None
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
     chooses: Callable[[Observed], bool] | None = None
-    same_mathematics: bool = False  # although it configures: the model computes the same
-    bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
+    same_mathematics: bool = False  # the model computes the same, although fields change
+    bundled: str = ""  # why it cannot act on a user's model; empty if it can
     operators: tuple[str, ...] = ()
-    brings: str = ""  # the operator that it lets a model of a person's own call
+    brings: str = ""  # the operator that it adds to a user's model
     traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
     alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Toggle:
 
     @property
     def makes_other_model(self) -> bool:
-        """True if the mathematics change: a ratio against the first option is no speed-up."""
+        """True if the model computes something else, so that no ratio of times is a speed-up."""
         return self.configure is not None and not self.same_mathematics
 
     def default_option(self, device: torch.device) -> str:
@@ -192,10 +192,10 @@ class Toggle:
         )
 
 
-PARTS = "acts on parts of the bundled families, which a model of your own is not known to have"
+PARTS = "needs modules of the bundled families, which your own model may not have"
 NEEDS_GPU = Blocked("needs a CUDA GPU; this runner uses the CPU", "Run it on a machine with a GPU.")
 NEEDS_TRAINING = Blocked(
-    "acts on the backward pass, and this workload has none",
+    "needs a backward pass, which this workload does not have",
     "Choose the training step.",
     {"workload": "train"},
 )

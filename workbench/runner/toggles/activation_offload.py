@@ -1,9 +1,9 @@
 """Keep activations in the host's memory between the forward and the backward pass.
 
-Frees what autograd saves on the GPU, weights excepted, and copies it out and back over PCIe on the
-computing stream. Pays only where nothing else makes a step fit: checkpointing saves as much, and
-computing again is usually faster than the two copies. On an H200, HYDRA base training (8 x 1,024
-tokens, AMP BF16, Triton kernels): 0.70 of the peak memory, for 5.6 times the step's time.
+Moves the tensors that autograd saves, except weights, to the host and back over PCIe, on the stream
+that computes. Helps only if nothing else makes a step fit: checkpointing saves as much memory, and
+recomputing is usually faster than two copies. On an H200, HYDRA base training (8 x 1,024 tokens,
+AMP BF16, Triton kernels): 0.70 of the peak memory, for 5.6 times the step time.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_TRAINING
     if not situation.on_gpu:
         return Blocked(
-            "the activations of this runner are in the host's memory already",
+            "this runner has no GPU, so activations are in the host's memory already",
             "Run it on a machine with a GPU.",
         )
     if why := conflict(
         situation,
         Trait.CAPTURED,
-        "a captured step keeps all of its activations in the graph's own pool",
+        "a captured CUDA graph keeps all activations in its own memory pool",
     ):
         return why
     if why := conflict(
         situation,
         Trait.REPLAYED,
-        "{title} {option} keeps activations in the pool of its CUDA graphs",
+        "{title} {option} keeps activations in the memory pool of its CUDA graphs",
     ):
         return why
     if situation.option("checkpointing") == "operators":
         return Blocked(
-            "what a checkpoint keeps by operator does not pass through autograd's hooks",
-            "Checkpoint whole blocks.",
+            "outputs that checkpointing keeps by operator do not use autograd's hooks",
+            "Choose Gradient checkpointing: Every block.",
             {"checkpointing": "full"},
         )
     return None
@@ -77,13 +77,13 @@ def _offloaded(compute: Compute, model: nn.Module | None) -> Compute:
 def _evidence(option: str, observed: Observed) -> Finding:
     offload = observed.compute
     if not isinstance(offload, Offload):
-        return no_effect("the step keeps what autograd saves on the GPU")
+        return no_effect("everything that autograd saves stays on the GPU")
     left = f"{size_text(offload.left_bytes)} stayed"
     if not offload.moved_tensors:
-        return no_effect(f"nothing that autograd saved was as large as {LEAST_BYTES >> 10} KiB")
+        return no_effect(f"autograd saved no tensor of at least {LEAST_BYTES >> 10} KiB")
     return effective(
-        f"{size_text(offload.moved_bytes)} in {offload.moved_tensors} tensors go to the host "
-        f"and back in a step; {left}"
+        f"{size_text(offload.moved_bytes)} in {offload.moved_tensors} tensors move to the "
+        f"host and back per step; {left}"
     )
 
 
@@ -92,12 +92,12 @@ TOGGLE = Toggle(
     title="Activation offload",
     help=__doc__,
     group="Memory",
-    stage=Stage.GRAPHS,  # around what is compiled
+    stage=Stage.GRAPHS,  # wraps the compiled step
     options={"off": "Off", "on": "On"},
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    unpredictable="it moves activations to the host, and the rate of that is not measured",
+    unpredictable="the speed of moving activations to the host is not measured",
     traits={"on": (Trait.OFFLOADED,)},
     alternatives={
         "on": (

@@ -1,11 +1,11 @@
-"""Memory of torch's allocator on the GPU: in blocks, or in segments that can grow.
+"""The way torch's allocator reserves GPU memory: in blocks, or in segments that can grow.
 
-Expandable segments map more memory behind what they have, so that sizes which change leave fewer
-holes: less is reserved for the same tensors, and a step may fit that did not. Torch takes the
-setting while it runs: what is allocated from then on lies in such segments, and what was allocated
-before (weights that other configurations share) stays where it is. Steps of one shape gain nothing.
-On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels): the peak is the same
-with expandable segments.
+Expandable segments extend existing segments, so changing sizes cause less fragmentation: the same
+tensors need less reserved memory, and a step may fit that did not fit before. torch applies the
+setting at run time: later allocations use such segments, and earlier allocations (weights that
+other configurations share) do not move. Steps with constant shapes gain nothing. On an H200, HYDRA
+base training (8 x 1,024 tokens, AMP BF16, Triton kernels): the peak is the same with expandable
+segments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _depth = 0
 
 
 class _Expandable:
-    """The setting for one observed, which knows what was reserved before it was first in force."""
+    """The setting for one variant; remembers the segments reserved before it was first active."""
 
     def __init__(self) -> None:
         self._before: list[_Segment] | None = None
@@ -50,7 +50,7 @@ class _Expandable:
             yield
 
     def made(self, *, expandable: bool) -> int:
-        """Bytes of such segments that were not reserved then."""
+        """Return the bytes of expandable or other segments that were reserved since then."""
         before = self._before or []
         return sum(
             stop
@@ -87,12 +87,12 @@ def _expandable() -> Iterator[None]:
 
 
 def _configure(setting: str) -> None:
-    """Change one setting of the allocator; whatever is cached goes, so that it holds at once."""
+    """Change one setting of the allocator and empty its cache, so that it applies at once."""
     environment = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
     torch.cuda.empty_cache()
     older = torch.cuda.memory._set_allocator_settings
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", older)
-    # A setting that is not named may fall to its default.
+    # A setting that is not named may return to its default.
     change(",".join(filter(None, (environment, setting))))
 
 
@@ -104,12 +104,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if any("expandable_segments:True" in os.environ.get(name, "") for name in _VARIABLES):
         return Blocked(
             "the runner was started with expandable segments for every configuration",
-            f"Start it without {' and '.join(_VARIABLES)}.",
+            f"Start the runner without the variables {' and '.join(_VARIABLES)}.",
         )
     if torch.cuda.get_allocator_backend() != "native":
         return Blocked(
             f"the allocator is {torch.cuda.get_allocator_backend()}, which has no segments",
-            f"Start the runner without {' and '.join(_VARIABLES)}.",
+            f"Start the runner without the variables {' and '.join(_VARIABLES)}.",
         )
     return None
 
@@ -124,8 +124,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
         return no_effect("the allocator's setting was not changed")
     within, blocks = (setting.made(expandable=kind) / 2**20 for kind in (True, False))
     text = (
-        f"{within:.0f} of {within + blocks:.0f} MiB reserved since the setting was in force lie in "
-        "expandable segments"
+        f"{within:.0f} of {within + blocks:.0f} MiB reserved since the setting became active are "
+        "in expandable segments"
     )
     return effective(text) if within else no_effect(text)
 

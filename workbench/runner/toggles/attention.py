@@ -1,13 +1,13 @@
-"""Which kernel computes attention: chosen automatically, or one backend by name.
+"""The kernel that computes attention: an automatic choice, or one backend by name.
 
-Automatic choice times the backends on this GPU, once for each class of shapes, and takes the
-fastest: by GPU time in captured and compiled steps, else by the larger of GPU and host time. The
-evidence has the numbers. The flash ratio is the share of calls that a fused kernel computed, and a
-fallback is one that held the whole matrix of weights. A named
-backend that cannot run is an error, never a silent fallback. On an H200, HYDRA base
-training (8 x 1,024 tokens, AMP BF16), of the step with SDPA cuDNN: the bundled Triton backend 0.98
-(captured), flex 1.03, SDPA flash 1.05, efficient 1.17, math 2.42,
-manual 2.50, chunked 2.98; the matrix of math and manual takes 1.5 and 1.7 times the memory.
+*Automatic* times the backends on this GPU, once for each class of shapes, and uses the fastest: by
+GPU time in captured and compiled steps, otherwise by the larger of GPU and host time. The evidence
+has the numbers. The flash ratio is the fraction of calls that a fused kernel computed; a fallback
+is a call that stored the complete attention matrix. A backend that is chosen by name and cannot run
+raises an error; it never falls back silently. On an H200, HYDRA base training (8 x 1,024 tokens,
+AMP BF16), relative to the step with SDPA cuDNN: the bundled Triton backend 0.98 (captured), flex
+1.03, SDPA flash 1.05, efficient 1.17, math 2.42, manual 2.50, chunked 2.98; the matrix of math and
+manual needs 1.5 and 1.7 times the memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     reason = kernels.OPS["attention"].unavailable(option, situation.device.type)
     if reason is not None:
-        fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
+        fix = "Choose Automatic, or run `workbench doctor` to see what it needs."
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)
     wide = situation.on_gpu and situation.option("precision") in ("fp32", "tf32")
@@ -98,8 +98,8 @@ def _refuses(
     implementation = kernels.OPS["attention"].implementation(option)
     if implementation.refuses is None:
         return None
-    # On a GPU asked with tensors without memory, which disturb nothing that runs there; these
-    # import Dynamo, and a small answer on the CPU should not take seconds.
+    # On a GPU use tensors without memory, which do not disturb running work. They import Dynamo,
+    # which takes seconds, so the CPU uses small real tensors.
     known = contextlib.nullcontext() if device_type == "cpu" else FakeTensorMode()
     with known:
         make = functools.partial(torch.empty, dtype=dtype, device=device_type)
@@ -122,7 +122,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         "attention",
         "auto",
     )
-    return _torchs_choice(finding, observed) if option == "sdpa" else finding
+    return _sdpa_choice(finding, observed) if option == "sdpa" else finding
 
 
 def _calls(observed: Observed) -> bool:
@@ -130,20 +130,20 @@ def _calls(observed: Observed) -> bool:
 
 
 def _chosen(facts: Mapping[str, Scalar], reasons: Mapping[str, tuple[str, str]]) -> Finding:
-    """Say what ``auto`` chose, what it passed over and why; a fall-back is no effect."""
+    """Return what ``auto`` chose, and why not other backends; a fallback is no effect."""
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
-    text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
+    text += f", {fallbacks} of {calls} calls fell back to the complete attention matrix"
     if why := str(facts["attention_reason"]):
         given = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
-        text += f"; {with_titles(why, _TITLES)}" if given else f"; passed over: {why}"
+        text += f"; {with_titles(why, _TITLES)}" if given else f"; not used: {why}"
     elif reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
-        text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
+        text += "; the model selects this itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)
 
 
-def _torchs_choice(ran: Finding, variant: MarkedVariant) -> Finding:
-    """Say which of its kernels torch chose, and why none of the fused ones."""
+def _sdpa_choice(ran: Finding, variant: MarkedVariant) -> Finding:
+    """Return which of its kernels torch chose, and why no fused one."""
     with instrumented.AttentionChoices(contextlib.nullcontext) as seen:
         instrumented.call(variant)
     if ran.status != "effective" or not seen.chosen:
@@ -152,7 +152,7 @@ def _torchs_choice(ran: Finding, variant: MarkedVariant) -> Finding:
     text = f"{ran.text}; torch chose {shown}"
     if any(name == "math" for name, _ in seen.chosen):
         why = "; ".join(dict.fromkeys(seen.refused)) or "torch gives no reason"
-        return no_effect(f"{text}, and fell back to math because: {why}")
+        return no_effect(f"{text}; it fell back to math because: {why}")
     return effective(text)
 
 

@@ -1,8 +1,8 @@
-"""Compressed convolutional attention (arXiv 2510.04476) in place of plain grouped-query attention.
+"""Replace grouped-query attention by compressed convolutional attention (arXiv 2510.04476).
 
-Queries, keys and values are computed and compared in a smaller latent: fewer FLOPs and a smaller
-decode cache. Counted for HYDRA base, 8 x 1,024 tokens: 0.89 of the forward pass's FLOPs; of
-*published*, half of the decode cache a token.
+Queries, keys and values are computed and compared in a smaller latent space: fewer FLOPs and a
+smaller decode cache. Counted for HYDRA base, 8 x 1,024 tokens: 0.89 times the FLOPs of the forward
+pass. For the preset *published*, the decode cache per token is half as large.
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle

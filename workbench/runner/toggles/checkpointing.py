@@ -1,14 +1,15 @@
-"""Gradient checkpointing: keep only a block's input and compute the rest again in backward.
+"""Gradient checkpointing: keep only the input of a block and recompute the rest in backward.
 
-Saves activation memory and costs about one more forward pass; *every second* (third, fourth) block
-divides both. *By operator* keeps of every block the outputs of torch's own matrix products, of SDPA
-kernels and of our own attention, which are dear to compute, and computes again the rest: less is
-saved, and less time lost. The rest is what is cheap, and whatever is no operator of torch:
-attention by a library or FlexAttention, adaptive attention, experts and state-space scans by
-Triton. Without a need for the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
+Saves activation memory and costs about one more forward pass; with *Every second block* (third,
+fourth) both are divided by that number. *By operator* keeps the outputs that are expensive to
+compute, and recomputes the rest of each block: the kept outputs are those of torch's matrix
+products, of SDPA kernels and of the bundled attention. It saves less memory and costs less time.
+The rest is everything that is cheap to compute or is not a torch operator, such as attention by a
+library or FlexAttention, adaptive attention, experts and state-space scans by Triton. If memory is
+not short, checkpointing only costs time. (Chen et al., arXiv 1604.06174.)
 
-On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 0.72 of the peak for
-1.22 of the time, every second block 0.86 for 1.11.
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): with every block 0.72 of the peak
+memory in 1.22 times the time, with every second block 0.86 in 1.11.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
-_DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
-# Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
+_EXPENSIVE = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # of ``kernels``
+# Implementations that consist of torch's products and SDPA kernels, which the policy can keep.
 _OF_TORCH = frozenset(("torch", "manual", "chunked", "sdpa", "sdpa_math")) | frozenset(
     ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "grouped", "padded", "loop", "dense")
 )
-_OF_ATTENTION = _OF_TORCH | {"triton"}  # whose passes are operators, too
+_OF_ATTENTION = _OF_TORCH | {"triton"}  # registered as torch operators
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -52,8 +53,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_TRAINING
     if option == "operators" and situation.option("compile_scope") == "blocks":
         return Blocked(
-            "a block that is compiled by itself is one operator to the policy, which then keeps "
-            "nothing of it",
+            "blocks that are compiled separately are single operators, and this option cannot keep "
+            "parts of them",
             "Compile the whole model.",
             {"compile_scope": "model"},
         )
@@ -61,8 +62,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     seen = backend in _OF_ATTENTION or backend == "auto"
     if option == "operators" and not seen and not_called("attention", situation) is None:
         return Blocked(
-            f"attention by {backend} is no operator of torch: the policy does not see it, and all "
-            "of it would be computed again",
+            f"attention by {backend} is not a torch operator, so its output could not be kept and "
+            "would be recomputed",
             "Let torch choose an SDPA kernel.",
             {"attention": "sdpa"},
         )
@@ -71,7 +72,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
     if failure.kind == "out-of-memory" and situation.workload.trains:
-        meaning = "activations are computed again in the backward pass, which takes more time"
+        meaning = "the backward pass recomputes activations, which takes more time"
         yield Fix(20, {TOGGLE.name: "full"}, meaning)
 
 
@@ -84,37 +85,38 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if not blocks:
         return no_effect("no block is checkpointed")
     text = (
-        f"{counted(blocks, 'block')} of {observed.situation.config.n_layers} recompute in backward"
+        f"the backward pass recomputes {counted(blocks, 'block')} of "
+        f"{observed.situation.config.n_layers}"
     )
     checkpointed, plain = _kept(observed)
     if not plain:
-        return no_effect(f"{text}, but autograd keeps nothing: no parameter learns")
+        return no_effect(f"{text}, but autograd saves nothing: no parameter is trained")
     if checkpointed >= plain:
         return no_effect(
-            f"{text}, but of a short call autograd keeps {size_text(checkpointed)} with it and "
-            f"{size_text(plain)} without"
+            f"{text}, but for a short call autograd saves {size_text(checkpointed)} with "
+            f"checkpointing and {size_text(plain)} without"
         )
-    sizes = f"{size_text(checkpointed)} in place of {size_text(plain)}"
-    text += f"; of a short call autograd keeps {sizes}"
+    sizes = f"{size_text(checkpointed)} instead of {size_text(plain)}"
+    text += f"; for a short call autograd saves {sizes}"
     if option != "operators":
         return effective(text)
     if not observed.record.kept_operators:
-        return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
-    # A compiler traces a block more than once, so that only the names mean something there.
+        return no_effect(f"{text}, but no operator's output was kept: everything is recomputed")
+    # A compiler traces a block more than once, so its counts mean nothing.
     compiled = observed.situation.has(Trait.COMPILED)
     names = ", ".join(
         name if compiled else f"{count} of {name}"
         for name, count in observed.record.kept_operators.items()
     )
-    text += f"; of operators the outputs are kept: {names}"
+    text += f"; kept outputs of operators: {names}"
     again = ", ".join(_not_seen(observed.record.usage))
     return effective(
-        f"{text}; computed again too, being no operators of torch: {again}" if again else text
+        f"{text}; also recomputed, because they are not torch operators: {again}" if again else text
     )
 
 
 def _kept(observed: Observed) -> tuple[int, int]:
-    """Return the bytes that autograd saves of a short call, with and without checkpointing."""
+    """Return the bytes that autograd saves in a short call, with and without checkpointing."""
     from workbench.runner.toggles import _effects as effects
 
     off = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
@@ -125,7 +127,7 @@ def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
     """List the costly operators, by implementation, whose outputs could not be saved."""
     return [
         f"{operator} by {name}"
-        for operator in _DEAR
+        for operator in _EXPENSIVE
         for name in usage.get(operator, {})
         if name not in (_OF_ATTENTION if operator == "attention" else _OF_TORCH)
     ]
@@ -149,7 +151,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="acts block by block, and the blocks of a model of your own are not known",
+    bundled="acts block by block, but the blocks of your own model are not known",
     presets=dict.fromkeys(("development", "production-training", "low-memory"), ("full",)),
     memory=lambda option, situation: {"checkpointing": option},
     fixes=_fixes,

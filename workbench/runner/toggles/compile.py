@@ -1,10 +1,10 @@
-"""``torch.compile``: Dynamo traces the model, Inductor generates fused kernels for it.
+"""``torch.compile``: Dynamo traces the model, and Inductor generates fused kernels for it.
 
-``reduce-overhead`` and ``max-autotune`` also replay CUDA graphs. Compiling takes from seconds to
-minutes; the timeline shows it as a phase of its own. Pays where many small operators follow one
-another, and least where matrix products take the time. On an H200, HYDRA base training (8 x 1,024
-tokens, AMP BF16): *default* takes 0.55 of the eager step's time and 0.61 of its peak;
-*max-autotune* 0.51 of the time, after tuning for 214 s.
+``reduce-overhead`` and ``max-autotune`` also replay CUDA graphs. Compilation takes seconds to
+minutes; the timeline shows it as a separate phase. Helps most with many small operators in
+sequence, and least if matrix products take most of the time. On an H200, HYDRA base training (8 x
+1,024 tokens, AMP BF16): *default* takes 0.55 of the eager step time and 0.61 of its peak memory;
+*max-autotune* takes 0.51 of the time, after 214 s of tuning.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-LAUNCHED = "the host launches each kernel, which short kernels wait for"  # without CUDA graphs
+LAUNCHED = (
+    "the host launches each kernel, and short kernels wait for their launch"  # without CUDA graphs
+)
 
 
-NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
+NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU, but finds none", "Install g++.")
 
 
 def has_compiler(situation: Situation) -> bool:
@@ -72,10 +74,10 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
     mode = situation.option(TOGGLE.name)
     if failure.kind == "compile":
-        traced = "torch._dynamo.exc." in failure.detail  # then no other mode would get further
+        traced = "torch._dynamo.exc." in failure.detail  # then other modes would fail too
         if mode not in ("off", "default") and not traced:
-            yield Fix(10, {TOGGLE.name: "default"}, "fewer passes of the compiler, and less speed")
-        yield Fix(30, {TOGGLE.name: "off"}, "the model runs in eager mode, slower")
+            yield Fix(10, {TOGGLE.name: "default"}, "fewer compiler passes, but slower steps")
+        yield Fix(30, {TOGGLE.name: "off"}, "the model runs in eager mode, which is slower")
     elif failure.kind == "capture" and mode in WITH_GRAPHS:
         choices = TOGGLE.alternative(mode, Trait.REPLAYED).choices
         yield Fix(20, choices, LAUNCHED)
@@ -101,11 +103,11 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Compile the model's repeated blocks in place."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
-        for name in ("forward", "branch"):  # the branch alone is called where an addition is fused
+        for name in ("forward", "branch"):  # a fused addition calls only the branch
             method = getattr(type(block), name, None)
             if method is None:
                 continue
-            if method not in compiled:  # blocks of one kind share what is compiled
+            if method not in compiled:  # blocks of the same kind share the compiled code
                 compiled[method] = torch.compile(own_code(method), **options)
             setattr(block, name, types.MethodType(compiled[method], block))
 
@@ -115,8 +117,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     blocks = list(listed_modules(model))
     if not blocks:
         raise Mistake(
-            f"compile_scope: {type(model).__name__} has no nn.ModuleList, whose entries would be "
-            "compiled one by one; choose the whole model"
+            f"compile_scope: {type(model).__name__} has no nn.ModuleList whose entries could be "
+            "compiled separately; choose the whole model"
         )
     return blocks
 
@@ -129,14 +131,14 @@ def _evidence(option: str, observed: Observed) -> Finding:
     compiles = observed.compiles.read()
     if option == "off":
         return no_effect(
-            "the model compiles itself, and gave up and went on in eager mode, as all "
-            f"configurations share what it may compile anew: {compiles.given_up[0]}"
+            "the model compiles itself, but gave up and continued in eager mode, because all "
+            f"configurations share its recompile limit: {compiles.given_up[0]}"
         )
     if not compiles.graphs:
         return no_effect("no graph was compiled: the model ran in eager mode")
     text = compiles.text()
     if compiles.given_up:
-        return no_effect(f"{text}; gave up and went on in eager mode: {compiles.given_up[0]}")
+        return no_effect(f"{text}; gave up and continued in eager mode: {compiles.given_up[0]}")
     if option in WITH_GRAPHS:
         text += f"; {compiles.graphs_text()}"
         if not compiles.recordings:
@@ -147,7 +149,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     return effective(text)
 
 
-_UNTUNED = Alternative("Compile without tuning.", {"compile": "default"})
+_UNTUNED = Alternative("Compile without autotuning.", {"compile": "default"})
 
 TOGGLE = Toggle(
     name="compile",
@@ -173,9 +175,9 @@ TOGGLE = Toggle(
         "max-autotune-no-cudagraphs": (Trait.COMPILED, Trait.AUTOTUNED),
     },
     alternatives={
-        "reduce-overhead": (Alternative("Compile without them.", {"compile": "default"}),),
+        "reduce-overhead": (Alternative("Compile without CUDA graphs.", {"compile": "default"}),),
         "max-autotune": (
-            Alternative("Compile without them.", {"compile": "max-autotune-no-cudagraphs"}),
+            Alternative("Compile without CUDA graphs.", {"compile": "max-autotune-no-cudagraphs"}),
             _UNTUNED,
         ),
         "max-autotune-no-cudagraphs": (_UNTUNED,),
@@ -186,9 +188,9 @@ TOGGLE = Toggle(
         "throughput": ("default",),
     },
     memory=lambda option, situation: {"compiled": option != "off"},
-    unpredictable="what torch.compile fuses is known once it has compiled",
+    unpredictable="what torch.compile fuses is unknown before it has compiled",
     fixes=_fixes,
-    causes_of_slowness="Graph breaks, recompiles for changing shapes, or operators that a "
-    "hand-written kernel already does well are the usual causes; the evidence and the checklist "
-    "name lines.",
+    causes_of_slowness="The usual causes are graph breaks, recompiles for changing shapes, and "
+    "operators that a hand-written kernel already computes well; the evidence and the checklist "
+    "name the lines.",
 )

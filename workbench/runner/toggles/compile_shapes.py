@@ -1,11 +1,11 @@
-"""Sizes that ``torch.compile`` takes for fixed.
+"""The sizes that ``torch.compile`` treats as constant.
 
-*Static* compiles for the shapes that it sees, and again for every other one. *Dynamic* compiles
-kernels that hold for any size at once: no recompile when the batch or the sequence changes, at the
-cost of slower kernels. *Automatic*, torch's own default, begins static and turns dynamic those
-sizes that it has seen change. A size of 1 is always fixed. On an H200, HYDRA base training (8 x
-1,024 tokens, AMP BF16, Triton kernels): 19.2 ms with dynamic and 17.7 ms with static shapes, 39.3
-ms eager beside a slow host.
+*Static* compiles for the shapes of the first call, and recompiles for every other shape. *Dynamic*
+compiles kernels for any size: no recompile if the batch or the sequence changes, but slower
+kernels. *Automatic*, torch's default, starts static and makes sizes dynamic after they have
+changed. A size of 1 is always constant. On an H200, HYDRA base training (8 x 1,024 tokens, AMP
+BF16, Triton kernels): 19.2 ms with dynamic and 17.7 ms with static shapes, compared with 39.3 ms in
+eager mode on a slow host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if situation.workload.decodes:
         return Blocked(
-            "a step of decoding has one shape whatever the length", "Choose another workload."
+            "a decode step has the same shape at every length", "Choose another workload."
         )
     return None
 
@@ -47,7 +47,7 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
         changed = [reason for reason in compiles.recompiles if "size" in reason]
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
-        return as_default("every step had the same sizes, for which automatic compiles as static")
+        return as_default("every step had the same sizes, and then automatic compiles like static")
     workload = observed.situation.workload
     tried = [
         (size, _refusal(observed.compute, batch, workload.trains))
@@ -57,15 +57,15 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     refused = [f"{size}: {why}" for size, why in tried if why]
     if accepted:
         return effective(
-            "; ".join([f"without a recompile it also takes {', '.join(accepted)}", *refused])
+            "; ".join([f"without a recompile it also supports {', '.join(accepted)}", *refused])
         )
-    return no_effect("; ".join(refused) or "batches that differ in shape have no size to change")
+    return no_effect("; ".join(refused) or "these batches have no size that could be changed")
 
 
 def _other_sizes(
     batches: Batches, workload: Workload, model: Model
 ) -> Iterator[tuple[str, Tensors]]:
-    """Yield the current batch with another size, after that size in words."""
+    """Yield the current batch with other sizes, each after its description."""
     batch = batches.inputs
     if workload.trains:
         batch += batches.targets
@@ -74,18 +74,18 @@ def _other_sizes(
     size = batch[0].shape[0]
     if workload.name != "prefill":  # its cache is made for one batch
         other = size - 1 if size > 2 else 2 * size
-        yield f"a batch of {other} and not {size}", tuple(_resized(x, other) for x in batch)
+        yield f"a batch of {other} instead of {size}", tuple(_resized(x, other) for x in batch)
     if isinstance(model, LanguageModel):
         length = batch[0].shape[1]
         shorter = max(1, length // 2)
         yield (
-            f"a sequence of {shorter} and not {length}",
+            f"a sequence of {shorter} instead of {length}",
             tuple(_resized(x, size, shorter) for x in batch),
         )
 
 
 def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Tensor:
-    """``x`` with another batch or sequence, as far apart in memory as real batches are."""
+    """Return ``x`` with another batch or sequence size, with the strides of real batches."""
     sizes = (rows, *x.shape[1:]) if columns is None else (rows, columns)
     gap = x.stride(0) - x[0].numel()  # of tokens and targets, which share a buffer
     other = x.new_zeros(rows, math.prod(sizes[1:]) + gap)
@@ -96,18 +96,18 @@ def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Te
 
 
 def _refusal(compute: Compute, batch: Tensors, trains: bool) -> str:
-    """Return why what is compiled cannot take this batch; empty if it can."""
+    """Return why the compiled step does not support this batch; empty if it does."""
     try:
         with torch.compiler.set_stance("fail_on_recompile"), torch.set_grad_enabled(trains):
             compute(*batch)
     except torch.OutOfMemoryError:
-        return "it was not tried to the end, for want of memory"
+        return "the test ran out of memory"
     except RuntimeError as error:
         if "fail_on_recompile" not in str(error):
             raise
         _, _, failures = str(error).partition("guard failure(s):")
         first = failures.strip().partition("\n")[0].partition("  #")[0]
-        return f"would recompile, {without_id(first) or 'a guard failed'}"
+        return f"would recompile ({without_id(first) or 'a guard failed'})"
     return ""
 
 

@@ -1,17 +1,16 @@
-"""Split each sequence among several GPUs, which all have the weights: for long sequences.
+"""Split each sequence among several GPUs, each with all weights: for long sequences.
 
 Each rank computes its own tokens. Attention gathers the keys and values of all ranks (Llama 3,
-arXiv 2407.21783, section 3.3.2) and masks by position. Mamba-2's mixer takes the state after the
-previous ranks' tokens, which follows from the ranks' own states and decays, and its convolution
-their last tokens. The loss is the mean over all tokens, and gradients are averaged as with data
-parallelism; the balance of experts is measured over the full sequence. Saves the memory of
-activations, where a batch of long sequences does not fit and has few rows to divide. The last rank
-has most attention to compute, because its tokens see the longest past. Combines with all other
-kinds: the product of all ranks must fit the machine.
-Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16) on two ranks: 512 tokens of each
-sequence on a rank, and 12 gathers and 12 scattered sums of 8 MiB a step. The memory of a rank is an
-estimate: that of its tokens, with all keys and values that it gathers. Live metrics are of the
-first rank's tokens.
+arXiv 2407.21783, section 3.3.2) and masks by position. Mamba-2's mixer needs the state after the
+tokens of the previous ranks, which follows from the ranks' own states and decays, and its
+convolution needs their last tokens. The loss is the mean over all tokens, and gradients are
+averaged as with data parallelism. The balance of experts is measured over the full sequence. Saves
+activation memory if a batch of long sequences does not fit and has too few rows to split. The last
+rank computes most of the attention, because its tokens see the longest past. Combines with all
+other kinds of parallelism: the product of all ranks must fit the machine. Counted for HYDRA base
+training (8 x 1,024 tokens, AMP BF16) on two ranks: 512 tokens of each sequence per rank, and 12
+gathers and 12 scattered sums of 8 MiB per step. The memory of a rank is an estimate: its own
+tokens, and all keys and values that it gathers. Live metrics describe the tokens of the first rank.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _CHOOSING = ("mixture_of_depths", "mixture_of_recursions", "adaptive_rank", "ada
 
 
 def context_ranks_of(situation: Situation) -> int:
-    """Return among how many ranks the sequences of a situation are split."""
+    """Return the number of ranks that the sequences of a situation are split among."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
@@ -66,8 +65,8 @@ def _memory(option: str, situation: Situation) -> dict[str, int]:
 def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> int:
     """Return the bytes of the keys and values that a rank gathers.
 
-    ``step`` as of ``models``' footprints. They stay until the backward pass, unless a checkpoint
-    gathers them again. Those of a stage of a pipeline are not estimated.
+    ``step`` holds the arguments of ``models``' footprints. Gathered tensors stay until the backward
+    pass, unless checkpointing gathers them again. Pipeline stages are not estimated.
     """
     layout = layout_of(situation)
     if layout.context == 1 or layout.pipeline > 1:
@@ -97,9 +96,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if sequence // ranks < parts.rows_before:
         return Blocked(
-            f"a rank would have {sequence // ranks} tokens of a sequence, and a layer looks back "
-            f"{parts.rows_before}",
-            f"Choose a sequence of {ranks * parts.rows_before} at least.",
+            f"each rank would have {sequence // ranks} tokens of a sequence, but a layer looks "
+            f"back {parts.rows_before} tokens",
+            f"Choose a sequence of at least {ranks * parts.rows_before}.",
         )
     return _other_options(situation)
 
@@ -107,14 +106,16 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _unsplit(why: str, situation: Situation) -> Blocked:
     chosen = {name: "off" for name in _CHOOSING if getattr(situation.config, name, False)}
     if chosen:
-        return Blocked(why, "Compute all tokens alike.", chosen)
-    return Blocked(why, "Choose another model, or other fields of it.")
+        titles = " and ".join(name.replace("_", " ") for name in chosen)
+        return Blocked(why, f"Switch {titles} off.", chosen)
+    return Blocked(why, "Choose another model, or change its fields.")
 
 
 def _other_options(situation: Situation) -> Blocked | None:
     if situation.option(SHARDING) == "hybrid":
         return Blocked(
-            "ranks that split sequences are the replicas of shards, and pairs have others",
+            "ranks that split sequences are already the replicas of the shards, so sharding cannot "
+            "add two replicas",
             "Shard among all ranks that share the batch.",
             {SHARDING: "full"},
         )
@@ -155,5 +156,5 @@ TOGGLE = Toggle(
     unpredictable=WAITING,
     kinds={"context": Kind("context_parallel", {})},
     traits=rank_traits(),
-    bundled="splits the sequences of the bundled families, which a model of yours need not have",
+    bundled="splits sequences of the bundled families; inputs of your own model may be different",
 )

@@ -1,9 +1,9 @@
-"""CUDA graphs: record all kernels of a step once, then launch them as one.
+"""CUDA graphs: record all kernels of a step once, then launch them together as one graph.
 
-Removes the host's launch cost between kernels. Shapes and addresses are fixed; the whole step is
-captured, in training with backward pass and optimizer. Pays where the host is slower than the GPU:
-on an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels) takes 21.9 instead of
-39.3 ms beside a slow host and 0.97 of the step beside a fast one, and Mamba-2 2.8B decodes a token
+Removes the host's launch cost between kernels. Shapes and addresses are fixed. In training the
+whole step is captured, with backward pass and optimizer. Helps if the host is slower than the GPU.
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels) takes 21.9 instead of
+39.3 ms with a slow host, and 0.97 of the step time with a fast host; Mamba-2 2.8B decodes a token
 in 4.4 instead of 39.3 ms.
 """
 
@@ -78,8 +78,8 @@ class _CapturedStep:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    # A cycle collected during capture may hold an older graph, and freeing that is an operation
-    # that invalidates the capture.
+    # A cycle that is collected during capture may hold an older graph, and freeing that graph
+    # invalidates the capture.
     gc.collect()
     gc.disable()
     try:
@@ -93,14 +93,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.on_gpu:
         return NEEDS_GPU
-    if why := conflict(
-        situation, Trait.REPLAYED, "{title} {option} captures CUDA graphs of its own"
-    ):
+    if why := conflict(situation, Trait.REPLAYED, "{title} {option} already captures CUDA graphs"):
         return why
     if situation.workload.trains and situation.option("adamw") != "fused":
         return Blocked(
-            "the step is captured with its optimizer, and only fused AdamW keeps its step count "
-            "and the loss scale on the GPU",
+            "the captured step includes the optimizer, and only fused AdamW keeps its step count "
+            "and loss scale on the GPU",
             "Use fused AdamW.",
             {"adamw": "fused"},
         )

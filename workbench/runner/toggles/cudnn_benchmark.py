@@ -1,9 +1,9 @@
 """Let cuDNN time its convolution algorithms at each new shape, and keep the fastest.
 
-Costs time at every first step of a shape, and none later. Acts on convolutions that run through
-cuDNN alone, which a model of one's own may have. No bundled family has: the short convolutions of
-Mamba-2 and of CCGQA are an operator of ours, in PyTorch as in Triton. On an H200 it
-found no convolution to time in 4 of 4 families.
+This costs time in the first step with each shape, and none later. It affects only convolutions that
+cuDNN computes, which your own model may have. No bundled family has any: the short convolutions of
+Mamba-2 and CCGQA are an operator of this library, in PyTorch as in Triton. On an H200 it found no
+convolution to time in 4 of 4 families.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.family is not user_model.FAMILY:
         return Blocked(
-            f"{situation.family.title} has no convolution that runs through cuDNN",
-            "Choose a model of your own that has.",
+            f"{situation.family.title} has no convolution that cuDNN computes",
+            "Choose your own model with such convolutions.",
             absent=True,
         )
     return None if situation.on_gpu else NEEDS_GPU
@@ -64,10 +64,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     through = {name: n for name, n in seen.libraries.items() if name.startswith("Cudnn")}
     shown = ", ".join(f"{count} {name}" for name, count in seen.libraries.items())
     if through and cudnn.benchmark:
-        return effective(f"convolutions ran through cuDNN while it times algorithms: {shown}")
+        return effective(f"convolutions ran in cuDNN while it timed algorithms: {shown}")
     if not seen.libraries:
         return no_effect("this model calls no convolution")
-    return no_effect(f"no convolution ran through cuDNN: {shown}")
+    return no_effect(f"no convolution ran in cuDNN: {shown}")
 
 
 TOGGLE = Toggle(
@@ -80,5 +80,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    incomparable="which algorithms cuDNN finds is known once it has searched",
+    incomparable="which algorithms cuDNN selects is unknown before a run",
 )

@@ -1,12 +1,13 @@
-"""Read each batch from the text file while the model steps, as a training script does.
+"""Read each batch from the text file while the model runs, as a training script does.
 
-By default sixteen batches lie on the device, and no step waits for input. *In the step* reads each
-batch in the step's own process. *Two workers* reads ahead in two processes. *Pinned* also puts the
-batches where the GPU can copy them without the host (PyTorch's ``DataLoader``: ``num_workers``,
-``prefetch_factor``, ``pin_memory``). The evidence states how long a step waited for its batch. The
-batches are the same in all cases. Bytes are read faster than a worker passes them on; workers pay
-where a batch takes long to prepare. On a CPU with two cores, HYDRA tiny training (8 x 64 tokens of
-text): 1.05 of the step's time (0.90 to 1.23) in the step, 1.04 (1.02 to 1.07) with two workers.
+By default sixteen batches are on the device, and no step waits for input. *In the step* reads each
+batch in the process of the step. *Two workers* reads ahead in two processes. *Two workers, pinned*
+also puts the batches in pinned memory, from which the GPU copies them without the host (PyTorch's
+``DataLoader``: ``num_workers``, ``prefetch_factor``, ``pin_memory``). The evidence states how long
+a step waited for its batch. The batches are the same in all cases. Reading the bytes takes less
+time than sending them from a worker, so workers help only if a batch takes long to prepare. On a
+CPU with two cores, HYDRA tiny training (8 x 64 tokens of text): 1.05 times the step time (0.90 to
+1.23) in the step, 1.04 (1.02 to 1.07) with two workers.
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.family.draw is not None:
         return Blocked(
-            f"{situation.family.name} draws its own batches: there is no dataset to read",
+            f"{situation.family.name} generates its own batches, so there is no dataset to read",
             "Choose a family whose inputs are text.",
         )
     if not situation.workload.feeds:
         return Blocked(
-            f"{situation.workload.title} reads one prompt, and no batch in each step",
+            f"{situation.workload.title} reads one prompt and no batches",
             "Choose the training step.",
             {"workload": "train"},
         )
     if situation.configuration.data == SYNTHETIC:
         return Blocked(
-            "there is no dataset: the batches are drawn by a seed",
+            "the data is synthetic, so there is no file to read",
             "Set Data to a text file.",
         )
     if option == "pinned" and not situation.on_gpu:
         return NEEDS_GPU
-    return conflict(situation, Trait.RANKS, "each of several ranks would read the whole batch")
+    return conflict(situation, Trait.RANKS, "every rank would read the complete batch")
 
 
 def _apply(option: str, build: Build) -> None:
@@ -72,7 +73,7 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     loaded = observed.batches.loaded
     if loaded is None or not loaded.read:
-        return no_effect("no batch was read from the file: all of them lie on the device")
+        return no_effect("no batch was read from the file: all batches are on the device")
     workers = loaded.readers - {os.getpid()}
     where = f"by worker processes ({len(workers)})" if workers else "in the step's process"
     where += ", into pinned memory" if loaded.is_pinned else ""
@@ -100,5 +101,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    unpredictable="how long a batch takes to read is unknown beforehand",
+    unpredictable="how long it takes to read a batch is unknown before a run",
 )

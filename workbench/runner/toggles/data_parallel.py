@@ -1,14 +1,15 @@
-"""Split each batch among several GPUs, which all have the weights: DistributedDataParallel.
+"""Split each batch among several GPUs, each with all weights: DistributedDataParallel.
 
 Each rank computes its rows. torch averages the gradients while the backward pass still runs, so
-that all ranks make the update that one device would make of the full batch. Only a loss that is not
-a mean over rows (the balance of experts) is then each part's own. Pays where a part still fills a
-GPU and the reductions hide behind the backward pass. Combines with tensor and pipeline parallelism:
-the product of all ranks must fit the machine. *Sharding* splits weights and moments, too.
-Counted for HYDRA base training (114M parameters in FP32): each rank sends 436 MiB of gradients a
-step. Utilization and memory are sampled for every GPU. The peak of a step is that of the rank that
-needs most, and the families' live metrics are of the first rank's rows. Without a GPU the ranks are
-processes that share the CPU, which shows that results are right and not how fast they come.
+that all ranks make the same update as one device with the full batch. The only difference is a loss
+that is not a mean over rows (the balance of experts): each rank computes it for its own rows. Helps
+if the rows of one rank still fill a GPU and the all-reduce overlaps with the backward pass.
+Combines with tensor and pipeline parallelism: the product of all ranks must fit the machine.
+*Sharding* also splits weights and moments. Counted for HYDRA base training (114M parameters in
+FP32): each rank sends 436 MiB of gradients per step. Utilization and memory are sampled for every
+GPU. The peak of a step is that of the rank with the highest peak, and live metrics of a family
+describe the rows of the first rank. Without a GPU the ranks are processes that share the CPU: this
+shows whether results are correct, not how fast several GPUs are.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _one_graph() -> AbstractContextManager[None]:
-    """Compile as for one device: Dynamo would divide graphs by buckets, and knows no Triton there.
+    """Compile as for one device; Dynamo's split of graphs by buckets does not support Triton.
 
-    Blocks that are compiled one by one are smaller than a bucket anyway.
+    Blocks that are compiled separately are smaller than a bucket anyway.
     """
     import torch._dynamo
 

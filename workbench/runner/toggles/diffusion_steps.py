@@ -1,9 +1,9 @@
-"""Steps of diffusion: how far what was retrieved from the memory spreads over its graph.
+"""The number of diffusion steps, in which retrieved values spread over the memory's graph.
 
-Another model: fewer steps are less work, and reach fewer slots. (arXiv 1810.05997.)
+This changes the model: fewer steps are less work and reach fewer slots. (arXiv 1810.05997.)
 
 Counted for MAHIA-X base, 64 samples of 256 tokens: eight steps instead of one are less than 0.001 %
-of the FLOPs, so that only their launches can cost time.
+of the FLOPs, so only their kernel launches can cost time.
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle

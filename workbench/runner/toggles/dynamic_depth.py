@@ -1,10 +1,10 @@
-"""Depth of a sample in MAHIA-X's fabric: every layer takes the share that it scores highest.
+"""Dynamic depth in MAHIA-X's fabric: every layer computes the samples that it scores highest.
 
-Another model: at a share of 1 every sample runs through all layers, and nothing depends on the
-input; below it, a layer gathers, computes and puts back only its share. Pays where the layers are
-wide enough that gathering is cheap beside them, and the batch is more than a few samples. Counted
-for MAHIA-X base, 64 samples of 256 tokens: half of the batch a layer saves 0.1 % of the forward
-pass's FLOPs, as the fabric works on one vector a sample.
+This changes the model. With *Off: all layers* every sample passes all layers, and nothing depends
+on the input. With less, a layer gathers, computes and writes back only its share of the batch.
+Helps if the layers are so wide that gathering is cheap in comparison, and the batch has more than a
+few samples. Counted for MAHIA-X base, 64 samples of 256 tokens: half of the batch per layer saves
+0.1 % of the forward pass's FLOPs, because the fabric computes only one vector per sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     if value == own or chosen(value, batch) != chosen(own, batch):
         return None
     return Blocked(
-        f"of a batch of {batch} a layer takes {chosen(value, batch)} by this share as by {own}",
+        f"a layer computes {chosen(value, batch)} of {batch} samples, the same as with {own}",
         "Choose a larger batch for the next run.",
     )
 
@@ -34,8 +34,8 @@ TOGGLE = field_toggle(
     __doc__,
     {
         "all": ("Off: all layers", 1.0),
-        "half": ("Half of the batch a layer", 0.5),
-        "quarter": ("A quarter", 0.25),
+        "half": ("Half of the batch per layer", 0.5),
+        "quarter": ("A quarter per layer", 0.25),
     },
     name="dynamic_depth",
     needs=_needs,

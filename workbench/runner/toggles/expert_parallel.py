@@ -1,15 +1,15 @@
-"""Put the experts of each mixture on several GPUs, which share the batch: for many experts.
+"""Shard the experts of each mixture among several GPUs, which share the batch.
 
-Each rank computes its rows of the batch, and has its part of every mixture's experts; all other
-weights are on every rank (GShard, arXiv 2006.16668). In each mixture a token goes to the ranks that
-have its experts, and their results come back: two exchanges forward and two backward, and one of
-their sizes, for which the host waits. Gradients are averaged as with data parallelism, and those of
-an expert are of all ranks' tokens. Saves the memory of experts, with their gradients and moments.
-Pays where experts are most of the model and the ranks are close; a rank whose experts are preferred
-computes longest. The balance of experts is each rank's own, as with data parallelism.
-Counted for MoE tiny training (4 x 16 tokens, 2 of 8 experts a token): each of two ranks has 4
-experts of every mixture, and makes 15 exchanges a step in 3 mixtures. The memory of a rank is an
-estimate: that of its rows, with its part of the experts.
+Each rank computes its rows of the batch and has its part of every mixture's experts; all other
+weights are on every rank (GShard, arXiv 2006.16668). In each mixture a token is sent to the ranks
+that have its experts, and the results are sent back: two exchanges in the forward and two in the
+backward pass, and one exchange of their sizes, for which the host waits. Gradients are averaged as
+with data parallelism; those of an expert include the tokens of all ranks. Saves the memory of
+experts, with their gradients and moments. Helps if experts are most of the model and links between
+ranks are fast. The rank with the most popular experts computes longest. Each rank balances its own
+experts, as with data parallelism. Counted for MoE tiny training (4 x 16 tokens, 2 of 8 experts per
+token): each of two ranks has 4 experts of every mixture and makes 15 exchanges per step in 3
+mixtures. The memory of a rank is an estimate: its rows, and its part of the experts.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 _EXCLUDED = {
-    TENSOR: ("tensor parallelism divides the columns of the same experts", "off"),
-    PIPELINE: ("stages of a pipeline would exchange tokens at different times", "off"),
-    SHARDING: ("an expert that only one rank has cannot be sharded among all of them", "off"),
+    TENSOR: ("tensor parallelism already shards the columns of the experts", "off"),
+    PIPELINE: ("pipeline stages would exchange tokens at different times", "off"),
+    SHARDING: ("an expert that only one rank has cannot be sharded among all ranks", "off"),
 }
 
 
 def _divided_memory(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """Return the footprint of a rank in a ``step`` as of ``models``' footprints.
+    """Return the footprint of a rank; None if each rank has all experts.
 
-    None if a rank has all experts.
+    ``step`` holds the arguments of ``models``' footprints.
     """
     ranks = RANKS[situation.option(TOGGLE.name)]
     if ranks == 1 or not experts_of(situation.family, situation.config)[0]:
@@ -84,8 +84,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     count, _ = experts_of(situation.family, situation.config)
     if not count:
         return Blocked(
-            f"{situation.family.title} has no mixture whose experts ranks could have",
-            "Choose the mixture of experts.",
+            f"{situation.family.title} has no mixture of experts",
+            "Choose a model with experts.",
         )
     if why := too_many(TOGGLE.name, ranks, situation):
         return why
@@ -99,7 +99,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             return Blocked(reason, f"Switch {name.replace('_', ' ')} off.", {name: off})
     batch = int(situation.configuration.settings["batch"])
     rows = too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
-    changes = "the number of tokens that a rank receives changes from step to step"
+    changes = (
+        "{title} needs fixed sizes, but each rank receives another number of tokens in each step"
+    )
     return (
         conflict(situation, Trait.COMPILED, changes)
         or captured(situation)
@@ -141,5 +143,5 @@ TOGGLE = Toggle(
     unpredictable=WAITING,
     kinds={"expert": Kind("expert_parallel", {})},
     traits=rank_traits(),
-    bundled="divides the experts of the bundled families, which a model of yours need not have",
+    bundled="shards the experts of the bundled families; your own model may not have experts",
 )

@@ -1,8 +1,9 @@
-"""Add the residual stream into what a branch returned, instead of into new memory.
+"""Add the residual stream to the output of a branch in place, instead of in new memory.
 
-Inference only, and without effect where a branch's result is narrower than the stream, as under
-AMP, or where ``torch.compile`` plans memory. Conflicts with *Reuse buffers*. Counted for MoE base,
-8 x 1,024 tokens in BF16: each of the 24 additions writes into 12.6 MB that are there already.
+For inference only. It has no effect if the branch's output has a narrower dtype than the residual
+stream, as with AMP, or with ``torch.compile``, which plans memory itself. Conflicts with *Reuse
+buffers*. Counted for MoE base, 8 x 1,024 tokens in BF16: each of the 24 additions writes into 12.6
+MB of existing memory.
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle

@@ -1,8 +1,9 @@
-"""The filter along the sequence: by FFT, as PyTorch has it, or as products with its matrix.
+"""The computation of the filter along the sequence: by FFT, or by matrix products.
 
-Products are faster for short sequences, where an FFT is mostly launches; *Automatic* knows where
-that ends. Counted, in FLOPs for each number of the stream: 512 by products and 45 by FFT at 256
-tokens, 16,384 and 70 at 8,192. Only matrix units can make up for that, and not at any length.
+Matrix products are faster for short sequences, where an FFT mostly consists of kernel launches;
+*Automatic* selects by the length. Counted, in FLOPs for each number of the residual stream: 512
+with matrix products and 45 with FFT at 256 tokens, 16,384 and 70 at 8,192. Only matrix units can
+compensate for that, and only up to some length.
 """
 
 from workbench.runner.toggles._kernel_toggle import kernel_toggle

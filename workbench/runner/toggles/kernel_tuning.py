@@ -1,12 +1,12 @@
-"""Tiles (block sizes, warps, stages) that the bundled Triton kernels run with.
+"""The tiles (block sizes, warps, stages) that the bundled Triton kernels use.
 
-Each kernel knows a handful that make sense. Its heuristic takes one of them by rules that were
-measured on an H200; tuning times them all on this GPU, once for each width and dtype and not for
-each batch size, and stores the fastest: for the runs to come too, which take what is stored unless
-the heuristics are asked for. What gives other numbers than the heuristic's tile is never taken.
-Tuning comes before the first step, as a phase of its own; the timeline shows how long it took. On
-an H200 one more pipeline stage took RMSNorm's backward pass from 45 to 31 us at 16,384 rows of 768,
-and neither block sizes nor warps changed SwiGLU by 3 %.
+Each kernel knows a few useful tiles. Its heuristic selects one of them by rules that were measured
+on an H200. *Tune missing tiles* times all of them on this GPU instead, once for each width and
+dtype and not for each batch size, and stores the fastest. Later runs use the stored tiles, unless
+*Heuristics* is chosen. A tile whose results differ from those of the heuristic's tile is never
+used. Tuning runs before the first step, as its own phase; the timeline shows how long it took. On
+an H200 one more pipeline stage reduced RMSNorm's backward pass from 45 to 31 us at 16,384 rows of
+768; block sizes and warps changed SwiGLU by less than 3 %.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if situation.has(Trait.TRITON):
         return None
     return Blocked(
-        "acts on Triton kernels, and every operator runs in PyTorch",
+        "needs Triton kernels, but every operator runs in PyTorch",
         "Switch the Triton kernels on.",
         {"triton": "on"},
     )
@@ -66,9 +66,9 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _tune(phases: PhaseTracker, variant: MarkedVariant) -> dict[str, Scalar]:
-    """Compute once what a step computes, with its gradients, so that every kernel is called.
+    """Run one step with its gradients, so that every kernel is called and tuned.
 
-    Returns how long that took, for the ledger.
+    Return how long that took, for the ledger.
     """
     began = time.perf_counter()
     with phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
@@ -78,7 +78,7 @@ def _tune(phases: PhaseTracker, variant: MarkedVariant) -> dict[str, Scalar]:
 
 
 def origins(choices: list[kernels.Choice]) -> str:
-    """Count the tiles by their origin: "2 tuned, 5 by heuristic"."""
+    """Return the number of tiles by their origin: "2 tuned, 5 by heuristic"."""
     counts = Counter(choice.source for choice in choices)
     return ", ".join(f"{counts[s]} {text}" for s, text in _ORIGINS.items() if counts[s])
 
@@ -86,16 +86,16 @@ def origins(choices: list[kernels.Choice]) -> str:
 def _evidence(option: str, observed: Observed) -> Finding:
     choices = observed.record.tiles
     if not choices:
-        return no_effect("no Triton kernel that has a choice of tiles was launched")
+        return no_effect("no Triton kernel with a choice of tiles was launched")
     text = f"tiles of {len(choices)} launches: {origins(choices)}"
     if option == "off":
         if any(choice.source != "heuristic" for choice in choices):
             return no_effect(text)
         if not kernels.are_stored(choices):
-            return no_effect(f"{text}, as without this option: no tile of these kernels is stored")
+            return no_effect(f"{text}, the same as without this option: no tile is stored for them")
         return effective(text)
     if spent := observed.ledger.get("autotune_s"):
-        text += f", in {spent:.3g} s"
+        text += f", tuning took {spent:.3g} s"
     untuned = [choice for choice in choices if choice.note]
     if untuned:
         text += f"; {untuned[0].kernel}: {untuned[0].note}"
@@ -103,10 +103,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
         text += f"; not stored: {unstored}"
     better = [choice for choice in choices if choice.tile != choice.heuristic]
     if not better:
-        return no_effect(f"{text}; none is faster than the heuristic's")
+        return no_effect(f"{text}; no tile is faster than the heuristic's")
     better.sort(key=lambda choice: choice.us / choice.heuristic_us)
     named = [f"{c.kernel} {c.heuristic_us / c.us:.2f}x" for c in better[:_SHOWN]]
-    return effective(f"{text}; {len(better)} faster than the heuristic's: {', '.join(named)}")
+    return effective(f"{text}; faster than the heuristic's: {len(better)} ({', '.join(named)})")
 
 
 TOGGLE = Toggle(
@@ -115,13 +115,11 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Kernels",
     stage=Stage.KERNELS,
-    options={"cached": "As stored", "off": "Heuristics", "on": "Tune what is missing"},
+    options={"cached": "Stored tiles", "off": "Heuristics", "on": "Tune missing tiles"},
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
     operators=with_triton(),
     traits={"on": (Trait.TILES_TUNED, Trait.AUTOTUNED)},
-    alternatives={
-        "on": (Alternative("Take the tiles that are stored.", {"kernel_tuning": "cached"}),)
-    },
+    alternatives={"on": (Alternative("Use the stored tiles.", {"kernel_tuning": "cached"}),)},
 )

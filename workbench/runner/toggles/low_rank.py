@@ -1,10 +1,10 @@
-"""The fewest columns a head's scores may be computed with, in a basis of SVD quality.
+"""The smallest number of columns with which the scores of a head may be computed.
 
-Another model: attention of low rank, whose kernel reads and multiplies fewer columns. Which heads
-go how far the adaptive rank decides by what is measured of them, so that it must be on; the basis
-is refreshed as the model runs. Long sequences gain most, and the numerical check tells the price.
-Counted: at least a quarter of the columns saves 3/8 of attention's products at most, 2.6 % of
-AdaAttn base's forward pass at 1,024 tokens and 21 % at 16,384.
+This changes the model: attention has a low rank, and its kernel reads and multiplies fewer columns,
+in a basis of SVD quality. Adaptive rank must be on: it measures each head and decides how many
+columns it uses. The basis is updated while the model runs. Long sequences gain most; the numerical
+check shows the error. Counted: with at least a quarter of the columns, at most 3/8 of attention's
+products is saved, which is 2.6 % of AdaAttn base's forward pass at 1,024 tokens and 21 % at 16,384.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     if situation.config.adaptive_rank:
         return None
     return Blocked(
-        "all heads compute with all columns where the rank does not adapt",
-        "Let it adapt.",
+        "needs adaptive rank, which is off",
+        "Choose Adaptive rank: On.",
         {"adaptive_rank": "on"},
     )
 
 
 def _idle(value: Any, observed: Observed) -> str:
-    """Say why the heads have the ranks that the model's own least rank gives; empty if not."""
+    """Return why the heads have the ranks that the model's default gives; empty if they differ."""
     full, ratio = head_dim(observed.model), observed.situation.base.rank_ratio
     used = ranks(observed.model)
     if value < ratio and min(used) >= ratio * full:
         after = calls(observed.model, observed.situation.workload)
         return (
-            f"no head has a rank below {round(ratio * full)} of {full} after {after}, which "
-            f"the model's own least rank allows too: {ranks_text(observed.model)}"
+            f"no head has a rank below {round(ratio * full)} of {full} after {after}, which is the "
+            f"lowest rank that the model allows by default: {ranks_text(observed.model)}"
         )
     return _none_would_be_narrower(value, observed) if value > ratio else ""
 
@@ -50,7 +50,7 @@ def _facts(value: Any, observed: Observed) -> str:
 
 
 def _none_would_be_narrower(value: Any, observed: Observed) -> str:
-    """Say that no head would give up a column without a higher least rank; empty if one would."""
+    """Return that no head would use fewer columns without this option; empty if one would."""
     from workbench.runner.toggles import _effects as effects
 
     situation = observed.situation
@@ -59,7 +59,7 @@ def _none_would_be_narrower(value: Any, observed: Observed) -> str:
     least = int(model.adapted()["rank_LH"].min())
     if least < value * head_dim(observed.model):
         return ""
-    return f"no head would compute with fewer than {least} columns without it"
+    return f"without this option no head would compute with fewer than {least} columns"
 
 
 TOGGLE = field_toggle(

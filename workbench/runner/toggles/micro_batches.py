@@ -1,14 +1,15 @@
-"""The number of micro-batches of a batch that go through a pipeline of stages.
+"""The number of micro-batches that a batch is split into for pipeline parallelism.
 
-With p stages and m micro-batches each stage waits for (p - 1) / (m + p - 1) of a step, so that many
-help; but kernels on few rows are less efficient, and each micro-batch's stream is sent by itself.
-Left to itself it is the largest number up to four a stage that divides the batch: from there on the
-waiting hardly counts (Huang et al., GPipe, arXiv 1811.06965). Counted for two stages: 0.33 of the
-step with two micro-batches, 0.11 with eight, 0.06 with sixteen.
+With p stages and m micro-batches each stage waits for (p - 1) / (m + p - 1) of a step, so many
+micro-batches help. But kernels on few rows are less efficient, and the residual stream of each
+micro-batch is sent separately. *Automatic* is the largest number that divides the batch, up to four
+per stage: more reduce the waiting only slightly (Huang et al., GPipe, arXiv 1811.06965). Counted
+for two stages: ranks wait for 0.33 of the step with two micro-batches, 0.11 with eight, 0.06 with
+sixteen.
 
-Each micro-batch costs a stage's host as many calls as a whole batch would: where these take longer
-than what the GPU computes, as of small layers, a step takes as long as the host, and half as many
-micro-batches take half of that.
+Each micro-batch needs as many kernel launches as a whole batch. If launches take longer than the
+GPU's work, as with small layers, the host determines the step time, and half as many micro-batches
+halve it.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 AUTO = "auto"
-_A_STAGE = 4
+_PER_STAGE = 4
 _COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def suited(batch: int, stages: int) -> int:
     """Return a number of micro-batches that divides the batch.
 
-    It is the largest up to four a stage, but two at least if the batch has that many rows.
+    It is the largest up to four per stage, but at least two if the batch has that many rows.
     """
     divisors = [count for count in range(1, batch + 1) if batch % count == 0]
     return max(
-        [count for count in divisors if 1 < count <= _A_STAGE * stages] or divisors[1:2] or [1]
+        [count for count in divisors if 1 < count <= _PER_STAGE * stages] or divisors[1:2] or [1]
     )
 
 
 def micro_batches_of(situation: Situation, stages: int) -> int:
-    """Return into how many micro-batches the situation's batch is divided, for so many stages."""
+    """Return the number of micro-batches of the situation's batch for ``stages`` stages."""
     option = situation.option(TOGGLE.name)
     if option != AUTO:
         return int(option)
@@ -66,7 +67,7 @@ def _rows(situation: Situation) -> int:
 
 
 def least_batch(situation: Situation) -> int:
-    """Return what a batch must be a multiple of, to be divided into the requested number."""
+    """Return the number that a batch must be a multiple of, to have the requested micro-batches."""
     option = situation.option(TOGGLE.name)
     return 1 if option == AUTO else int(option)
 
@@ -76,7 +77,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if layout_of(situation).pipeline == 1:
         return Blocked(
-            "a step goes through no stages that could take turns",
+            "needs pipeline parallelism, which is off",
             "Switch pipeline parallelism on.",
             {PIPELINE: "2"},
         )
@@ -96,12 +97,12 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.turns:
-        return no_effect("no step was made by stages")
+        return no_effect("no step ran in pipeline stages")
     forwards = [turns.forwards for turns in pipeline.turns]
     in_flight = ", ".join(str(turns.in_flight) for turns in pipeline.turns)
     text = (
-        f"{_rows(observed.situation)} rows in {forwards[0]} micro-batches; the ranks had "
-        f"{in_flight} of them in flight at most"
+        f"{_rows(observed.situation)} rows in {forwards[0]} micro-batches; in flight at most, by "
+        f"rank: {in_flight}"
     )
     return effective(text) if set(forwards) == {int(option)} else no_effect(text)
 
@@ -116,6 +117,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="divides each batch by its rows, which inputs of your own are not known to have",
+    bundled="splits each batch by its rows; the inputs of your own model may not have rows",
     incomparable=WAITING_STAGES,
 )

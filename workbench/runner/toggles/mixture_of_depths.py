@@ -1,7 +1,7 @@
-"""Mixture of depths (arXiv 2404.02258): a router lets a fixed share of the tokens into a block.
+"""Mixture of depths (arXiv 2404.02258): a router selects a fixed share of tokens for a block.
 
-The others pass it by, which saves their attention and feed-forward. Counted for HYDRA base, 8 x
-1,024 tokens, 1/8 of them let in: 0.70 of the forward pass's FLOPs.
+The other tokens skip the block, which saves their attention and feed-forward. Counted for HYDRA
+base, 8 x 1,024 tokens, with 1/8 of them selected: 0.70 times the FLOPs of the forward pass.
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle

@@ -1,7 +1,7 @@
-"""Mixture of recursions (arXiv 2507.10524): shared blocks, applied as often as a token needs.
+"""Mixture of recursions (arXiv 2507.10524): shared blocks run as often as a token needs.
 
-Pays in quality for its weights and not in time: counted for HYDRA base, 8 x 1,024 tokens, 2.1 times
-the FLOPs with 1.11 times the parameters.
+It improves quality for the number of weights, but not time. Counted for HYDRA base, 8 x 1,024
+tokens: 2.1 times the FLOPs with 1.11 times the parameters.
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle

@@ -1,10 +1,11 @@
-"""Compute all layers of experts in one workspace that is allocated once, as the MoE document asks.
+"""Compute all expert layers in one workspace that is allocated once.
 
-The order of the choices, the rows of the experts, their hidden activations and the output lie there
-in inference; a training step needs them until its backward pass, and ``torch.compile`` plans memory
-itself. PyTorch's allocator mostly hands out the same memory anyway, so that what is saved is the
-host's time: it pays where steps are short and no CUDA graph is replayed. Counted for MoE base, 8 x
-1,024 tokens in BF16 with the Triton kernels: 63 MB serve what are 96 allocations of a pass.
+The MoE document requires this. In inference the workspace holds the order of the router's choices,
+the rows of the experts, their hidden activations and the output. A training step needs these until
+its backward pass, and ``torch.compile`` plans memory itself. PyTorch's allocator mostly returns the
+same memory anyway, so the workspace only saves host time: it helps if steps are short and no CUDA
+graph is replayed. Counted for MoE base, 8 x 1,024 tokens in BF16 with the Triton kernels: 63 MB
+replace 96 allocations per pass.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 
-_IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace
+_IN_WORKSPACE = ("triton", "loop")  # implementations that support a workspace
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -42,11 +43,11 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if own in _IN_WORKSPACE or (own == "torch" and not situation.on_gpu):
         return None
     if situation.on_gpu:
-        fix, option = "Let Triton compute the experts.", "triton"
+        fix, option = "Choose MoE experts: Triton.", "triton"
     else:
-        fix, option = "Let the loop over experts compute them.", "loop"
-    way = f"{TITLES.get(own, own)}: experts are computed in memory that each call allocates"
-    return Blocked(way, fix, {"triton_moe_experts": option})
+        fix, option = "Choose MoE experts: Loop over experts.", "loop"
+    reason = f"MoE experts by {TITLES.get(own, own)} allocate new memory in each call"
+    return Blocked(reason, fix, {"triton_moe_experts": option})
 
 
 def _apply(option: str, build: Build) -> None:
@@ -63,17 +64,15 @@ def _evidence(option: str, observed: Observed) -> Finding:
     workspaces = [getattr(module, "workspace", None) for module in observed.model.modules()]
     layers = [workspace for workspace in workspaces if workspace is not None]
     if not layers:
-        return no_effect("no layer of experts has a workspace")
+        return no_effect("no expert layer has a workspace")
     requests, allocations = layers[0].requests, layers[0].allocations
     if requests <= allocations:
         if observed.situation.has(Trait.COMPILED):
-            return no_effect("nothing was computed there: torch.compile plans its memory itself")
-        return no_effect(
-            f"{requests} tensors were taken from {allocations} allocations: none was reused"
-        )
+            return no_effect("the workspace was not used: torch.compile plans memory itself")
+        return no_effect(f"{requests} tensors used {allocations} allocations: no memory was reused")
     return effective(
-        f"{len(layers)} layers took {requests:,} tensors so far from {allocations} allocations, "
-        f"{layers[0].bytes / 1e6:.3g} MB in all"
+        f"{len(layers)} layers placed {requests:,} tensors so far in {allocations} allocations, "
+        f"{layers[0].bytes / 1e6:.3g} MB in total"
     )
 
 
@@ -87,5 +86,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="acts on the layers of experts of the bundled families, which yours has not",
+    bundled="needs the expert layers of the bundled families, which your own model does not have",
 )

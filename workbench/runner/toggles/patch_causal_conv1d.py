@@ -1,8 +1,8 @@
 """Replace the depthwise causal convolutions of your model by the bundled operator.
 
-Recognized are the function that Mamba-2 of transformers calls, with its activation, and depthwise
-Conv1d layers of width 2 to 4 that pad by all but one of their weights. Counted: 48 convolutions in
-each step of Mamba-2 780M.
+It recognizes the function that Mamba-2 of transformers calls, with its activation, and depthwise
+Conv1d layers of width 2 to 4 whose padding is the width minus one. Counted: 48 convolutions in each
+step of Mamba-2 780M.
 """
 
 from workbench.runner.foreign.mamba import patch_causal_conv1d

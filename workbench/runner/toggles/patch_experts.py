@@ -1,7 +1,7 @@
 """Replace the experts of a mixture in your model by the bundled operator.
 
 Experts with stacked weights and SwiGLU are replaced if a small copy of them and the operator agree
-in FP64, gradients included. Counted: OLMoE has 16 layers of 64 experts; transformers loops over
+in FP64, including gradients. Counted: OLMoE has 16 layers of 64 experts; transformers loops over
 them or needs a grouped product.
 """
 

@@ -1,7 +1,7 @@
 """Replace the gated norms of Mamba-2 layers in your model by one kernel.
 
-Each is replaced only if a small copy of it and the operator agree in FP64, gradients included.
-Counted: 48 norms in each step of Mamba-2 780M.
+Each norm is replaced only if a small copy of it and the operator agree in FP64, including
+gradients. Counted: 48 norms in each step of Mamba-2 780M.
 """
 
 from workbench.runner.foreign.norms import patch_gated_rms_norm
@@ -13,5 +13,5 @@ TOGGLE = patch_toggle(
     "Gated RMSNorm",
     __doc__,
     patch_gated_rms_norm,
-    what="norms behind a gate",
+    what="gated norms",
 )

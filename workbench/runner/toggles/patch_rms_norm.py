@@ -1,8 +1,8 @@
-"""Replace root mean square norms of your model by the bundled operator.
+"""Replace root-mean-square norms of your model by the bundled operator.
 
-Each norm is replaced only if a small copy of it and the operator agree in FP64, gradients included:
-eps, an offset of the weight (Gemma) and the output's dtype are recognized, and others left alone.
-Counted: Llama 3.1 8B has 65 norms; each is one kernel in place of six in FP32.
+Each norm is replaced only if a small copy of it and the operator agree in FP64, including
+gradients. It recognizes eps, an offset of the weight (Gemma) and the output's dtype; other norms
+are not replaced. Counted: Llama 3.1 8B has 65 norms; each is one kernel instead of six in FP32.
 """
 
 from workbench.runner.foreign.norms import patch_rms_norm
@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "RMSNorm",
     __doc__,
     patch_rms_norm,
-    what="root mean square norms",
+    what="root-mean-square norms",
 )

@@ -1,8 +1,8 @@
 """Replace the rotation of queries and keys in your model by one kernel.
 
-A function (q, k, cos, sin) that an attention module calls is replaced if both agree in FP64; pairs
-may be halves or neighbours. One table must serve all rows of the batch. Counted: one kernel in
-place of ten in each of the 32 layers of Llama 3.1 8B.
+A function (q, k, cos, sin) that an attention module calls is replaced if both agree in FP64. Pairs
+may be halves or neighbours. All rows of the batch must use the same table. Counted: one kernel
+instead of ten in each of the 32 layers of Llama 3.1 8B.
 """
 
 from workbench.runner.foreign.rotary import patch_rope

@@ -1,7 +1,7 @@
-"""Replace the state-space scan that Mamba-2 of transformers calls by the bundled operator.
+"""Replace the state-space scan of the Mamba-2 in transformers by the bundled operator.
 
-It is replaced if both agree in FP64, gradients included. Counted: without the package mamba_ssm,
-transformers computes each of the 48 scans of Mamba-2 780M by about 60 operators of torch.
+It is replaced if both agree in FP64, including gradients. Counted: without the package mamba_ssm,
+transformers computes each of the 48 scans of Mamba-2 780M with about 60 torch operators.
 """
 
 from workbench.runner.foreign.mamba import patch_ssd_scan

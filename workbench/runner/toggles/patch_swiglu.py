@@ -1,7 +1,7 @@
 """Replace silu(gate) * up in the feed-forward layers of your model by one kernel.
 
-A layer is replaced only if a small copy of it and the operator agree in FP64, gradients included.
-Its linear layers stay as they are. Counted: Llama 3.1 8B has 32 such layers.
+A layer is replaced only if a small copy of it and the operator agree in FP64, including gradients.
+Its linear layers do not change. Counted: Llama 3.1 8B has 32 such layers.
 """
 
 import functools

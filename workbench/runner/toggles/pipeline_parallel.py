@@ -1,21 +1,21 @@
-"""Put the blocks on several GPUs, one stage after another, which micro-batches go through.
+"""Distribute the blocks over several GPUs as stages; micro-batches pass one stage after another.
 
-As in GPipe (Huang et al., arXiv 1811.06965): the first rank has the embedding and the first blocks,
-the last one the last blocks, the head and the loss. Each batch is divided by its rows; streams go
-forward and their gradients backward between neighbours, and one update follows from all of it, the
-same as of the whole batch. The turns are one forward, one backward (1F1B, PipeDream-Flush as in
-Narayanan et al., arXiv 2104.04473): p stages and m micro-batches make every rank wait for
-(p - 1) / (m + p - 1) of a step. Pays where a step does not fit one GPU, or links are too slow for
-what other ways to divide it send. Counted for HYDRA base training (8 x 1,024 tokens), two ranks, 8
-micro-batches: each rank has 0.67 of weights, gradients and moments, sends 24 MiB of streams or
-their gradients a step and once 147 MiB, the gradient of an embedding that is the head too, and
-waits for 0.11 of the step; the last one, with the head, has more to compute.
+As in GPipe (Huang et al., arXiv 1811.06965), the first rank has the embedding and the first blocks,
+and the last rank has the last blocks, the head and the loss. Each batch is split by its rows.
+Neighbours send the residual stream forward and its gradient backward. There is one update per
+batch, the same as without stages. The default schedule is one forward, one backward (1F1B,
+PipeDream-Flush as in Narayanan et al., arXiv 2104.04473): with p stages and m micro-batches every
+rank waits for (p - 1) / (m + p - 1) of a step. Helps if a step does not fit on one GPU, or if links
+are too slow for other kinds of parallelism. Counted for HYDRA base training (8 x 1,024 tokens), two
+ranks, 8 micro-batches: each rank has 0.67 of weights, gradients and moments, and waits for 0.11 of
+the step. It sends 24 MiB of residual stream or gradients per step, and 147 MiB once: the gradient
+of the embedding, which is also the head. The last rank, with the head, computes more.
 
-torch.distributed.pipelining runs the schedule; losses of a stage's own blocks are injected into
-the gradient of its output. The first GPU also keeps the full weights and moments, from which other
-configurations continue; if a rank ends, they are as they were before these steps. Live metrics are
-of all stages, means over the micro-batches. Without a GPU the ranks share the CPU, which shows that
-results are right and not how fast they come.
+torch.distributed.pipelining runs the schedule. Losses of a stage's own blocks are added to the
+gradient of its output. The first GPU also keeps the full weights and moments, from which other
+configurations continue; if a rank fails, they have their values from before these steps. Live
+metrics cover all stages, as means over the micro-batches. Without a GPU the ranks share the CPU:
+this shows whether results are correct, not how fast several GPUs are.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 
 
 def pipeline_ranks_of(situation: Situation) -> int:
-    """Return on how many ranks the blocks of the situation's model are stages."""
+    """Return the number of ranks that the blocks of the situation's model are distributed over."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """Return the footprint of the rank that needs most; None for a situation without stages.
+    """Return the footprint of the rank that needs most memory; None without stages.
 
     ``step`` holds the arguments of ``models``' footprints.
     """
@@ -98,29 +98,29 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if ranks <= structure.n_blocks < ranks * stage_chunks_of(situation):
         blocks = counted(structure.n_blocks, "block")
         return Blocked(
-            f"{blocks} cannot be {CHUNKS} chunks on each of {ranks} ranks",
-            "Let each rank have one stage.",
+            f"{blocks} cannot form {CHUNKS} stages on each of {ranks} ranks",
+            "Choose a schedule with one stage per rank.",
             {SCHEDULE: "1f1b"},
         )
     if structure.n_blocks < ranks:
         return Blocked(
-            f"{counted(structure.n_blocks, 'block')} cannot be stages on {ranks} ranks",
+            f"{counted(structure.n_blocks, 'block')} cannot form {ranks} stages",
             "Choose fewer ranks, or a deeper model.",
         )
     rows = int(situation.configuration.settings["batch"])
     rows //= batch_ranks_of(situation)
     if rows < 2:
         return Blocked(
-            f"a batch of {rows} is one micro-batch: no two stages would ever compute at a time",
-            "Choose a batch of 2 at least.",
+            f"a batch of {rows} is a single micro-batch, so stages could never run concurrently",
+            "Choose a batch of at least 2.",
         )
     return _other_options(situation)
 
 
 def _unstaged(why: str, situation: Situation) -> Blocked:
     if getattr(situation.config, "mixture_of_recursions", False):
-        return Blocked(why, "Go without recursions.", {"mixture_of_recursions": "off"})
-    return Blocked(why, "Choose another model, or other fields of it.")
+        return Blocked(why, "Choose Mixture of recursions: Off.", {"mixture_of_recursions": "off"})
+    return Blocked(why, "Choose another model, or change its fields.")
 
 
 def _other_options(situation: Situation) -> Blocked | None:
@@ -128,12 +128,12 @@ def _other_options(situation: Situation) -> Blocked | None:
         conflict(
             situation,
             Trait.OFFLOADED,
-            "what goes to the host and back is counted by call, and stages make several a step",
+            "{title} counts the tensors of one call per step, but stages make several calls",
         )
         or conflict(
             situation,
             Trait.TILES_TUNED,
-            "tiles are tuned in a complete step on one device, and no rank has one",
+            "tiles are tuned in a complete step on one device, but no rank runs a complete step",
         )
         or captured(situation)
         or eight_bit(situation)
@@ -150,17 +150,19 @@ def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     pipeline = None if divided is None else divided.pipeline
     if divided is None or pipeline is None:
-        return no_effect("the blocks are on one rank")
+        return no_effect("all blocks are on one rank")
     if not pipeline.turns:
-        return no_effect("no step was made by all ranks")
+        return no_effect("no step ran on all ranks")
     text = _describe(divided, pipeline) + peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if problem := _problem(divided, pipeline):
         return no_effect(f"{text}; {problem}")
-    return effective(f"{text}; what the stages trained is rank 0's to the last bit")
+    return effective(
+        f"{text}; the trained weights of all stages are equal to rank 0's to the last bit"
+    )
 
 
 def _describe(divided: Parallel, pipeline: Pipeline) -> str:
-    """Describe what the ranks have, did and sent."""
+    """Describe what the ranks hold, computed and sent."""
     own, full = divided.weights.own, divided.weights.full
     assert full is not None
     first = pipeline.turns[0]
@@ -169,18 +171,18 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     ]
     blocks = ", ".join(str(turns.blocks) for turns in by_stage)
     in_flight = ", ".join(str(turns.in_flight) for turns in by_stage)
+    in_two_stages = ", in two stages each" if pipeline.chunks > 1 else ""
     return (
-        f"{blocks} blocks on {len(by_stage)} stages, which {first.forwards // pipeline.chunks} "
-        f"micro-batches passed{' in two chunks each' if pipeline.chunks > 1 else ''}, "
-        f"and of which these had {in_flight} in flight at most; this rank has "
-        f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights, and made "
-        f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} a step, "
+        f"blocks by pipeline rank: {blocks}{in_two_stages}; "
+        f"{first.forwards // pipeline.chunks} micro-batches, in flight at most: {in_flight}; this "
+        f"rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights, and "
+        f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
         f"{size_text(first.bytes)} in total"
     )
 
 
 def _problem(divided: Parallel, pipeline: Pipeline) -> str:
-    """Return what the ranks did not do, or did in another way; empty if all is as it should be."""
+    """Return what the ranks did wrong; empty if everything is correct."""
     turns, count, layout = pipeline.turns, pipeline.micro_batches, divided.layout
     for rank, done in enumerate(turns):
         stage = pipeline.stages[layout.coordinates(rank).pipeline]
@@ -188,16 +190,16 @@ def _problem(divided: Parallel, pipeline: Pipeline) -> str:
             return f"rank {rank} computed {done.blocks} of its {len(stage.blocks)} blocks"
         if (done.forwards, done.backwards) != (count * pipeline.chunks,) * 2:
             return (
-                f"rank {rank} went {done.forwards} times forward and {done.backwards} times "
-                f"backward, and there are {count} micro-batches"
+                f"rank {rank} ran {done.forwards} forward and {done.backwards} backward passes "
+                f"for {count} micro-batches"
             )
     sends, receives = sum(done.sends for done in turns), sum(done.receives for done in turns)
     boundaries = layout.pipeline * pipeline.chunks - 1
     least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
-        return f"{sends} sends and {receives} receives of all ranks, where {least} are needed"
+        return f"{sends} sends and {receives} receives on all ranks, but {least} are needed"
     if divided.differing:
-        return f"rank 0 has other numbers of {counted(divided.differing, 'parameter')}"
+        return f"rank 0 has different values of {counted(divided.differing, 'parameter')}"
     return ""
 
 
@@ -211,7 +213,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="divides the blocks of the bundled families, which a model of yours need not have",
+    bundled="distributes blocks of the bundled families; your own model may not have blocks",
     divided_memory=of_stages,
     unpredictable=WAITING,
     kinds={"pipeline": Kind("pipeline_parallel", {})},

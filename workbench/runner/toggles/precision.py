@@ -1,10 +1,10 @@
 """The number format of the matrix products and of the weights.
 
-FP32 keeps all bits, in cuDNN's convolutions too, where torch's own default is TF32. TF32 keeps FP32
-tensors and multiplies with 10-bit mantissas on tensor cores. AMP keeps FP32 weights and casts the
-inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 keeps the weights and the
-optimizer's state in BF16 too. On an H200, HYDRA base training (8 x 1,024 tokens), of FP32's
-time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
+FP32 uses full precision, also in cuDNN's convolutions, where torch's default is TF32. TF32 stores
+FP32 tensors and multiplies with 10-bit mantissas on tensor cores. AMP stores FP32 weights and casts
+the inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 also stores the
+weights and the optimizer's state in BF16. On an H200, HYDRA base training (8 x 1,024 tokens), as a
+fraction of FP32's time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
 HALF = _AUTOCAST | {"bf16": torch.bfloat16}  # dtypes of linear layers' outputs, unless float32
 _AMP = ("amp_bf16", "amp_fp16")  # options in order of preference
 _WEIGHTS = ("bf16", "amp_fp16")
-# The options in the terms of the families' footprints, and the matrix rates that they use.
+# By option: the name in the families' footprints, and the matrix rate.
 _SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
 _RATES = {
     "fp32": "float32",
@@ -66,14 +66,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_GPU
     if option == "tf32" and not situation.hardware.tf32:
         return Blocked(
-            f"{situation.hardware.name} has no TF32 tensor cores (Ampere and later do)",
+            f"{situation.hardware.name} has no TF32 tensor cores (Ampere and later have them)",
             "Choose AMP FP16 instead.",
             {"precision": "amp_fp16"},
         )
-    # The CPU computes BF16 too, only not always faster; what it costs is there to be measured.
+    # The CPU also computes BF16, but not always faster; this can be measured.
     if option in ("amp_bf16", "bf16") and situation.on_gpu and not situation.hardware.bf16:
         return Blocked(
-            f"{situation.hardware.name} has no BF16 arithmetic (Ampere and later do)",
+            f"{situation.hardware.name} has no BF16 arithmetic (Ampere and later have them)",
             "Choose AMP FP16 instead.",
             {"precision": "amp_fp16"},
         )
@@ -83,19 +83,19 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
     name, option = TOGGLE.name, situation.option(TOGGLE.name)
     if failure.kind == "out-of-memory":
-        half = "activations take half as much"
+        half = "activations need half the memory"
         if not situation.workload.trains:
             if option != "bf16":  # autocast would keep copies of the weights
-                yield Fix(30, {name: "bf16"}, f"weights and {half}, with fewer digits")
+                yield Fix(30, {name: "bf16"}, f"weights and {half}, with lower precision")
         elif option in ("fp32", "tf32"):
-            yield Fix(30, {name: "amp_bf16"}, f"{half}, with fewer digits")
+            yield Fix(30, {name: "amp_bf16"}, f"{half}, with lower precision")
             yield Fix(30, {name: "amp_fp16"}, f"{half}, with a smaller range")
     elif failure.kind == "nan":
         if option in ("amp_fp16", "bf16"):
             meaning = "a larger range than FP16" if option == "amp_fp16" else "weights in FP32"
             yield Fix(10, {name: "amp_bf16"}, meaning)
         if option != "fp32":
-            yield Fix(10, {name: "fp32"}, "all digits, and more time and memory")
+            yield Fix(10, {name: "fp32"}, "full precision, with more time and memory")
 
 
 def _apply(option: str, build: Build) -> None:
@@ -122,7 +122,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 
 def _products_finding(option: str, wanted: torch.dtype, observed: Observed) -> Finding:
-    """Judge by the operators of a call on few inputs, if the model has no layer of torch.nn."""
+    """Return a finding from the operators of a call, for a model without linear layers of torch."""
     model = observed.model
     products = instrumented.ProductDtypes()
     with (
@@ -142,7 +142,7 @@ def _products_finding(option: str, wanted: torch.dtype, observed: Observed) -> F
     if option == "bf16" and observed.weights_dtype == wanted:
         return effective("; ".join([f"weights are {wanted}", *texts]))
     if not texts:
-        return unknown("no product that is an operator of torch ran, which would have shown it")
+        return unknown("no matrix product of torch ran, so the precision could not be observed")
     text = f"{'; '.join(texts)}; weights stay {observed.weights_dtype}"
     return effective(text) if wanted in dtypes else no_effect(text)
 
@@ -155,8 +155,8 @@ def _tf32_finding(observed: Observed) -> Finding:
     parts = []
     for name, errors in seen.errors.items():
         rounded = sum(error > _TF32_ERROR for error in errors)
-        parts.append(f"{rounded} of {counted(len(errors), name)} (off by up to {max(errors):.1e})")
-    text = f"rounded to TF32 against FP64: {' and '.join(parts)}"
+        parts.append(f"{rounded} of {counted(len(errors), name)} (error up to {max(errors):.1e})")
+    text = f"rounded to TF32, compared with FP64: {' and '.join(parts)}"
     worst = max(max(errors) for errors in seen.errors.values())
     return effective(text) if worst > _TF32_ERROR else no_effect(text)
 

@@ -1,21 +1,22 @@
-"""Linear layers multiply by 8-bit codes of their weights, in inference.
+"""Linear layers use quantized 8-bit weights, in inference only.
 
-*INT8 weight-only* widens the codes before an ordinary product; it makes weights small, not products
-fast. *INT8 dynamic* and *FP8* also round the inputs, one scale a row or one a tensor, and multiply
-in 8 bits, which pays where products are large; small ones lose more to the rounding. The head,
-embeddings, routers, experts and layers of odd sizes stay as they are.
+*INT8 weight-only* converts the quantized weights to the dtype of the inputs before each product:
+the weights become small, but products do not become faster. *INT8 dynamic* and *FP8* also round the
+inputs, with one scale per row or per tensor, and multiply in 8 bits. This is faster for large
+products; for small ones the rounding costs more than it saves. The head, embeddings, routers,
+experts and layers of odd sizes are not quantized.
 
-A layer holds its codes and no weight. While configurations without codes are kept ready, or once
-the weights were trained, those stay in memory beside the codes: the memory in use falls only where
-a run has this option from its start. On a GPU the peak *of its own* leaves out what is held for
-other configurations. Training needs weights to change, so that it cannot be quantized.
+A layer stores only its quantized weights. But the original weights also stay in memory while
+unquantized configurations are kept ready, or after training. The memory in use therefore falls only
+if a run has this option from its start. On a GPU the peak *of its own* does not include memory that
+is held for other configurations. Quantized weights get no gradients, so they cannot be trained.
 
-FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
-the reference, without its speed. The numerical check expects at most twice the error that the
-scheme's definition makes, and at most twice what independent roundings would add up to. On an H200,
-HYDRA large, forward, 2 x 2,048 tokens in BF16 and eager, 18.4 ms: INT8 weight-only 29.4, INT8
-dynamic 47.7, FP8 per tensor 37.9, per row 39.1. All are slower there, as the rounding costs more
-than it saves unless it is compiled.
+FP8 needs a GPU of compute capability 8.9 and half-precision inputs. The CPU computes the same
+values with the reference, without the speed. The numerical check allows at most twice the error of
+the scheme's definition, and at most twice the sum of independent roundings. On an H200, HYDRA
+large, forward, 2 x 2,048 tokens in BF16 and eager mode: 18.4 ms unquantized, 29.4 with INT8
+weight-only, 47.7 with INT8 dynamic, 37.9 with FP8 per tensor, 39.1 with FP8 per row. All are slower
+there, because the rounding costs more than it saves without compilation.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.workload.trains:
         return Blocked(
-            "codes get no gradient; training changes the weights, which have to be there for that",
+            "quantized weights get no gradients, so they cannot be trained",
             "Choose inference.",
             {"workload": "forward"},
         )
@@ -78,7 +79,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 @functools.cache
 def _refusals(scheme: str, dtype: torch.dtype) -> str:
-    """Return why no kernel of this GPU multiplies so; empty if one does."""
+    """Return why no kernel of this GPU supports the scheme and dtype; empty if one does."""
     x, codes = Imagined((32, 32), dtype), Imagined((32, 32), SCHEMES[scheme])
     scale = Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
     reasons = []
@@ -91,14 +92,16 @@ def _refusals(scheme: str, dtype: torch.dtype) -> str:
             reason = refuses(x, codes, scale, scheme)
         if reason is None:
             return ""
-        if "and not" not in reason:  # that it is for other schemes says nothing
+        if not reason.endswith(f"not {scheme}"):  # a kernel for other schemes explains nothing
             reasons.append(reason)
     return "; ".join(reasons)
 
 
 def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
     if situation.option(TOGGLE.name) == TOGGLE.off and needed and 2 * needed.weights > needed.total:
-        meaning = "linear layers hold a byte a weight, rounded, and take more time to widen them"
+        meaning = (
+            "linear layers store one rounded byte per weight, but need more time to convert it"
+        )
         yield Fix(40, {TOGGLE.name: "int8_weight_only"}, meaning)
 
 
@@ -113,28 +116,28 @@ def _evidence(option: str, observed: Observed) -> Finding:
     ]
     calls = observed.record.usage.get("quantized_matmul", {})
     if observed.codes is None or not layers or not calls:
-        return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
+        return no_effect(f"none of the {len(linears)} linear layers used quantized weights")
     share = sum(layer.codes_NK.numel() for layer in layers) / int(observed.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
         f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"multiplied by codes; recorded calls: {shown}; {_memory_text(observed.codes)}"
+        f"used quantized weights; recorded calls: {shown}; {_memory_text(observed.codes)}"
     )
     if "torch" not in calls:
         return effective(text)
     if observed.situation.on_gpu:
-        return no_effect(f"{text}, which rounds but multiplies in full precision")
-    return effective(f"{text} (the reference: right numbers, no speed)")
+        return no_effect(f"{text}; torch rounds but multiplies in full precision")
+    return effective(f"{text} (torch is the reference: correct results, but not faster)")
 
 
 def _memory_text(codes: Quantized) -> str:
-    """Say how much memory the weights take, and would take without codes."""
+    """Return the memory of the weights, with and without quantization, as text."""
     unquantized = {id(weight): weight.nbytes for weight in codes.unquantized().values()}
     plain = codes.plain_bytes + sum(unquantized.values())
-    text = f"the weights take {codes.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
+    text = f"the weights need {codes.bytes / _MIB:.3g} MiB instead of {plain / _MIB:.3g}"
     if why := codes.why_plain():
-        replaced = f"{codes.plain_bytes / _MIB:.3g} MiB that codes stand for"
-        text += f", but the {replaced} are in memory too: {why}"
+        original = f"{codes.plain_bytes / _MIB:.3g} MiB of original weights"
+        text += f", but {original} are in memory too: {why}"
     return text
 
 
@@ -160,6 +163,6 @@ TOGGLE = Toggle(
     fixes=_fixes,
     traits=dict.fromkeys(SCHEMES, (Trait.QUANTIZED,)),
     alternatives=dict.fromkeys(
-        SCHEMES, (Alternative("Compute with plain weights.", {"quantization": "none"}),)
+        SCHEMES, (Alternative("Use unquantized weights.", {"quantization": "none"}),)
     ),
 )

@@ -1,12 +1,12 @@
-"""Training with rounded weights: the model learns to be right once its weights are INT8.
+"""Train with rounded weights, so that the model is accurate when its weights are INT8 later.
 
-The forward pass multiplies by what 8-bit codes of each weight stand for (one scale a row), and the
-gradient passes the rounding unchanged. Weights, gradients and moments stay in full precision, so
-that a step takes more time and memory, not less: what it is for is the error of the quantized model
-afterwards. Trained weights go on in inference with *Quantization*, INT8 weight-only. The head,
-embeddings, routers, experts and layers of odd sizes stay as they are: counted for HYDRA base, 48
-layers with 75.5 of the 114.2 million parameters are rounded. The numerical check compares
-with a reference that rounds the same weights.
+The forward pass uses weights that are rounded to INT8 (one scale per row), and the gradient ignores
+the rounding. Weights, gradients and moments stay in full precision, so a step needs more time and
+memory, not less: the benefit is a smaller error of the quantized model afterwards. For inference
+with the trained weights choose *Quantization*, INT8 weight-only. The head, embeddings, routers,
+experts and layers of odd sizes are not rounded. Counted for HYDRA base: 48 layers with 75.5 of the
+114.2 million parameters are rounded. The numerical check compares with a reference that rounds the
+same weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return conflict(
         situation,
         Trait.WEIGHTS_DIVIDED,
-        "rounds complete weights, of which each rank has a part",
-        "Train on one GPU, or divide the batch.",
+        "rounds complete weights, but each rank has only a part of them",
+        "Train on one GPU, or use data parallelism.",
     )
 
 
@@ -56,7 +56,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         if isinstance(module, FakeQuantizedLinear) and name in observed.probe.ran
     ]
     if not layers:
-        return no_effect("no linear layer multiplied by a rounded weight")
+        return no_effect("no linear layer used a rounded weight")
     numbers = changed = 0
     moved = length = 0.0
     for layer in layers:
@@ -69,9 +69,9 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if not changed:
         return no_effect("the rounding changed no weight")
     return effective(
-        f"{len(layers)} linear layers multiplied by rounded weights: "
-        f"{100 * changed / numbers:.3g} % of their numbers changed, by "
-        f"{100 * (moved / length) ** 0.5:.2g} % of their size"
+        f"{len(layers)} linear layers used rounded weights: rounding changed "
+        f"{100 * changed / numbers:.3g} % of the values, by "
+        f"{100 * (moved / length) ** 0.5:.2g} % of their norm"
     )
 
 

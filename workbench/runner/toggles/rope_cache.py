@@ -1,6 +1,6 @@
-"""One table of rotary cosines and sines for all layers, instead of one in every layer.
+"""Use one table of rotary cosines and sines for all layers, instead of one in every layer.
 
-On an H200 HYDRA's tables take 1/24 of the memory, and HYDRA base training (8 x 1,024 tokens, AMP
+On an H200 HYDRA's tables need 1/24 of the memory, and HYDRA base training (8 x 1,024 tokens, AMP
 BF16) takes the same time (1.005).
 """
 
@@ -22,7 +22,7 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     shared = int(observed.ledger["rope_cache_bytes"])
     per_layer = int(observed.ledger["rope_cache_bytes_unshared"])
-    text = f"{per_layer / 1024:.0f} KiB of tables became {shared / 1024:.0f} KiB"
+    text = f"tables need {shared / 1024:.0f} KiB instead of {per_layer / 1024:.0f} KiB"
     return effective(text) if shared < per_layer else no_effect(text)
 
 
@@ -35,7 +35,7 @@ TOGGLE = Toggle(
     options={"per_layer": "One per layer", "shared": "Shared"},
     apply=_apply,
     evidence=_evidence,
-    bundled="shares the rotary tables of the bundled families, which a model of your own has not",
+    bundled="needs rotary tables of the bundled families, which your own model does not have",
     presets={"low-memory": ("shared",)},
     memory=lambda option, situation: {"rope_shared": option == "shared"},
 )

@@ -1,25 +1,26 @@
-"""The order in which a pipeline's stages compute their micro-batches.
+"""The order in which the pipeline stages compute their micro-batches.
 
 *One forward, one backward* (1F1B, Narayanan et al., arXiv 2104.04473): a stage keeps the
-activations of no more micro-batches than there are stages from it on. *All forward, then all
-backward* (GPipe, Huang et al., arXiv 1811.06965) keeps those of all micro-batches, and waits as
-long. It pays only where a message takes so long that the alternation of 1F1B waits for it. Counted
-for two stages and eight micro-batches: the first stage keeps two micro-batches, or all eight.
+activations of at most as many micro-batches as there are stages from it to the last one. *All
+forward, then all backward* (GPipe, Huang et al., arXiv 1811.06965) keeps those of all micro-batches
+and waits as long. It is faster only if messages take so long that 1F1B waits for them. Counted for
+two stages and eight micro-batches: the first stage keeps two micro-batches with 1F1B, and all eight
+with GPipe.
 
-*Interleaved* (arXiv 2104.04473, section 2.2) gives each rank two shorter stages, which
-micro-batches pass in turn: ranks wait half as long, and send twice as often. Counted for two ranks
-and eight micro-batches: they wait for 0.06 instead of 0.11 of a step, if all blocks take equally
-long.
+*Interleaved* (arXiv 2104.04473, section 2.2) gives each rank two shorter stages: ranks wait half as
+long and send twice as often. Counted for two ranks and eight micro-batches: they wait for 0.06
+instead of 0.11 of a step, if all blocks take equally long.
 
-*Zero bubble* (ZB1P, Qi et al., arXiv 2401.10241) has the stages of *interleaved*, and computes the
-gradients of weights apart from those of inputs: the neighbour waits for the latter alone, and the
-former fill times in which a rank would wait. Each layer's backward pass is started twice, and the
-graph of a micro-batch stays until the second one. The paper's other schedule, ZBV, needs the first
-and the last stage on one rank, and stages here follow each other around all ranks.
+*Zero bubble* (ZB1P, Qi et al., arXiv 2401.10241) has the stages of *Interleaved* and computes the
+gradients of weights separately from those of inputs. The neighbouring stage waits only for the
+gradients of inputs; those of weights fill the time in which a rank would wait. Each layer's
+backward pass starts twice, and the graph of a micro-batch stays in memory until the second start.
+The paper's other schedule, ZBV, is not available: it needs the first and the last stage on one
+rank, and here consecutive stages are on consecutive ranks.
 
-No order saves the host's work on each micro-batch, so their number counts first. On two H200s
+No schedule reduces the host's work for each micro-batch, so choose their number first. On two H200s
 in AMP BF16 a step of HYDRA base, 32 x 1024 tokens, took 69.8 ms with 4 micro-batches in 1F1B, and
-120.5 ms with 8; the rank with most needed 7.4 GiB, and 4.5 GiB.
+120.5 ms with 8. The highest memory of a rank was 7.4 GiB and 4.5 GiB.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.option(PIPELINE) == "off":
         return Blocked(
-            "there are no stages that could take turns",
+            "needs pipeline parallelism, which is off",
             "Switch pipeline parallelism on.",
             {PIPELINE: "2"},
         )
@@ -64,19 +65,19 @@ def _not_in_chunks(situation: Situation) -> Blocked | None:
     n_blocks = chain(situation.family, situation.config).n_blocks
     if n_blocks < CHUNKS * ranks:
         return Blocked(
-            f"{counted(n_blocks, 'block')} cannot be {CHUNKS} chunks on each of {ranks} ranks",
+            f"{counted(n_blocks, 'block')} cannot form {CHUNKS} stages on each of {ranks} ranks",
             "Choose fewer ranks, or a deeper model.",
         )
     if situation.option(SHARDING) != "off":
         return Blocked(
-            "shards are gathered for all blocks of a rank, and a chunk computes some of them",
+            "sharding gathers all blocks of a rank, but each of its stages computes only some",
             "Switch sharding off.",
             {SHARDING: "off"},
         )
     count = micro_batches_of(situation, ranks)
     if count % max(1, count // ranks):
         return Blocked(
-            f"{count} micro-batches cannot take turns in rounds of {ranks}",
+            f"{count} micro-batches cannot be scheduled in rounds of {ranks}",
             f"Choose a number of micro-batches that is a multiple of {ranks}.",
         )
     return None
@@ -89,23 +90,23 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.turns:
-        return no_effect("no step was made by stages")
+        return no_effect("no step ran in pipeline stages")
     if option in IN_CHUNKS:
         text = (
-            f"each rank has {pipeline.chunks} chunks, which {pipeline.micro_batches} micro-batches "
-            f"passed in {pipeline.turns[0].forwards} turns"
+            f"each rank has {pipeline.chunks} stages; rank 0 computed {pipeline.turns[0].forwards} "
+            f"forward passes for {pipeline.micro_batches} micro-batches"
         )
         turns = pipeline.chunks * pipeline.micro_batches
         is_seen = pipeline.chunks > 1 and pipeline.turns[0].forwards == turns
         if option == "zero_bubble":
-            apart = [turns.weights for turns in pipeline.turns]
-            text += f"; gradients of weights were computed apart {', '.join(map(str, apart))} times"
-            is_seen = is_seen and any(apart)
+            separate = [str(turns.weights) for turns in pipeline.turns]
+            text += f"; separate gradients of weights, by rank: {', '.join(separate)}"
+            is_seen = is_seen and any(turns.weights for turns in pipeline.turns)
         return effective(text) if is_seen else no_effect(text)
     in_flight = [turns.in_flight for turns in pipeline.turns]
     text = (
-        f"the ranks had {', '.join(map(str, in_flight))} of {pipeline.micro_batches} micro-batches "
-        "in flight at most"
+        f"micro-batches in flight at most, by rank: {', '.join(map(str, in_flight))} of "
+        f"{pipeline.micro_batches}"
     )
     return effective(text) if set(in_flight) == {pipeline.micro_batches} else no_effect(text)
 
@@ -125,6 +126,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="orders the stages of the bundled families, which a model of yours need not have",
+    bundled="orders pipeline stages of the bundled families; your own model may not have stages",
     incomparable=WAITING_STAGES,
 )

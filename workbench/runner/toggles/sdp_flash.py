@@ -1,8 +1,8 @@
-"""Allow torch to choose FlashAttention where it chooses for itself.
+"""Allow torch to choose FlashAttention when it chooses the SDPA backend.
 
-The fastest for FP16 and BF16 without a mask; forbid it to see what it gives, or to tell it from an
-error of its own. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 1.05 of the
-time of cuDNN's, which torch chooses there; so forbidding it costs nothing where cuDNN runs.
+The fastest for FP16 and BF16 without a mask. Forbid it to measure its benefit, or to check whether
+it causes an error. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 1.05 times the
+time of cuDNN, which torch chooses there, so forbidding flash costs nothing if cuDNN runs.
 """
 
 from workbench.runner.toggles._sdp_toggle import sdp_toggle

@@ -1,8 +1,8 @@
-"""Allow torch to choose its memory-efficient kernel where it chooses for itself.
+"""Allow torch to choose its memory-efficient kernel when it chooses the SDPA backend.
 
-It takes masks and FP32, which FlashAttention does not; forbidden, those calls go to the math
-backend, which holds the whole matrix of weights. On an H200, HYDRA base training (8 x 1,024 tokens,
-AMP BF16): 1.17 times the automatic choice's time.
+It supports masks and FP32, which FlashAttention does not. If it is forbidden, those calls use the
+math backend, which stores the complete attention matrix. On an H200, HYDRA base training (8 x 1,024
+tokens, AMP BF16): 1.17 times the time of the automatic choice.
 """
 
 from workbench.runner.toggles._sdp_toggle import sdp_toggle

@@ -1,15 +1,16 @@
-"""Divide the stream outside of tensor-parallel layers along the sequence: norms, head and loss too.
+"""Shard the residual stream along the sequence between tensor-parallel layers.
 
-With tensor parallelism alone every rank computes and keeps all of what lies between the divided
-layers, and the head and the loss. Here each has its own tokens of it (Korthikanti et al., arXiv
-2205.05198): a layer gathers its input and gives each rank its tokens of the sum, which together
-move as many bytes as one sum of all. Saves memory and time of embedding, norms, additions, head and
-loss, and the inputs that checkpointed blocks keep. A step sums the gradients of what every rank
-has: norms, embedding and head. What a layer has gathered stays until its backward pass, unlike in
-the paper, which gathers it once more. Counted for HYDRA base training (8 x 1,024 tokens, two
-ranks): 512 tokens of each sequence outside of the layers, and 48 gathers, 48 scattered sums and 3
-sums a step in place of 48 sums. The forward pass computes the logits of all tokens on every rank. A
-family's live metrics are of the first rank's tokens.
+With tensor parallelism alone, every rank computes and keeps everything outside of the sharded
+layers: embedding, norms, additions, head and loss. With this option each rank has only its own
+tokens there (Korthikanti et al., arXiv 2205.05198). A layer gathers its input, and each rank
+receives its tokens of the summed output; both together move as many bytes as one all-reduce. This
+saves memory and time of embedding, norms, additions, head and loss, and the inputs that
+checkpointed blocks keep. Each step also sums the gradients of the weights that every rank has:
+norms, embedding and head. Unlike in the paper, gathered inputs stay in memory until the backward
+pass and are not gathered again. Counted for HYDRA base training (8 x 1,024 tokens, two ranks): 512
+tokens of each sequence outside of the layers, and 48 gathers, 48 scattered sums and 3 sums per step
+instead of 48 sums. The forward pass workload computes the logits of all tokens on every rank. Live
+metrics of a family describe the tokens of the first rank.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     ranks = tensor_ranks_of(situation)
     if ranks == 1:
         return tensor_parallel.TOGGLE.blocked("2", situation) or Blocked(
-            "divides what lies between layers that ranks divide, and none are",
+            "needs tensor parallelism, which is off",
             "Switch tensor parallelism on.",
             {TENSOR: "2"},
         )
     if few := too_many(tensor_parallel.TOGGLE.name, ranks, situation):
         return few
     if why := divisible(situation.family, situation.config).together:
-        return Blocked(why, "Choose another model, or leave the stream whole.")
+        return Blocked(why, "Choose another model, or switch Sequence parallel off.")
     sequence = int(situation.configuration.settings["sequence"])
     sequence //= RANKS[situation.option(CONTEXT)]
     if sequence % ranks:
@@ -68,11 +69,11 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.tensor == 1:
-        return no_effect("the layers were not divided")
+        return no_effect("no layer was sharded")
     sequence = int(observed.situation.configuration.settings["sequence"])
     traffic = divided.traffic
     text = (
-        f"between the layers this rank has {traffic.tokens or sequence} of {sequence} tokens; "
+        f"outside of the layers this rank has {traffic.tokens or sequence} of {sequence} tokens; "
         f"{traffic_text(traffic)}"
     )
     exchanged = traffic.calls[GATHER] and traffic.calls[SCATTERED]
@@ -90,5 +91,5 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     kinds={"sequence": Kind(tensor_parallel.TOGGLE.name, {"sequence_parallel": "on"})},
-    bundled="divides the stream of the bundled families, which a model of yours need not have",
+    bundled="shards the residual stream of the bundled families; your own model may not have one",
 )

@@ -1,14 +1,14 @@
 """Shard gradients, moments and weights among the ranks that share a batch: FSDP (fully_shard).
 
-torch shards each block, and what is in no block, along the first axis. *Gradients and moments*
-keeps gathered weights from the forward to the backward pass (ZeRO 2). *All* releases them in
-between, and gathers them twice (ZeRO 3). *All, on the host* keeps weights and moments of each shard
-in the host's memory and updates them there. *All, within pairs of replicas* shards among half of
+torch shards each block, and the remaining parameters, along the first axis. *Gradients and moments*
+keeps gathered weights from the forward to the backward pass (ZeRO 2). *All, with weights* releases
+them in between and gathers them twice (ZeRO 3). *All, on the host* keeps the weights and moments of
+each shard in the host's memory and updates them there. *All, in two replicas* shards among half of
 the ranks and replicates over the two halves (HSDP): only gradients cross between the halves, which
-suits two hosts. Pays where memory is short: for a larger batch or model. With torch.compile each
-block is compiled by itself, because weights come and go between blocks. Counted for HYDRA base
-training (114M parameters in FP32) on two ranks: each holds 218 of 436 MiB of weights and 436 of
-871 MiB of moments.
+suits two hosts. Helps if memory is short, for a larger batch or model. With torch.compile each
+block is compiled separately, because weights are gathered and released between blocks. Counted for
+HYDRA base training (114M parameters in FP32) on two ranks: each holds 218 of 436 MiB of weights and
+436 of 871 MiB of moments.
 
 The first GPU also holds the full weights and moments, from which other configurations continue.
 """
@@ -48,13 +48,13 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_TRAINING
     if situation.option(DATA) == "off":
         return data_parallel.TOGGLE.blocked("2", situation) or Blocked(
-            "one device has no other ranks to share with",
+            "needs data parallelism, which is off",
             "Split each batch among two ranks.",
             {DATA: "2"},
         )
     if option == "hybrid" and RANKS[situation.option(DATA)] < 4:
         return Blocked(
-            "two replicas of two shards each need four ranks",
+            "needs four ranks: two replicas with two shards each",
             "Split each batch among four ranks.",
             {DATA: "4"},
         )
@@ -66,14 +66,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _offload(situation: Situation) -> Blocked | None:
     if situation.option("adamw") == "fused" and situation.on_gpu:
         return Blocked(
-            "fused AdamW updates weights on the GPU, and these are on the host",
-            "Step lists of tensors.",
+            "fused AdamW updates weights on the GPU, but this option keeps them on the host",
+            "Use foreach AdamW.",
             {"adamw": "foreach"},
         )
     if situation.option("precision") == "amp_fp16":
         return Blocked(
-            "the scale of the loss follows gradients on the GPU, and these are on the host",
-            "Use BF16, which needs no scale.",
+            "loss scaling needs gradients on the GPU, but this option keeps them on the host",
+            "Use BF16, which needs no loss scaling.",
             {"precision": "amp_bf16"},
         )
     return None
@@ -83,19 +83,19 @@ def _other_options(situation: Situation) -> Blocked | None:
     if why := conflict(
         situation,
         Trait.OFFLOADED,
-        "gathered weights would go to the host together with the activations",
+        "{title} would also move the gathered weights to the host",
     ):
         return why
     if situation.option("fused_add_norm") != "off":
         return Blocked(
             "a fused addition needs the next block's norm before its weights are gathered",
-            "Add and normalise apart.",
+            "Switch Fused add and norm off.",
             {"fused_add_norm": "off"},
         )
     return conflict(
         situation,
         Trait.TILES_TUNED,
-        "tiles are tuned in a complete step on one device, which has only its shards",
+        "tiles are tuned in a complete step on one device, but each device has only its shards",
     )
 
 
@@ -111,9 +111,9 @@ def _fixes(
 ) -> Iterator[Fix]:
     has_ranks = RANKS[situation.option(DATA)] > 1
     if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
-        meaning = "each rank holds its share of weights, gradients and moments, and sends more"
+        meaning = "each rank holds only its shard of weights, gradients and moments, but sends more"
         yield Fix(10, {TOGGLE.name: "full"}, meaning)
-        less = "each rank holds its share of gradients and moments"
+        less = "each rank holds only its shard of gradients and moments"
         yield Fix(10, {TOGGLE.name: "gradients"}, less)
 
 
@@ -122,7 +122,7 @@ def _apply(option: str, build: Build) -> None:
     build.sharding = option
     build.layout = build.layout._replace(replicate=layout.replicate, shard=layout.shard)
     if build.situation.family is not user_model.FAMILY:
-        build.compiles_blocks = True  # which matters only where something is compiled
+        build.compiles_blocks = True  # has an effect only with torch.compile
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
@@ -144,9 +144,9 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 _OPTIONS = {
     "gradients": "Gradients and moments",
-    "full": "All, weights too",
+    "full": "All, with weights",
     "offload": "All, on the host",
-    "hybrid": "All, within pairs of replicas",
+    "hybrid": "All, in two replicas",
 }
 
 TOGGLE = Toggle(
@@ -160,7 +160,7 @@ TOGGLE = Toggle(
     evidence=_evidence,
     blocked=_blocked,
     memory=_memory,
-    incomparable="how long ranks wait for one another's shares is known once they have run",
+    incomparable="how long ranks wait for each other's shards is unknown before they run",
     fixes=_fixes,
     kinds={
         kind: Kind(data_parallel.TOGGLE.name, {"sharding": option})

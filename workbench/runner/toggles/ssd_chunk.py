@@ -1,10 +1,11 @@
-"""The tokens that the selective scan takes as one matrix product before it passes a state on.
+"""The number of tokens that the selective scan computes in one chunk.
 
-The results are the same but for rounding, and so are the weights. Larger chunks are fewer and
-larger products, of which half is masked; smaller ones pass more states. PyTorch takes any. The
-Triton kernel takes chunks of 64 in half precision (narrower tiles come out wrong, wider ones spill)
-and smaller ones in FP32. Counted for a head of 64 with 128 states, beside the scores that heads
-share: 20,480 multiply-adds a token in chunks of 64, and 32,768 in chunks of 256.
+Within a chunk the scan is one matrix product; between chunks it passes a state. The weights are the
+same, and the results differ only by rounding. Larger chunks mean fewer and larger products, of
+which half is masked; smaller ones pass more states. PyTorch supports any chunk. The Triton kernel
+supports chunks of 64 in half precision (narrower tiles give wrong results, wider ones spill
+registers) and smaller ones in FP32. Counted for a head of 64 with 128 states, without the scores
+that heads share: 20,480 multiply-adds per token in chunks of 64, and 32,768 in chunks of 256.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     tokens = int(situation.configuration.settings["sequence"])
     if tokens <= min(int(option), CHUNK):
         return Blocked(
-            f"{tokens} tokens are one chunk of {option} as they are one of {CHUNK}",
+            f"{tokens} tokens fit in one chunk anyway: the default chunk is {CHUNK} tokens",
             "Choose a smaller chunk, or a longer sequence for the next run.",
         )
     return _refused(int(option), tokens, situation)
@@ -60,7 +61,9 @@ def _refused(chunk: int, tokens: int, situation: Situation) -> Blocked | None:
     reason = refuses(x, None, None, b, chunk)
     if reason is None:
         return None
-    return Blocked(f"the Triton kernel {reason}", "Scan in PyTorch.", {"triton_ssd_scan": "torch"})
+    return Blocked(
+        f"the Triton kernel {reason}", "Choose SSD scan: PyTorch.", {"triton_ssd_scan": "torch"}
+    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -77,9 +80,9 @@ def _evidence(option: str, observed: Observed) -> Finding:
     calls = observed.record.usage.get("ssd_scan", {})
     chunks = [mixer.chunk for mixer in _mixers(observed.model)]
     if not calls or set(chunks) != {int(option)}:
-        return no_effect(f"no scan took chunks of {option}")
+        return no_effect(f"no scan used chunks of {option}")
     if int(option) == CHUNK and set(calls) == {"torch"}:
-        return no_effect(f"PyTorch takes chunks of {CHUNK} by itself")
+        return no_effect(f"PyTorch uses chunks of {CHUNK} by default")
     ran = ", ".join(f"{name} {count}" for name, count in calls.items())
     return effective(f"{len(chunks)} mixers scan in chunks of {option}; recorded calls: {ran}")
 

@@ -1,18 +1,18 @@
-"""Divide wide layers among several GPUs: each sees the whole batch and has a share of every layer.
+"""Shard wide layers among several GPUs: each computes the whole batch with part of every layer.
 
-As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): attention by its key/value heads, feed-forward
-layers and experts by their columns, a state-space mixer by its heads, or groups of them (the norm
-over a single group, which then spans the ranks, runs as steps of PyTorch). What a layer gives is
-summed over the ranks, and in training the gradient of what it took. Embedding, head, norms and
-routers are on every rank, and compute all tokens there unless sequence parallelism divides them.
-Saves the memory of what is divided, weights, gradients, moments and what a layer keeps for its
-backward pass. Costs a sum of the stream for each layer and pass, for which every rank waits: pays
-where a step does not fit one GPU, or its products are large beside the stream. Counted for HYDRA
-base training (8 x 1,024 tokens, AMP BF16): each of two ranks has 0.67 of weights, gradients and
-moments, and they sum 48 times 12 MiB a step. The first GPU also keeps the whole weights and
-moments, which other configurations go on from, and so has to hold these too. The ranks are
-processes, as with data parallelism; without a GPU they share the CPU, which shows that it is right
-and not how fast it is.
+As in Megatron-LM (Shoeybi et al., arXiv 1909.08053), attention is sharded by its key/value heads,
+feed-forward layers and experts by their columns, a state-space mixer by its heads or groups of
+heads. (A norm over a single group spans the ranks, and then runs as separate PyTorch operators.)
+The output of a layer is summed over the ranks; in training also the gradient of its input.
+Embedding, head, norms and routers are on every rank and compute all tokens there, unless sequence
+parallelism shards them. Saves the memory of the sharded weights, gradients and moments, and of what
+a layer keeps for its backward pass. Each layer needs one all-reduce of the residual stream per
+pass, for which every rank waits. Helps if a step does not fit on one GPU, or if products are large
+compared with the residual stream. Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16):
+each of two ranks has 0.67 of weights, gradients and moments, and they sum 48 times 12 MiB per step.
+The first GPU also keeps the full weights and moments, from which other configurations continue, so
+it must have memory for both. The ranks are processes, as with data parallelism; without a GPU they
+share the CPU, which shows whether results are correct, not how fast several GPUs are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.workload.name not in WORKLOADS:
         return Blocked(
-            "keys, values and states of a cache are not divided",
+            "keys, values and states in a cache cannot be sharded",
             "Choose the training step or the forward pass.",
             {"workload": "train"},
         )
@@ -72,7 +72,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return few
     if not plan.layers:
         return Blocked(
-            f"no layer can be divided: {'; '.join(plan.replicated)}", "Choose another model."
+            f"no layer can be sharded: {'; '.join(plan.replicated)}", "Choose another model."
         )
     if why := plan.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
@@ -86,9 +86,11 @@ def _other_options(situation: Situation) -> Blocked | None:
         return why
     if getattr(situation.config, "gating", "") == "noisy_topk":
         return Blocked(
-            "each rank would draw other noise for its router", "Choose gating without noise."
+            "the router of each rank would draw different noise", "Choose gating without noise."
         )
-    reason = "autotuning on each rank would pick different kernels, and replicated results diverge"
+    reason = (
+        "autotuning on each rank could pick different kernels, so replicated results would diverge"
+    )
     return (
         conflict(situation, Trait.AUTOTUNED, reason) or captured(situation) or eight_bit(situation)
     )
@@ -99,12 +101,12 @@ def _apply(option: str, build: Build) -> None:
 
 
 def tensor_ranks_of(situation: Situation) -> int:
-    """Return among how many ranks the layers of the situation's model are divided."""
+    """Return the number of ranks that the layers of the situation's model are sharded among."""
     return RANKS[situation.option(TOGGLE.name)]
 
 
 def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
-    """Return the footprint of each rank; None for a situation whose layers are not divided.
+    """Return the footprint of each rank; None for a situation whose layers are not sharded.
 
     ``step`` holds the arguments of ``models``' footprints.
     """
@@ -119,25 +121,25 @@ def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
 
 
 def traffic_text(traffic: Traffic) -> str:
-    """Say what ranks send each other in a step."""
+    """Return what ranks send each other in a step, as text."""
     calls = ", ".join(counted(count, kind) for kind, count in traffic.calls.items()) or "nothing"
-    return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
+    return f"{calls} between the ranks per step, {size_text(traffic.bytes)} in total"
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.tensor == 1 or divided.weights.full is None:
-        return no_effect("the layers were not divided")
+        return no_effect("no layer was sharded")
     own, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
     layers = divisible(observed.situation.family, observed.situation.config)
     text = (
-        f"{counted(len(layers.layers), 'layer')} divided among {divided.layout.tensor} ranks: this "
-        f"one has {size_text(own.bytes)} of {size_text(full.bytes)} of weights; "
+        f"{counted(len(layers.layers), 'layer')} sharded among {divided.layout.tensor} ranks: this "
+        f"rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
     text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if layers.replicated:
-        text += f"; complete on each rank: {'; '.join(layers.replicated)}"
+        text += f"; not sharded: {'; '.join(layers.replicated)}"
     if own.bytes >= full.bytes or not traffic.bytes:
         return no_effect(text)
     if not observed.situation.workload.trains:
@@ -155,7 +157,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled="divides layers of the bundled families, which a model of yours is not known to have",
+    bundled="shards layers of the bundled families; your own model may not have such layers",
     divided_memory=of_shares,
     unpredictable=WAITING,
     kinds={"tensor": Kind("tensor_parallel", {})},

@@ -1,12 +1,12 @@
-"""TorchScript: the model's operators recorded once as a graph, whose fuser joins pointwise ones.
+"""TorchScript: record the model's operators once as a graph, and fuse pointwise operators.
 
-The older of torch's compilers, which the MAHIA-X document names beside Inductor. The graph is run
-by an interpreter without Python; on a GPU its fuser (NNC) generates a kernel for each group of
-pointwise operators. What a call decided in Python (shapes, branches) is recorded as it was, so that
-a model is refused that decides by values, or computes outside of torch's operators. The first calls
-are slow. Matrix products, attention and norms are never joined: counted for HYDRA base, a forward
-pass records 615 operators, of which 192 are pointwise and 86 are those three; the rest move or
-reshape tensors. *torch.compile* joins more of them.
+The older of torch's compilers, which the MAHIA-X document names in addition to Inductor. An
+interpreter runs the graph without Python; on a GPU its fuser (NNC) generates one kernel for each
+group of pointwise operators. Decisions in Python (shapes, branches) are recorded as they were in
+the first call. A model is therefore refused if it decides by values, or computes outside of torch's
+operators. The first calls are slow. Matrix products, attention and norms are never fused: counted
+for HYDRA base, a forward pass records 615 operators, of which 192 are pointwise and 86 are those
+three kinds; the rest move or reshape tensors. *torch.compile* fuses more of them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Compute
 
 _GROUP = "prim::TensorExprGroup"
-# Toggles that act where a recorded graph has nothing of them left, or record by themselves.
+# Traits of toggles that have no effect in a recorded graph, or that record the step themselves.
 _NOT_WITH = {
-    Trait.COMPILED: "torch.compile records the model itself",
-    Trait.CAPTURED: "the graph settles over several calls, and a capture holds one",
-    Trait.RECOMPUTED: "a recorded graph keeps what its backward pass needs",
-    Trait.OFFLOADED: "a recorded graph keeps what its backward pass needs",
-    Trait.RANKS: "it records what one GPU computes alone",
+    Trait.COMPILED: "{title} already traces the model",
+    Trait.CAPTURED: "TorchScript optimizes its graph over several calls; {title} capture only one",
+    Trait.RECOMPUTED: "{title} has no effect: a recorded graph keeps all activations",
+    Trait.OFFLOADED: "{title} has no effect: a recorded graph keeps all activations",
+    Trait.RANKS: "TorchScript records the step of a single GPU, but {title} uses several",
 }
-_OFF = "Switch the other one off."
+_OFF = "Switch the other option off."
 
 
 class Scripted:
-    """A computation that is recorded at its first call, and run by TorchScript from then on."""
+    """A computation that is recorded at its first call; TorchScript runs all later calls."""
 
     def __init__(self, compute: Compute, model: nn.Module | None) -> None:
         self._compute = compute
@@ -70,12 +70,12 @@ class Scripted:
         from torch.fx.experimental.proxy_tensor import make_fx  # slow to load
 
         try:
-            # First as torch's operators alone: TorchScript's own tracer would make tensors of every
-            # size that Python code decides by.
+            # First trace to torch's operators: TorchScript's own tracer would make tensors of the
+            # sizes on which Python code decides.
             graph = make_fx(self._compute, pre_dispatch=True)(*batch)
             self._check_constants(graph)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it is deprecated, at every call
+                warnings.simplefilter("ignore")  # a deprecation warning at every call
                 return torch.jit.trace(graph, batch, check_trace=False)
         except (Cancelled, Mistake):
             raise
@@ -89,10 +89,9 @@ class Scripted:
             ) from error
 
     def _check_constants(self, graph: torch.fx.GraphModule) -> None:
-        """Raise ``Mistake`` if the graph holds a tensor that is none of the model's.
+        """Raise ``Mistake`` if the graph holds a tensor that does not belong to the model.
 
-        Something computed it outside of torch's operators, so that it would be the same in every
-        call.
+        It was computed outside of torch's operators, so it would be the same in every call.
         """
         model = self._model
         assert model is not None
@@ -101,9 +100,9 @@ class Scripted:
             constant = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(constant, torch.Tensor) and constant.dim() and id(constant) not in known:
                 raise Mistake(
-                    f"torchscript: a tensor of shape {tuple(constant.shape)} comes from outside of "
-                    "torch's operators (a Triton kernel, NumPy, or one made before), and would be "
-                    "the same in every call; switch TorchScript off"
+                    f"torchscript: a tensor of shape {tuple(constant.shape)} was computed outside "
+                    "of torch's operators (by a Triton kernel, by NumPy, or before the call), and "
+                    "would be the same in every call; switch TorchScript off"
                 )
 
 
@@ -114,19 +113,19 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(f"its fuser {NEEDS_GPU.reason}", NEEDS_GPU.fix)
     if situation.workload.name not in ("forward", "train"):
         return Blocked(
-            "it records one call, and decoding is many calls that write into a cache",
+            "TorchScript records one call, but decoding makes many calls that write to a cache",
             "Choose the forward pass or the training step.",
             {"workload": "forward"},
         )
     if hasattr(situation.config, "adaptive_rank"):
         return Blocked(
-            "the heads of this family choose rank and precision in Python as they run",
+            "the heads of this family choose rank and precision in Python while they run",
             "Choose another family, or torch.compile.",
         )
     if situation.workload.trains and situation.option("precision").startswith("amp"):
         return Blocked(
-            "TorchScript's own derivative of a linear layer mixes up the dtypes of autocast",
-            "Compute in BF16 or FP32 throughout.",
+            "TorchScript's backward pass of linear layers does not support autocast's dtypes",
+            "Use pure BF16 or FP32.",
             {"precision": "bf16"},
         )
     for trait, why in _NOT_WITH.items():
@@ -134,7 +133,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             return blocked
     if situation.option("triton") != "off":
         return Blocked(
-            "it records torch's operators, and no Triton kernels", _OFF, {"triton": "off"}
+            "TorchScript records torch's operators, but not Triton kernels", _OFF, {"triton": "off"}
         )
     return None
 
@@ -155,7 +154,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     instrumented.call(observed)
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
-        return no_effect("TorchScript ran the same operators one by one: its fuser joined none")
+        return no_effect("TorchScript ran the same operators one by one: its fuser fused none")
     return effective(f"TorchScript ran {groups} groups of operators as one kernel each")
 
 
@@ -165,7 +164,7 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Compilation",
     stage=Stage.COMPILE,
-    options={"off": "Off", "trace": "Recorded, with its fuser"},
+    options={"off": "Off", "trace": "Recorded and fused"},
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,

@@ -1,11 +1,11 @@
-"""Use the bundled Triton kernel for every operator that has one and is not switched on its own.
+"""Use the bundled Triton kernel for every operator whose own toggle is at *Shared setting*.
 
-*Fastest, measured* times every implementation of each operator on this GPU instead, kernels of
-installed libraries among them, once for each class of shapes. Under torch.compile it leaves what
-Inductor fuses with its neighbours (norms, gates, rotary embedding) to Inductor.
+*Fastest, measured* times every implementation of each operator on this GPU instead, including
+kernels of installed libraries, once for each class of shapes. With torch.compile it leaves the
+operators that Inductor fuses with their neighbours (norms, gates, rotary embedding) to Inductor.
 
-On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 0.71 of the eager step's time with all
-of them; under torch.compile 1.04, so that they pay where nothing is compiled.
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 0.71 of the eager step time with all
+kernels, but 1.04 with torch.compile. They help mainly without compilation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def _operators() -> tuple[str, ...]:
-    # Attention has a toggle of its own, which names its backends.
+    # Attention has its own toggle, which lists its backends.
     return tuple(name for name in with_triton() if name != "attention")
 
 
@@ -62,7 +62,7 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
 
 def _apply(option: str, build: Build) -> None:
     for operator in _operators():
-        # An operator's own switch comes later and wins.
+        # An operator's own toggle is applied later and overrides this one.
         build.choose_kernel(operator, AUTO if option == AUTO else "triton")
 
 
@@ -77,11 +77,11 @@ def _evidence(option: str, observed: Observed) -> Finding:
         chosen = [measured_finding(name, observed.record) for name in followers]
         text = "; ".join(finding.text for finding in chosen)
         some = any(finding.status == "effective" for finding in chosen)
-        return effective(text) if some else no_effect(text or "no operator follows this switch")
+        return effective(text) if some else no_effect(text or "no operator uses this setting")
     findings = [usage_finding(name, "triton", observed.record) for name in followers]
     failed = [finding.text for finding in findings if finding.status != "effective"]
     if failed or not findings:
-        return no_effect("; ".join(failed) or "no operator of this model follows this switch")
+        return no_effect("; ".join(failed) or "no operator of this model uses this setting")
     return effective(f"Triton ran for {', '.join(followers)}")
 
 

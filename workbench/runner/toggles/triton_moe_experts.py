@@ -1,15 +1,16 @@
-"""The experts' feed-forward networks as grouped products over tokens sorted by expert.
+"""Compute the feed-forward networks of the experts as grouped products over sorted tokens.
 
-*PyTorch* takes the best of its own ways for the device, the dtype and the sizes, and the evidence
-says which one ran and why no better one: torch's *grouped product* (one kernel in BF16 on Hopper
-and data-centre Blackwell; a loop in C++ on a CPU), else *padded blocks* on a GPU or compiled (about
-twice the chosen work at most, any dtype), else a *loop over experts* in eager code on a CPU. A way
-that is chosen by name runs or is an error. The loop waits for the host, so that no graph and no
-compiler takes it. *Every expert (dense)* takes each token through all of them, experts / k times
-the work.
+*PyTorch* selects the best of its implementations for the device, the dtype and the sizes; the
+evidence names the one that ran and says why a better one did not. The first choice is torch's
+*grouped product* (one kernel in BF16 on Hopper and data-centre Blackwell; a C++ loop on a CPU). The
+second is *padded blocks*, on a GPU or with torch.compile (at most about twice the necessary work,
+any dtype). The last is a *loop over experts*, in eager code on a CPU. An implementation that is
+chosen by name runs or raises an error. The loop synchronizes with the host, so CUDA graphs and
+torch.compile do not support it. *Every expert (dense)* computes each token with all experts:
+experts / k times the work.
 
-On an H200 in BF16, 16,384 tokens to 8 of 64 experts: 3.3 ms by Triton, 6.5 ms by torch's grouped
-product and 39 ms dense.
+On an H200 in BF16, 16,384 tokens to 8 of 64 experts: 3.3 ms with Triton, 6.5 ms with torch's
+grouped product and 39 ms dense.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def _needs(option: str, situation: Situation) -> Blocked | None:
     graphs = situation.has(Trait.COMPILED, Trait.CAPTURED)
     if option == "loop" and graphs:
         return Blocked(
-            "the loop over experts waits for the host, which no compiler and no CUDA graph takes",
+            "the loop over experts synchronizes with the host, which torch.compile and CUDA graphs "
+            "do not support",
             "Choose padded blocks.",
             {"triton_moe_experts": "padded"},
         )
@@ -39,13 +41,13 @@ def _needs(option: str, situation: Situation) -> Blocked | None:
         return None
     if hardware.of(situation.device).capability[0] not in ONE_KERNEL:
         return Blocked(
-            "torch's grouped product is one kernel on compute capability 9.0 and 10.0 alone",
+            "torch's grouped product is one kernel only on compute capability 9.0 and 10.0",
             "Choose padded blocks.",
             {"triton_moe_experts": "padded"},
         )
     if computing(situation) != torch.bfloat16:
         return Blocked(
-            "torch's grouped product is one kernel in BF16 alone",
+            "torch's grouped product is one kernel only in BF16",
             "Compute in BF16.",
             {"precision": "amp_bf16"},
         )

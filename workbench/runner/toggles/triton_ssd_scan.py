@@ -1,7 +1,7 @@
-"""The selective scan of Mamba-2 over whole sequences, in chunks, forward and backward.
+"""Compute the selective scan of Mamba-2 over whole sequences in chunks, forward and backward.
 
-On an H200 in BF16, 32,768 tokens of 80 heads: 0.90 ms, and 22 ms by PyTorch. Pays most where
-sequences are long.
+Helps most with long sequences. On an H200 in BF16, 32,768 tokens of 80 heads: 0.90 ms, compared
+with 22 ms in PyTorch.
 """
 
 from workbench.runner.toggles._kernel_toggle import kernel_toggle

@@ -1,12 +1,12 @@
-"""Let every token attend to so many tokens before it, instead of to all.
+"""Let every token attend only to a fixed number of tokens before it.
 
-Another model: what lies further back is reached through the layers only. Time and memory of
-attention then grow with the sequence and no longer with its square. The decode cache stays as long
-as it was. Not every backend has it; *Automatic* finds one that does. (Beltagy et al., Longformer,
-arXiv 2004.05150; Jiang et al., Mistral 7B, arXiv 2310.06825.)
+This changes the model: earlier tokens are reached only through the layers. Time and memory of
+attention then grow linearly with the sequence, instead of quadratically. The decode cache does not
+become smaller. Not every backend supports a window; *Automatic* finds one that does. (Beltagy et
+al., Longformer, arXiv 2004.05150; Jiang et al., Mistral 7B, arXiv 2310.06825.)
 
-Counted for HYDRA large with a window of 512: 0.95 of the forward pass's FLOPs at 2,048 tokens, 0.77
-at 8,192.
+Counted for HYDRA large with a window of 512: 0.95 times the FLOPs of the forward pass at 2,048
+tokens, 0.77 at 8,192.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     if longest > value:
         return None
     return Blocked(
-        f"a window of {value} keys leaves out none of {longest} tokens",
+        f"a window of {value} tokens covers the complete sequence of {longest} tokens",
         "Choose a smaller window, or a longer sequence for the next run.",
     )
 

@@ -38,7 +38,7 @@ def test_two_ranks_have_half_of_the_experts_and_say_so(configuration, divided):
     status, text = collect_evidence(divided)["expert_parallel"]
     assert status == "effective", text
     assert "this rank has 2 of 4 experts of each mixture" in text
-    assert "10 exchanges over the ranks a step" in text  # of sizes, and twice there and back
+    assert "10 exchanges between the ranks per step" in text  # of sizes, and twice there and back
     assert "equal to the last bit" in text
     own, full = divided.divided.weights.own, divided.divided.weights.full
     cuts = divided.divided.weights.cuts_of(EXPERT)
@@ -117,13 +117,13 @@ def test_a_rank_whose_experts_no_token_chooses_takes_part(configuration):
 @pytest.mark.parametrize(
     ("change", "toggles", "reason"),
     [
-        ({"workload": "forward"}, {}, "acts on the backward pass"),
+        ({"workload": "forward"}, {}, "needs a backward pass"),
         ({"family": "hydra", "model": {}}, {}, "HYDRA has no mixture"),
         ({"family": "mahia", "model": {"use_moe": True}}, {}, "MAHIA-X has no mixture"),
         ({"model": TINY | {"num_experts": 3}}, {}, "3 experts cannot be divided among 2 ranks"),
         ({"settings": {"batch": 3, "sequence": 16}}, {}, "a batch of 3 cannot be divided among 2"),
-        ({}, {"tensor_parallel": "2"}, "tensor parallelism divides the columns"),
-        ({}, {"compile": "default"}, "the number of tokens that a rank receives changes"),
+        ({}, {"tensor_parallel": "2"}, "tensor parallelism already shards the columns"),
+        ({}, {"compile": "default"}, "torch.compile needs fixed sizes"),
     ],
 )
 def test_what_cannot_be_divided_gives_a_reason(configuration, many_cores, change, toggles, reason):

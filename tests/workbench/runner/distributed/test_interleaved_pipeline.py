@@ -59,10 +59,10 @@ def test_two_ranks_pass_each_micro_batch_twice_and_say_so(interleaved):
     evidence = collect_evidence(interleaved)
     status, text = evidence["schedule"]
     assert status == "effective", text
-    assert "each rank has 2 chunks, which 4 micro-batches passed in 8 turns" in text
+    assert "each rank has 2 stages; rank 0 computed 8 forward passes for 4 micro-batches" in text
     status, text = evidence["pipeline_parallel"]
     assert status == "effective", text
-    assert text.startswith("3, 2 blocks on 2 stages, which 4 micro-batches passed in two chunks")
+    assert text.startswith("blocks by pipeline rank: 3, 2, in two stages each; 4 micro-batches")
     sizes = [stage_bytes(interleaved.situation, s) for s in interleaved.divided.weights.stages]
     assert footprint(interleaved.situation).weights == max(sizes)
     assert interleaved.divided.weights.own.bytes == sizes[0]
@@ -102,7 +102,7 @@ def test_gradients_of_weights_are_computed_apart_and_right(configuration, arms):
     arm = stepped(configuration, steps=3, arms=arms, **ZERO_BUBBLE)
     status, text = collect_evidence(arm)["schedule"]
     assert status == "effective", text
-    assert "gradients of weights were computed apart 8, 8 times" in text
+    assert "separate gradients of weights, by rank: 8, 8" in text
     assert_right(arm, *ZERO_BUBBLE)
 
 
@@ -134,10 +134,10 @@ def test_other_models_and_options_train_right_in_chunks(
 @pytest.mark.parametrize(
     ("fields", "batch", "toggles", "reason"),
     [
-        ({}, 4, {"pipeline_parallel": "off"}, "there are no stages that could take turns"),
-        ({"n_layers": 3}, 4, {}, "3 blocks cannot be 2 chunks on each of 2"),
-        ({}, 5, {}, "5 micro-batches cannot take turns"),
-        ({}, 4, {"data_parallel": "2", "sharding": "full"}, "shards are gathered for all blocks"),
+        ({}, 4, {"pipeline_parallel": "off"}, "needs pipeline parallelism, which is off"),
+        ({"n_layers": 3}, 4, {}, "3 blocks cannot form 2 stages on each of 2 ranks"),
+        ({}, 5, {}, "5 micro-batches cannot be scheduled in rounds of 2"),
+        ({}, 4, {"data_parallel": "2", "sharding": "full"}, "sharding gathers all blocks"),
     ],
 )
 def test_what_cannot_be_interleaved_gives_a_reason(

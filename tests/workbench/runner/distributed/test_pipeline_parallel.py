@@ -90,10 +90,10 @@ def test_what_threads_of_collectives_free_is_not_left_behind(configuration, arms
 def test_two_ranks_have_the_blocks_one_after_another_and_say_so(configuration, divided):
     status, text = collect_evidence(divided)["pipeline_parallel"]
     assert status == "effective", text
-    assert "2, 1 blocks on 2 stages, which 4 micro-batches passed" in text
-    assert "these had 2, 1 in flight at most" in text
+    assert "blocks by pipeline rank: 2, 1; 4 micro-batches" in text
+    assert "in flight at most: 2, 1;" in text
     # Of 1 x 16 x 32 FP32 each, four a way; the tied embedding's gradient once each way.
-    assert "5 sends and 5 receives a step, 80.0 KiB in total" in text
+    assert "5 sends and 5 receives per step, 80.0 KiB in total" in text
     assert "rank 0's to the last bit" in text
     own, full = divided.divided.weights.own, divided.divided.weights.full
     assert not [name for name in own.parameters if name.startswith("blocks.2")]
@@ -184,8 +184,8 @@ def test_the_check_of_numbers_notices_a_fault_of_a_stage(divided, plant, monkeyp
     ("plant", "problem"),
     [
         (skip_blocks, "rank 0 computed 0 of its 2 blocks"),
-        (leave_weights_unstored, "rank 0 has other numbers of"),
-        (lose_own_part_of_the_tied_gradient, "rank 0 has other numbers of 1 parameter"),
+        (leave_weights_unstored, "rank 0 has different values of"),
+        (lose_own_part_of_the_tied_gradient, "rank 0 has different values of 1 parameter"),
     ],
 )
 def test_evidence_names_what_the_stages_did_not_do(configuration, plant, problem, monkeypatch):
@@ -210,10 +210,10 @@ def test_the_runner_divides_blocks_when_the_toggle_is_switched_while_it_runs(
 @pytest.mark.parametrize(
     ("done", "problem"),
     [
-        ({"backwards": 3}, "rank 1 went 4 times forward and 3 times backward"),
-        ({"sends": 0, "receives": 0}, "5 sends and 5 receives of all ranks, where 8 are needed"),
-        ({"receives": 4}, "10 sends and 9 receives of all ranks"),
-        (None, "no step was made by all ranks"),
+        ({"backwards": 3}, "rank 1 ran 4 forward and 3 backward passes for 4"),
+        ({"sends": 0, "receives": 0}, "5 sends and 5 receives on all ranks, but 8 are needed"),
+        ({"receives": 4}, "10 sends and 9 receives on all ranks"),
+        (None, "no step ran on all ranks"),
     ],
 )
 def test_missing_passes_and_messages_are_no_effect(divided, monkeypatch, done, problem):
@@ -265,7 +265,7 @@ def test_live_metrics_are_of_all_stages_and_the_full_batch(configuration, arms):
 def test_evidence_includes_the_calls_of_other_stages(configuration, arms):
     arm = stepped(configuration, arms=arms, fused_loss="chunked", **ON)
     status, text = collect_evidence(arm)["fused_loss"]
-    assert status == "effective" and "all 4 recorded calls ran chunked" in text
+    assert status == "effective" and "all 4 recorded calls used chunked" in text
     assert arm.divided.rank == 0 and not hasattr(arm.model, "norm")  # it computes no loss
 
 
@@ -324,19 +324,19 @@ def test_four_ranks_train_right_however_few_cores_they_share(configuration, many
     )
     arm = stepped(configuration, steps=3, arms=VariantCache(), pipeline_parallel="4")
     status, text = collect_evidence(arm)["pipeline_parallel"]
-    assert status == "effective" and "these had 4, 3, 2, 1 in flight at most" in text, text
+    assert status == "effective" and "in flight at most: 4, 3, 2, 1;" in text, text
     assert_right(arm)
 
 
 @pytest.mark.parametrize(
     ("workload", "toggles", "reason", "change"),
     [
-        ("forward", {}, "acts on the backward pass", {"workload": "train"}),
-        ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
+        ("forward", {}, "needs a backward pass", {"workload": "train"}),
+        ("train", {"adamw": "8bit_torchao"}, "8-bit optimizer states", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
-        ("train", {"kernel_tuning": "on"}, "no rank has one", {"kernel_tuning": "cached"}),
-        ("train", {"activation_offload": "on"}, "counted by call",
+        ("train", {"kernel_tuning": "on"}, "no rank runs a complete", {"kernel_tuning": "cached"}),
+        ("train", {"activation_offload": "on"}, "counts the tensors of one call",
          {"activation_offload": "off", "checkpointing": "full"}),
         ("train", {"mixture_of_recursions": "on"}, "reuse one stack of layers",
          {"mixture_of_recursions": "off"}),
@@ -354,15 +354,15 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
     model = {**configuration.model, "n_kv_heads": 2}
     configuration = msgspec.structs.replace(configuration, model=model)
     block = blocked(configuration, **ON)[other]["2"]
-    assert "together with pipeline parallelism it needs 4 CPU cores" in block.reason
+    assert "combined with pipeline parallelism it needs 4 CPU cores" in block.reason
     assert block.set == {"pipeline_parallel": "off"}
 
 
 @pytest.mark.parametrize(
     ("family", "model", "settings", "ranks", "reason"),
     [
-        ("hydra", {}, {}, "4", "3 blocks cannot be stages on 4 ranks"),
-        ("hydra", {}, {"batch": 1}, "2", "a batch of 1 is one micro-batch"),
+        ("hydra", {}, {}, "4", "3 blocks cannot form 4 stages"),
+        ("hydra", {}, {"batch": 1}, "2", "a batch of 1 is a single micro-batch"),
         ("moe", {}, {}, "2", "balancing loss needs the full batch"),
         ("moe", {"gating": "noisy_topk"}, {}, "2", "would draw other noise"),
         ("mahia", {}, {}, "2", "not a plain chain of blocks"),

@@ -318,7 +318,7 @@ def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(
     begin = len(runner.messages)
     evidence = switch_on_and_off(runner, configuration, "data_parallel", "2")
     assert evidence.status == "effective", evidence.text
-    assert "; resident set " in evidence.text and ", the most of all; " in evidence.text
+    assert "; highest resident set: " in evidence.text
     resident = [
         value
         for message in runner.messages[begin:]
@@ -331,9 +331,9 @@ def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(
 @pytest.mark.parametrize(
     ("workload", "batch", "toggles", "reason"),
     [
-        ("forward", 4, {}, "acts on the backward pass"),
+        ("forward", 4, {}, "needs a backward pass"),
         ("train", 3, {}, "a batch of 3 cannot be divided among 2 ranks"),
-        ("train", 4, {"adamw": "8bit_torchao"}, "moments in 8 bits"),
+        ("train", 4, {"adamw": "8bit_torchao"}, "8-bit optimizer states"),
         ("train", 4, {"compile": "reduce-overhead"}, "captures CUDA graphs"),
         ("train", 4, {"cuda_graphs": "on"}, "a group of ranks that may have ended"),
     ],
@@ -349,5 +349,5 @@ def test_what_cannot_be_divided_says_why(
 def test_more_ranks_than_cores_are_blocked_with_both_numbers(configuration, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     options = blocked(configuration)["data_parallel"]
-    assert options["2"].reason == "needs 2 CPU cores, and this machine has 1 CPU core"
+    assert options["2"].reason == "needs 2 CPU cores, but this machine has 1 CPU core"
     assert set(options) == {"2", "4", "8"}

@@ -104,7 +104,7 @@ def test_one_core_says_why_nothing_can_be_sharded(configuration, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     options = blocked(configuration)["sharding"]
     reasons = {block.reason for option, block in options.items() if option != "hybrid"}
-    assert reasons == {"needs 2 CPU cores, and this machine has 1 CPU core"}
+    assert reasons == {"needs 2 CPU cores, but this machine has 1 CPU core"}
 
 
 def test_a_profile_counts_the_shards_of_this_rank(configuration):
@@ -181,24 +181,24 @@ def test_shards_that_are_not_stored_are_no_effect(configuration, monkeypatch):
 @pytest.mark.parametrize(
     ("toggles", "option", "reason", "fix"),
     [
-        ({}, "full", "no other ranks to share with", {"data_parallel": "2"}),
-        ({"data_parallel": "2"}, "hybrid", "need four ranks", {"data_parallel": "4"}),
+        ({}, "full", "needs data parallelism", {"data_parallel": "2"}),
+        ({"data_parallel": "2"}, "hybrid", "needs four ranks", {"data_parallel": "4"}),
         (
             {"data_parallel": "2", "precision": "amp_fp16"},
             "offload",
-            "these are on the host",
+            "this option keeps them on the host",
             {"precision": "amp_bf16"},
         ),
         (
             {"data_parallel": "2", "kernel_tuning": "on"},
             "full",
-            "one device, which has only its shards",
+            "each device has only its shards",
             {"kernel_tuning": "cached"},
         ),
         (
             {"data_parallel": "2", "activation_offload": "on"},
             "full",
-            "gathered weights would go to the host",
+            "would also move the gathered weights to the host",
             {"activation_offload": "off", "checkpointing": "full"},
         ),
     ],
@@ -209,7 +209,7 @@ def test_what_cannot_be_sharded_says_why_and_what_to_set(
     block = blocked(configuration, **toggles)["sharding"][option]
     assert reason in block.reason and block.set == fix
     block = blocked(configuration, "forward")["sharding"][option]
-    assert "acts on the backward pass" in block.reason
+    assert "needs a backward pass" in block.reason
 
 
 def test_an_addition_that_needs_the_next_norm_is_not_combined_with_shards(configuration):

@@ -82,13 +82,13 @@ def test_arms_of_one_and_of_two_ranks_continue_from_each_other(configuration):
 def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divided):
     status, text = collect_evidence(divided)["tensor_parallel"]
     assert status == "effective", text
-    assert "4 layers divided among 2 ranks" in text
-    assert "8 sums over the ranks a step, 32.0 KiB in all" in text  # of 2 x 16 x 32 FP32
+    assert "4 layers sharded among 2 ranks" in text
+    assert "8 sums between the ranks per step, 32.0 KiB in total" in text  # of 2 x 16 x 32 FP32
     assert "equal to the last bit" in text
     peaks = divided.divided.peaks
     assert len(peaks) == 2 and all(50e6 < peak < 20e9 for peak in peaks)
     most = size_text(max(peaks))
-    assert f"; resident set {most} on rank {peaks.index(max(peaks))}, the most of all" in text
+    assert f"; highest resident set: {most} on rank {peaks.index(max(peaks))}" in text
     own, full = divided.divided.weights.own, divided.divided.weights.full
     cuts = divided.divided.weights.cuts
     weights = sum(parameter.numel() for parameter in divided.plain_weights().values())
@@ -105,8 +105,8 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
 @needs_cores
 def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
     for more, calls in (
-        ({}, "8 sums over"),
-        (SEQUENCE, "8 gathers, 8 scattered sums, 2 sums over"),
+        ({}, "8 sums between"),
+        (SEQUENCE, "8 gathers, 8 scattered sums, 2 sums between"),
     ):
         toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
         arm = stepped(configuration, steps=2, arms=arms, **toggles)
@@ -121,7 +121,7 @@ def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
 def test_the_forward_pass_is_divided_too(configuration, arms):
     arm = stepped(configuration, "forward", steps=2, arms=arms, tensor_parallel="2")
     status, text = collect_evidence(arm)["tensor_parallel"]
-    assert status == "effective" and "4 sums over the ranks a step" in text
+    assert status == "effective" and "4 sums between the ranks per step" in text
     assert_right(arm)
 
 
@@ -189,7 +189,7 @@ def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(configura
     assert status == "effective", text
     assert "this rank has 8 of 16 tokens" in text
     # Each of 4 layers, both ways; the loss, and the gradients of what every rank has.
-    assert "8 gathers, 8 scattered sums, 2 sums over the ranks a step" in text
+    assert "8 gathers, 8 scattered sums, 2 sums between the ranks per step" in text
     assert_right(arm, "tensor_parallel")
 
 
@@ -208,7 +208,7 @@ def test_ranks_do_not_diverge_by_roundings_of_replicated_layers(configuration, m
     with arm.entered():
         arm.step()
     status, text = collect_evidence(arm)["tensor_parallel"]
-    assert status == "effective" and "1 broadcast over the ranks a step" in text, text
+    assert status == "effective" and "1 broadcast between the ranks per step" in text, text
 
 
 @needs_cores
@@ -368,10 +368,10 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
 @pytest.mark.parametrize(
     ("workload", "toggles", "reason", "change"),
     [
-        ("decode", {}, "keys, values and states of a cache", {"workload": "train"}),
-        ("train", {"data_parallel": "2"}, "together with data parallelism it needs 4 CPU cores",
+        ("decode", {}, "keys, values and states in a cache", {"workload": "train"}),
+        ("train", {"data_parallel": "2"}, "combined with data parallelism it needs 4 CPU cores",
          {"data_parallel": "off"}),
-        ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
+        ("train", {"adamw": "8bit_torchao"}, "8-bit optimizer states", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
         ("train", {"compile": "max-autotune"}, "pick different kernels", {"compile": "default"}),
@@ -388,7 +388,7 @@ def test_what_does_not_go_together_says_why(
 
 def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_cores):
     block = blocked(configuration, tensor_parallel="2")["data_parallel"]["2"]
-    assert "together with tensor parallelism it needs 4 CPU cores" in block.reason
+    assert "combined with tensor parallelism it needs 4 CPU cores" in block.reason
     assert block.set == {"tensor_parallel": "off"}
 
 
@@ -398,7 +398,7 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
         ("hydra", {}, "4", "2 key/value heads do not divide among 4 ranks"),
         ("mamba2", {"n_groups": 2}, "4", "2 groups of a mixer's heads do not divide among 4"),
         ("mamba2", {"head_dim": 128}, "4", "2 heads of a mixer do not divide among 4 ranks"),
-        ("moe", {"gating": "noisy_topk"}, "2", "other noise"),
+        ("moe", {"gating": "noisy_topk"}, "2", "different noise"),
     ],
 )
 def test_models_that_cannot_be_divided_say_why(
@@ -438,7 +438,7 @@ def test_the_estimate_falls_with_divided_layers_and_with_a_divided_stream(
 @pytest.mark.parametrize(
     ("family", "model", "toggles", "reason"),
     [
-        ("hydra", {}, {"tensor_parallel": "off"}, "layers that ranks divide, and none are"),
+        ("hydra", {}, {"tensor_parallel": "off"}, "needs tensor parallelism, which is off"),
         ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths looks at the whole sequence"),
         ("moe", {}, {}, "Block looks at the whole sequence"),
         ("adaattn", {}, {}, "heads adapt, and are measured"),

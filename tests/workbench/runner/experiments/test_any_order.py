@@ -34,10 +34,10 @@ def allowed(runner, configuration) -> dict[str, list[str]]:
 
 
 SAME_AS_OFF = (
-    "the model's fields say so already",
-    "which its other fields need",
-    "as they do without this option",
-    "output and work are bit-identical to the option off",
+    "the model's fields already have this value",
+    "because its other fields require it",
+    "the same as without this option",
+    "outputs and operators are identical with the option off",
     "no rank was reduced",
 )
 

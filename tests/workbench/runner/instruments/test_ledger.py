@@ -65,7 +65,7 @@ def test_automatic_attention_tells_its_choice_and_that_all_of_it_was_fused(small
     status, text = collect_evidence(arm)["attention"]
     assert status == "effective"
     assert text.startswith("chose sdpa_flash 2; flash ratio 1.00, 0 of 2 calls fell back to the")
-    assert "; passed over: " in text and "needs a CUDA GPU" in text
+    assert "; not used: " in text and "needs a CUDA GPU" in text
     assert arm.record.facts["attention_flash_ratio"] == 1.0
     assert (arm.record.facts["attention_calls"], arm.record.facts["attention_fallbacks"]) == (2, 0)
 
@@ -77,8 +77,8 @@ def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, mon
     status, text = collect_evidence(arm)["attention"]
     assert (status, text) == (
         "no effect",
-        "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the whole matrix of weights; "
-        f"passed over: {why}",
+        "chose manual 2; flash ratio 0.00, 2 of 2 calls fell back to the complete attention "
+        f"matrix; not used: {why}",
     )
     assert arm.record.facts["attention_reason"] == why
 
@@ -95,13 +95,13 @@ def test_what_automatic_attention_preferred_is_told_as_that(small, monkeypatch):
 def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(small, monkeypatch):
     assert collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"] == (
         "effective",
-        "attention: all 2 recorded calls ran sdpa; torch chose flash 2",
+        "attention: all 2 recorded calls used sdpa; torch chose flash 2",
     )
     monkeypatch.setattr(instrumented, "_choice", lambda *args, **kwargs: "math")
     monkeypatch.setattr(instrumented, "_refusals", lambda *args, **kwargs: ["Head dim is odd"])
     status, text = collect_evidence(stepped(small, "forward", attention="sdpa"))["attention"]
     assert status == "no effect"
-    assert text.endswith("torch chose math 2, and fell back to math because: Head dim is odd")
+    assert text.endswith("torch chose math 2; it fell back to math because: Head dim is odd")
 
 
 def test_without_attention_there_is_no_row_of_it():

@@ -380,4 +380,4 @@ def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled):
         compile_evidence.append([item for item in arm.find_evidence() if item.toggle == "compile"])
     first, (second,) = compile_evidence
     assert not first and second.status == "no effect"
-    assert "gave up and went on in eager mode" in second.text
+    assert "gave up and continued in eager mode" in second.text

@@ -91,7 +91,7 @@ def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
 @pytest.mark.parametrize(
     "base, other, why",
     [
-        ({}, {"compile": "default"}, "fuses is known once it has compiled"),
+        ({}, {"compile": "default"}, "fuses is unknown before it has compiled"),
         ({"compile": "default"}, {"compile": "default", "rope_cache": "shared"}, "compiled"),
         ({}, {"precision": "tf32"}, "cannot be used"),
     ],

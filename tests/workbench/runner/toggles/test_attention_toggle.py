@@ -12,7 +12,7 @@ from workbench.runner.toggles import attention
 def test_a_model_that_names_its_backend_itself_is_told_from_what_auto_chose(family, itself):
     arm = stepped(Configuration(family=family, preset="tiny"), "forward")
     finding = attention.TOGGLE.evidence("auto", arm.observed())
-    assert ("the model names these itself" in finding.text) == itself
+    assert ("the model selects this itself" in finding.text) == itself
     assert finding.status == ("no effect" if itself else "effective")
 
 

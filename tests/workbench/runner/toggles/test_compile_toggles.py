@@ -144,7 +144,7 @@ def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypat
 
 def test_one_graph_without_a_break_says_so(small):
     status, text = collect_evidence(compiled(small, compile_scope="fullgraph"))["compile_scope"]
-    assert (status, text) == ("effective", "1 graph without a break, which was demanded")
+    assert (status, text) == ("effective", "1 graph without a graph break, as requested")
 
 
 def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(small):
@@ -152,7 +152,8 @@ def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(smal
     status, text = collect_evidence(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "effective"
     assert text == (
-        "without a recompile it also takes a batch of 2 and not 3, a sequence of 8 and not 16"
+        "without a recompile it also supports a batch of 2 instead of 3, "
+        "a sequence of 8 instead of 16"
     )
 
 
@@ -162,7 +163,7 @@ def test_dynamic_that_was_not_heeded_is_told(small, monkeypatch):
     wide = replace(small, settings={"batch": 3, "sequence": 16})
     status, text = collect_evidence(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "no effect"
-    assert "a batch of 2 and not 3: would recompile, tensor" in text and "size mismatch" in text
+    assert "a batch of 2 instead of 3: would recompile (tensor" in text and "size mismatch" in text
 
 
 def test_automatic_shows_an_effect_once_sizes_change(own):
@@ -184,7 +185,7 @@ def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own)
         for rows in range(5, 15):
             arm.compute(torch.zeros(rows, 8))
     status, text = collect_evidence(arm)["compile"]
-    assert status == "no effect" and "gave up and went on in eager mode" in text
+    assert status == "no effect" and "gave up and continued in eager mode" in text
     assert "7 recompiles because" in text
 
 
@@ -202,7 +203,7 @@ def test_without_compilation_the_options_are_blocked(small):
         *blocked_toggles["compile_scope"].values(),
         *blocked_toggles["compile_shapes"].values(),
     ):
-        assert why.reason == "acts on torch.compile, which is off"
+        assert why.reason == "needs torch.compile, which is off"
         assert why.set == {"compile": "default"}
 
 
@@ -213,4 +214,4 @@ def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small
 
 def test_decoding_has_one_shape(small):
     why = blocked(small, "decode", compile="default")["compile_shapes"]
-    assert set(why) == {"automatic", "dynamic"} and "one shape" in why["dynamic"].reason
+    assert set(why) == {"automatic", "dynamic"} and "same shape" in why["dynamic"].reason

@@ -85,10 +85,10 @@ def test_a_batch_that_another_process_read_than_was_requested_shows_no_effect(te
 
 def test_it_is_blocked_with_a_reason_where_no_batch_could_be_read(text):
     on = {"data_loading": "step"}
-    assert "drawn by a seed" in blocked(configuration("hydra", "train"), *on.popitem()).reason
+    assert "the data is synthetic" in blocked(configuration("hydra", "train"), *on.popitem()).reason
     for family, workload, words in (
         ("mamba2", "decode", "reads one prompt"),
-        ("own", "forward", "draws its own batches"),
+        ("own", "forward", "generates its own batches"),
     ):
         plain = Configuration(
             family=family,

@@ -62,7 +62,7 @@ BESIDE = {
 # test_shards.py.
 ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math", "sharding"}
 ON_A_GPU = (
-    "as they do without this option",
+    "the same as without this option",
     "needs a CUDA GPU",
     "in the host's memory already",
     "this machine has 1 CPU core",
@@ -122,7 +122,7 @@ def test_an_option_of_each_takes_effect_where_it_can(name):
         if evidence.status == "as default":
             reasons.append(evidence.text)
             continue
-        if evidence.status == "no effect" and "bit-identical to the option off" in evidence.text:
+        if evidence.status == "no effect" and "identical with the option off" in evidence.text:
             continue  # automatic choice takes it, too; another option has to show an effect
         assert evidence.status == "effective", evidence.text
         return

@@ -98,11 +98,12 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     (evidence,) = fourier.evidence
     assert (evidence.toggle, evidence.status) == ("use_fourier", "effective"), evidence.text
     assert evidence.text.startswith(
-        "against use_fourier = False: 4 Linear and not 3; 216 parameters and not 152"
+        "compared with use_fourier = False: 4 Linear instead of 3; 216 parameters instead of 152"
     )
     texts = {evidence.toggle: (evidence.status, evidence.text) for evidence in attention.evidence}
     assert texts["use_fourier"][0] == "as default" and texts["attention_every"][0] == "effective"
-    assert texts["use_fourier"][1].startswith("the model's fields say so already; against ")
+    shown = "the model's fields already have this value; compared with "
+    assert texts["use_fourier"][1].startswith(shown)
     assert back.reused
     trained, fresh = plain.ledger["loss"], fourier.ledger["loss"]
     assert again.ledger["loss"] < (trained + fresh) / 2, "the weights began anew"
@@ -137,7 +138,7 @@ def test_a_field_that_changes_nothing_in_the_model_is_told(family, monkeypatch):
     )
     (evidence,) = built.find_evidence()
     assert evidence.status == "no effect"
-    assert evidence.text == "output and work are bit-identical to use_fourier = False"
+    assert evidence.text == "outputs and operators are identical to those with use_fourier = False"
 
 
 def test_weights_of_other_structures_make_room_when_memory_is_short(family, monkeypatch):

@@ -101,11 +101,11 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     arm = stepped(configuration(family, workload, toggles={toggle: option}))
     evidence = evidence_of(arm, toggle)
     calls = arm.record.usage[operator][option]
-    ran = f"{operator}: all {calls} recorded calls ran {option}"
+    ran = f"{operator}: all {calls} recorded calls used {option}"
     if status == "effective":
         assert (evidence.status, evidence.text) == (status, ran)
     else:
-        assert evidence.status == status and evidence.text.startswith(f"{ran}, as ")
+        assert evidence.status == status and evidence.text.startswith(f"{ran}, the same as ")
     arm.record.usage[operator]["another"] = 1
     assert evidence_of(arm, toggle).status == "no effect"
     assert "another 1" in evidence_of(arm, toggle).text
@@ -165,7 +165,7 @@ def test_no_addition_is_fused_where_every_block_is_checkpointed():
         stepped(configuration("mamba2", "train", toggles=toggles)), "fused_add_norm"
     )
     assert evidence.status == "no effect"
-    assert evidence.text == "no addition was fused: 4 of the blocks are checkpointed"
+    assert evidence.text == "no addition was fused: 4 blocks are checkpointed"
 
 
 def test_a_fused_loss_and_its_gradients_are_those_of_the_logits():

@@ -43,7 +43,7 @@ def test_it_needs_a_triton_kernel_to_tune(small, monkeypatch, chosen):
     if chosen:
         assert why is None
     else:
-        assert why.reason == "acts on Triton kernels, and every operator runs in PyTorch"
+        assert why.reason == "needs Triton kernels, but every operator runs in PyTorch"
         assert why.set == {"triton": "on"}
 
 
@@ -93,14 +93,14 @@ def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
     ("option", "tiles", "status", "text"),
     [
         ("on", [TUNED, SAME], "effective",
-         "tiles of 2 launches: 1 tuned, 1 from disk, in 4.2 s; "
-         "1 faster than the heuristic's: rms_norm.backward 1.50x"),
-        ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, in 4.2 s; "
-         "none is faster than the heuristic's"),
-        ("off", [HEURISTIC], "no effect", "tiles of 1 launches: 1 by heuristic, as without this "
-         "option: no tile of these kernels is stored"),
+         "tiles of 2 launches: 1 tuned, 1 from disk, tuning took 4.2 s; "
+         "faster than the heuristic's: 1 (rms_norm.backward 1.50x)"),
+        ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, tuning took 4.2 s; "
+         "no tile is faster than the heuristic's"),
+        ("off", [HEURISTIC], "no effect", "tiles of 1 launches: 1 by heuristic, the same as "
+         "without this option: no tile is stored for them"),
         ("off", [SAME], "no effect", "tiles of 1 launches: 1 from disk"),
-        ("on", [], "no effect", "no Triton kernel that has a choice of tiles was launched"),
+        ("on", [], "no effect", "no Triton kernel with a choice of tiles was launched"),
     ],
 )  # fmt: skip
 def test_the_evidence_tells_where_the_tiles_came_from_and_what_they_gave(

@@ -27,7 +27,7 @@ def test_all_layers_compute_in_one_workspace_and_their_numbers_are_right(workloa
     evidence = evidence_of(arm, "moe_buffers")
     assert evidence.status == "effective", evidence.text
     (workspace,) = shared
-    assert f"3 layers took {workspace.requests:,} tensors" in evidence.text
+    assert f"3 layers placed {workspace.requests:,} tensors" in evidence.text
     judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok, judged.text
 
@@ -52,7 +52,7 @@ def test_adding_in_place_to_what_lies_in_the_workspace_is_right():
 
 def test_training_and_models_without_experts_have_it_blocked_with_the_reason():
     why = blocked(configuration("moe", "train"), "moe_buffers", "on")
-    assert why.reason == "overwrites what a backward pass needs"
+    assert why.reason == "overwrites tensors that the backward pass needs"
     assert why.set == {"workload": "forward"}
     assert blocked(configuration("hydra"), "moe_buffers", "on") is not None
     assert blocked(configuration("moe"), "moe_buffers", "on") is None

@@ -102,9 +102,9 @@ def test_the_others_say_why_they_do_not_apply(runner):
         ("triton", "on", "acts on operators of kernels, which your file does not call"),
         ("triton_rope", "triton", "acts on kernels.rope, which your file does not call"),
         ("attention", "manual", "acts on kernels.attention, which your file does not call"),
-        ("ssd_chunk", "64", "acts on parts of the bundled families"),
-        ("checkpointing", "full", "the blocks of a model of your own are not known"),
-        ("rope_cache", "shared", "shares the rotary tables of the bundled families"),
+        ("ssd_chunk", "64", "needs modules of the bundled families"),
+        ("checkpointing", "full", "the blocks of your own model are not known"),
+        ("rope_cache", "shared", "needs rotary tables of the bundled families"),
         ("ccgqa", "on", "Own model has no ccgqa"),
     ):
         why = answer.blocked[toggle][option]

@@ -33,11 +33,14 @@ def evidence(arm, toggle: str) -> tuple[str, str]:
 def test_every_third_block_and_by_operator_say_what_they_recompute(small):
     arm = stepped(small, checkpointing="third")
     status, text = evidence(arm, "checkpointing")
-    assert status == "effective" and text.startswith("1 block of 2 recompute in backward; of a")
+    assert status == "effective"
+    assert text.startswith("the backward pass recomputes 1 block of 2; for a")
     status, text = evidence(stepped(small, checkpointing="operators"), "checkpointing")
     assert status == "effective"
-    assert text.startswith("2 blocks of 2 recompute in backward; of a short call autograd keeps")
-    assert "the outputs are kept: 8 of mm" in text
+    assert text.startswith(
+        "the backward pass recomputes 2 blocks of 2; for a short call autograd saves"
+    )
+    assert "kept outputs of operators: 8 of mm" in text
 
 
 def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
@@ -48,20 +51,21 @@ def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
 
 def test_what_a_policy_by_operator_cannot_see_is_said_to_be_computed_again(small):
     arm = stepped(small, checkpointing="operators")
-    assert "no operators of torch" not in evidence(arm, "checkpointing")[1]
+    assert "not torch operators" not in evidence(arm, "checkpointing")[1]
     seen = {"triton": 4, "sdpa_flash": 2}
     arm.record.usage |= {"attention": {"flex": 1, **seen}, "ssd_scan": {"triton": 3}}
     arm.evidence = None
     text = evidence(arm, "checkpointing")[1]
     assert text.endswith(
-        "; computed again too, being no operators of torch: attention by flex, ssd_scan by triton"
+        "; also recomputed, because they are not torch operators: attention by flex, "
+        "ssd_scan by triton"
     )
 
 
 def test_a_policy_by_operator_is_blocked_where_it_keeps_nothing_of_attention(small):
     why = blocked(small, attention="flex")["checkpointing"]
     assert set(why) == {"operators"} and why["operators"].set == {"attention": "sdpa"}
-    assert "attention by flex is no operator of torch" in why["operators"].reason
+    assert "attention by flex is not a torch operator" in why["operators"].reason
     for backend in ("auto", "manual", "sdpa_flash", "triton"):
         assert "operators" not in blocked(small, attention=backend).get("checkpointing", {})
 
@@ -86,8 +90,8 @@ class Bytes(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("least", "status", "text"),
     [
-        (4096, "effective", "1 of 2 tensors have moments in 8 bits; the optimizer keeps 1.0 bytes"),
-        (8192, "no effect", "0 of 2 tensors have moments in 8 bits; the optimizer keeps 4.0 bytes"),
+        (4096, "effective", "1 of 2 tensors have 8-bit moments; the optimizer has 1.0 bytes"),
+        (8192, "no effect", "0 of 2 tensors have 8-bit moments; the optimizer has 4.0 bytes"),
     ],
 )
 def test_moments_in_8_bits_are_looked_for_in_the_state(least, status, text):
@@ -158,7 +162,7 @@ def test_switches_that_cannot_act_say_why(small):
 
 @pytest.mark.parametrize(
     ("source", "text"),
-    [("own", "no convolution ran through cuDNN: 2 "), ("hydra", "this model calls no convolution")],
+    [("own", "no convolution ran in cuDNN: 2 "), ("hydra", "this model calls no convolution")],
 )
 def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text):
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
@@ -191,7 +195,7 @@ def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
 
 def test_timing_convolutions_is_for_models_that_may_have_them(small):
     why = blocked(small)["cudnn_benchmark"]["on"]
-    assert why.absent and "no convolution that runs through cuDNN" in why.reason
+    assert why.absent and "no convolution that cuDNN computes" in why.reason
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     why = blocked(own)["cudnn_benchmark"]["on"]
     assert "needs a CUDA GPU" in why.reason and not why.absent
@@ -258,7 +262,7 @@ def test_what_is_small_or_has_gaps_stays(layers):
     assert (offload.moved_tensors, offload.left_bytes) == (0, x.nbytes)
     observed = SimpleNamespace(compute=offload)
     finding = all_toggles()["activation_offload"].evidence("on", observed)
-    assert finding.status == "no effect" and "as large as 64 KiB" in finding.text
+    assert finding.status == "no effect" and "no tensor of at least 64 KiB" in finding.text
     offload(x.contiguous())
     finding = all_toggles()["activation_offload"].evidence("on", observed)
-    assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensors go")
+    assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensors move")

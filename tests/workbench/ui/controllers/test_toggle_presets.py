@@ -68,7 +68,7 @@ def test_what_cannot_be_used_is_left_out_and_told_with_the_reason(qtbot, workspa
     assert bar.isVisible()
     assert "Latency is chosen, except:" in texts(bar)
     assert (
-        "AdamW: Loop, and not Fused: acts on the backward pass, and this workload has none."
+        "AdamW: Loop, and not Fused: needs a backward pass, which this workload does not have."
         in texts(bar)
     )
     bar.close_button.click()

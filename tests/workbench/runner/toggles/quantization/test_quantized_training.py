@@ -77,7 +77,7 @@ def test_layers_keep_their_parameters_and_names_and_parts_are_rounded_alike():
 def test_a_training_step_shows_its_effect_and_is_right(small, precision):
     arm, situation = trained(small, precision=precision)
     finding = evidence(arm)
-    assert finding.status == "effective" and "linear layers multiplied by rounded" in finding.text
+    assert finding.status == "effective" and "linear layers used rounded weights" in finding.text
     judged = comparison.check(arm, situation)
     assert judged.ok, judged.text
 

@@ -73,8 +73,8 @@ def test_weights_take_what_is_estimated_and_the_evidence_tells_it(family, precis
         assert weights_bytes["none"] == sum(tensors.values())
         if option != "none":
             codes, plain = (weights_bytes[name] / MIB for name in (option, "none"))
-            shown = f"{codes:.3g} MiB in place of {plain:.3g}"
-            assert f"the weights take {shown}" in evidence_of(arm, "quantization").text
+            shown = f"{codes:.3g} MiB instead of {plain:.3g}"
+            assert f"the weights need {shown}" in evidence_of(arm, "quantization").text
     assert max(weights_bytes[option] for option in options[1:]) < weights_bytes["none"]
     assert arm.ledger["parameters"] == FAMILIES[family].parameter_count(arm.situation.config)
 
@@ -84,7 +84,7 @@ def test_weights_that_other_configurations_use_stay_and_are_told_until_those_are
     plain = stepped(requested("none"), arms)
     arm = stepped(requested(OPTION), arms)
     codes = arm.weights.plain_bytes / MIB
-    why = f"but the {codes:.3g} MiB that codes stand for are in memory too: other configurations"
+    why = f"but {codes:.3g} MiB of original weights are in memory too: other configurations"
     assert why in evidence_of(arm, "quantization").text
     arms.forget(plain.situation)
     weight = weakref.ref(plain.model.blocks[0].mlp.down.weight)
