@@ -139,14 +139,14 @@ def _matrix_once(
 
 
 def _refuses(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> str | None:
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _avoid(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> str | None:
     if not x.is_cuda:
-        return "pays on a GPU's matrix units"
+        return "is faster only on the matrix units of a GPU"
     n = max(x.shape[-2] if over != "features" else 0, x.shape[-1] if over != "sequence" else 0)
-    return f"pays up to {LONGEST} elements, not at {n}" if n > LONGEST else None
+    return f"is faster only up to {LONGEST} elements, not for {n}" if n > LONGEST else None
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -142,7 +142,7 @@ def _comparable(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _few(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> str | None:
     if x.is_cuda or start is not None:
         return None
-    return "pays on a GPU, whose SVD goes through matrices one by one, or from a start"
+    return "is faster only with a start, or on a GPU, whose SVD computes one matrix at a time"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -134,8 +134,8 @@ def _validate(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> None:
     same_device("quantized_matmul", x, weight=weight, scale=scale)
     if weight.dtype != SCHEMES[scheme] or scale.dtype != torch.float32:
         raise Mistake(
-            f"quantized_matmul: {scheme} takes a {SCHEMES[scheme]} weight with torch.float32 "
-            f"scales, as quantize_weight makes them, not {weight.dtype} and {scale.dtype}"
+            f"quantized_matmul: {scheme} needs a {SCHEMES[scheme]} weight with torch.float32 "
+            f"scales, as quantize_weight returns them, not {weight.dtype} and {scale.dtype}"
         )
     if x.dim() == 0 or weight.dim() != 2 or not weight.numel() or x.shape[-1] != weight.shape[1]:
         raise Mistake(
@@ -224,26 +224,27 @@ def _by(kernel: str) -> Any:
 
 def _scaled_mm_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
     if not scheme.startswith("fp8"):
-        return f"takes FP8 and not {scheme}"
+        return f"supports FP8 and not {scheme}"
     if scheme == "fp8_row" and hardware.of(x.device).capability < (9, 0):
         return "scales per row need compute capability 9.0"
     # Hopper's FP8 units do not keep all bits of FP32 while they accumulate.
     fitting = (torch.bfloat16,) if scheme == "fp8_row" else (torch.bfloat16, torch.float16)
     if x.dtype not in fitting:
-        return f"{scheme} gives {' or '.join(str(d)[6:] for d in fitting)}, not {str(x.dtype)[6:]}"
+        dtypes = " or ".join(str(dtype)[6:] for dtype in fitting)
+        return f"{scheme} returns only {dtypes}, not {str(x.dtype)[6:]}"
     if weight.shape[0] % 16 or weight.shape[1] % 16:
         return f"N and K must be multiples of 16, but the weight is {tuple(weight.shape)}"
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _int_mm_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
     if scheme != "int8_dynamic":
-        return f"takes int8_dynamic and not {scheme}"
+        return f"supports int8_dynamic and not {scheme}"
     if x.dtype == torch.float64:
-        return "scales in FP32, not in FP64"
+        return "applies scales in FP32 and does not support FP64"
     if x.is_cuda and (weight.shape[0] % 8 or weight.shape[1] % 8):
         return f"N and K must be multiples of 8, but the weight is {tuple(weight.shape)}"
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _int_mm_missing(device_type: str) -> str | None:
@@ -251,7 +252,7 @@ def _int_mm_missing(device_type: str) -> str | None:
 
 
 def _dequantize_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
-    return None if scheme == "int8_weight_only" else f"takes int8_weight_only and not {scheme}"
+    return None if scheme == "int8_weight_only" else f"supports int8_weight_only and not {scheme}"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -48,9 +48,9 @@ class Policy:
         chain = [name for name, why in self.attention.items() if why is None]
         return (
             f"{known.name} ({known.capability[0]}.{known.capability[1]}): trains in {precision}"
-            f"{' with a scaled loss' if known.scales_loss else ''}; matrix units take "
-            f"{', '.join(formats) or 'nothing narrow'}; {known.threads_per_block} threads and "
-            f"{known.shared_bytes >> 10} KiB a block; attention can run as {', '.join(chain)}"
+            f"{' with loss scaling' if known.scales_loss else ''}; matrix units support "
+            f"{', '.join(formats) or 'no narrow format'}; {known.threads_per_block} threads and "
+            f"{known.shared_bytes >> 10} KiB per block; attention can run as {', '.join(chain)}"
         )
 
 

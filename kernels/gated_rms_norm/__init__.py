@@ -289,7 +289,7 @@ def _refuses(
 ) -> str | None:
     group = group_size or x.shape[-1]
     if group > MAX_GROUP:
-        return f"holds groups of at most {MAX_GROUP} channels, not {group}"
+        return f"supports groups of at most {MAX_GROUP} channels, not {group}"
     return no_fp64(x)
 
 

@@ -96,8 +96,8 @@ def moe_experts(
     """
     if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
         raise Mistake(
-            "moe_experts: a backward pass needs what the next call overwrites in a workspace; pass "
-            "none, or run under torch.no_grad()"
+            "moe_experts: the next call would overwrite values in the workspace that a backward "
+            "pass needs; pass no workspace, or run under torch.no_grad()"
         )
     dtype = autocast_dtype(x)
     if dtype is not None:
@@ -221,7 +221,8 @@ def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:
     width = inputs[5].shape[2]
     if "triton_grouped" not in able or width < WIDE or _grouped_refuses(*inputs) is not None:
         return None
-    return "triton_grouped", f"experts of width {width} are wide enough for torch's tiles"
+    why = f"experts of width {width} are wide enough for the tiles of torch's grouped product"
+    return "triton_grouped", why
 
 
 def _refuses(
@@ -234,9 +235,9 @@ def _refuses(
     workspace: Workspace | None = None,
 ) -> str | None:
     if down.shape[0] > MAX_EXPERTS:
-        return f"takes up to {MAX_EXPERTS} experts, not {down.shape[0]}"
+        return f"supports up to {MAX_EXPERTS} experts, not {down.shape[0]}"
     if not index.numel() or not down.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(x) or no_fp64(weight)
 
 

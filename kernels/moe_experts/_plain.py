@@ -218,7 +218,7 @@ def standard(
     if not index.numel() or not down.numel():
         return "dense", ""  # of nothing
     if _is_eager_on_host(x) and workspace is not None:
-        return "loop", "grouped: computes in memory of its own, not in a workspace"
+        return "loop", "grouped: allocates its own memory and does not support a workspace"
     why = missing_grouped(x.device.type) or refuses_grouped(*given[:6])
     if why is None:
         return "grouped", ""
@@ -237,7 +237,7 @@ def _is_eager_on_host(x: Tensor) -> bool:
 def missing_grouped(device_type: str) -> str | None:
     """Return why torch has no grouped matrix product for this type of device."""
     return (
-        "this torch has no grouped matrix product (2.9 and later have)"
+        "this torch has no grouped matrix product; versions from 2.9 on have it"
         if _GROUPED is None
         else None
     )
@@ -252,25 +252,25 @@ def refuses_grouped(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> str | None:
-    """Return why torch's grouped product does not take these inputs as one kernel."""
+    """Return why torch's grouped product is not one kernel for these inputs."""
     if workspace is not None:
-        return "computes in memory of its own, not in a workspace"
+        return "allocates its own memory and does not support a workspace"
     if not index.numel() or not down.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     if x.dtype == torch.float64:
-        return "has no float64"
+        return "does not support float64"
     if torch.compiler.is_compiling() and not compiles(x.dtype):
         return f"cannot be compiled in {str(x.dtype)[6:]} by torch {torch.__version__}"
     dim, width = down.shape[1], down.shape[2]
     for size in (dim, width):
         if size * x.element_size() % _ALIGNMENT:
             return (
-                f"needs rows of a multiple of {_ALIGNMENT} bytes, and {size} numbers of "
-                f"{str(x.dtype)[6:]} are {size * x.element_size()}"
+                f"needs rows of a multiple of {_ALIGNMENT} bytes, but {size} numbers of "
+                f"{str(x.dtype)[6:]} have {size * x.element_size()}"
             )
     if not _on_host(x) and not (x.dtype == torch.bfloat16 and _has_one_kernel()):
         return (
-            "is one kernel in bfloat16 on compute capability 9.0 and 10.0 alone; elsewhere torch "
+            "is one kernel only in bfloat16 on compute capability 9.0 and 10.0; elsewhere torch "
             "loops over the experts and waits for the host"
         )
     return None
@@ -288,22 +288,22 @@ def compiles(dtype: torch.dtype) -> bool:
 
 
 def refuses_padded(x: Tensor, index: Tensor, *rest: Any) -> str | None:
-    """Return why padded blocks do not take these inputs."""
+    """Return why padded blocks do not support these inputs."""
     return refuses_workspace(x, index, *rest) or (
-        None if index.numel() and rest[3].numel() else "takes no empty tensors"
+        None if index.numel() and rest[3].numel() else "does not support empty tensors"
     )
 
 
 def refuses_workspace(*inputs: Any) -> str | None:
-    """Return why a path that allocates does not take a workspace."""
+    """Return why a path that allocates does not support a workspace."""
     has_workspace = len(inputs) > 6 and inputs[6] is not None
-    return "computes in memory of its own, not in a workspace" if has_workspace else None
+    return "allocates its own memory and does not support a workspace" if has_workspace else None
 
 
 def refuses_loop(x: Tensor, *inputs: Any) -> str | None:
     """Return why a loop that waits for the host cannot run here."""
     if torch.compiler.is_compiling():
-        return "waits for the host, which no compiler takes"
+        return "waits for the host, which torch.compile cannot trace"
     return None
 
 
