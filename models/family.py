@@ -116,15 +116,15 @@ class Family:
     ) -> None:
         """Raise ``ConfigurationError`` for an impossible step, before anything is allocated.
 
-        Impossible is what the workload does not allow, and what cannot fit ``memory_bytes``.
-        Weights, optimizer and activations are estimated; pass more memory than there is, so that a
-        step near the limit may try and really run out of memory.
+        A step is impossible if the workload does not allow it or it cannot fit ``memory_bytes``.
+        Weights, optimizer and activations are estimated. Pass more memory than the device has, so
+        that a step near the limit may try and really run out of memory.
         """
         for name in self.inference_only if workload == "train" else ():
             if getattr(config, name):
                 raise ConfigurationError(
-                    f"{self.name}: {name} overwrites what a backward pass needs; switch it off to "
-                    "train, or choose a workload of inference"
+                    f"{self.name}: {name} overwrites values that a backward pass needs; switch it "
+                    "off to train, or choose an inference workload"
                 )
         if batch < 1 or sequence < 1:
             raise ConfigurationError(

@@ -159,31 +159,31 @@ METRICS = (
         name="depth_share",
         title="Tokens computed by depth routing",
         unit="",
-        help="Share of all tokens that a block with mixture of depths computed, by layer of a "
-        "recursion's stack (mean of the recursions); evaluation should come near the capacity.",
+        help="Fraction of all tokens that a block with mixture of depths computed, by layer of a "
+        "recursion's stack (mean of the recursions); close to the capacity in evaluation.",
         columns="layer",
     ),
     Metric(
         name="depth_router",
         title="Depth router",
         unit="",
-        help="Mean sigmoid of the scores of all recursions; about the capacity once the router has "
-        "learned.",
+        help="Mean sigmoid of the scores of all recursions; close to the capacity after training "
+        "of the router.",
         columns="layer",
     ),
     Metric(
         name="recursion_share",
         title="Recursions taken",
         unit="",
-        help="Share of all tokens that left after exactly so many recursions; even by design.",
+        help="Fraction of all tokens that left after exactly this many recursions; even by design.",
         columns="recursions",
     ),
     Metric(
         name="recursion_router",
         title="Recursion router",
         unit="",
-        help="Mean gate of each recursion: before alpha of those that could be chosen (expert), "
-        "or of all tokens (token); 0 where none could be.",
+        help="Mean gate of each recursion: of the tokens that it could choose, before alpha "
+        "(expert), or of all tokens (token); 0 if it could choose none.",
         columns="recursion",
     ),
 )

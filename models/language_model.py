@@ -175,21 +175,21 @@ class LanguageModel(Model):
     def set_fused_add_norm(self, fused: bool) -> None:
         """Choose whether a block's addition and the next block's norm are one kernel.
 
-        The results differ only by rounding: under autocast the norm then gives the branch's dtype
-        and not the stream's. ``fused_additions`` counts how many the last call fused; the last
-        addition, and those before or after a checkpointed block, stay separate. Raises
-        ``ConfigurationError`` if the blocks are more than one branch.
+        The results differ only by rounding: under autocast the norm then has the branch's dtype
+        and not that of the residual stream. ``fused_additions`` counts how many the last call
+        fused; the last addition, and those before or after a checkpointed block, stay separate.
+        Raises ``ConfigurationError`` if the blocks are more than one branch.
         """
         if fused and not all(hasattr(block, "branch") for block in self.blocks):
             kinds = sorted({type(block).__name__ for block in self.blocks})
             raise ConfigurationError(
-                "set_fused_add_norm: needs blocks that are one branch behind one norm, but "
+                "set_fused_add_norm: each block must be one norm and one branch, but "
                 f"{', '.join(kinds)} is not"
             )
         self.fused_add_norm = fused
 
     def set_fused_loss(self, fused: bool) -> None:
-        """Choose whether ``loss`` goes from the stream to the loss without holding all logits.
+        """Choose whether ``loss`` is computed from the residual stream without storing all logits.
 
         The results differ only by rounding. It is one call of ``kernels.linear_cross_entropy``,
         whose choice of implementation decides what is fused.
@@ -214,9 +214,9 @@ class LanguageModel(Model):
                 self.record(name, row, values[name])
 
     def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
-        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage.
+        """Return the blocks' input: embedded tokens, or a later stage's unchanged input.
 
-        Where ranks split the stream, it is that of this rank's tokens.
+        Where ranks split the residual stream, it has only this rank's tokens.
         """
         if x.is_floating_point() and not self.passage.first:
             return self.stream.split(x)
@@ -228,7 +228,7 @@ class LanguageModel(Model):
         return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
+        """Return the mean cross-entropy after all blocks, plus the blocks' own losses."""
         targets_BS = self.stream.split(self.context.split(targets_BS))
         if targets_BS.shape != x_BSE.shape[:2]:
             raise ConfigurationError(

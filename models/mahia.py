@@ -119,8 +119,8 @@ METRICS = (
         name="layers_used",
         title="Fabric layers used",
         unit="",
-        help="Share of the samples that ran so many layers of the fabric; spread out where depth "
-        "depends on the input.",
+        help="Fraction of the samples that ran this many layers of the fabric; spread out if the "
+        "depth depends on the input.",
         rows="fabric",
         columns="depth",
     ),
@@ -128,7 +128,7 @@ METRICS = (
         name="fabric_gate",
         title="Fabric gate",
         unit="",
-        help="Mean weight that a fabric layer gives the samples it serves; near 0 it does nothing.",
+        help="Mean gate of a fabric layer for the samples it computes; near 0 it does nothing.",
         rows="fabric",
         columns="layer",
     ),
@@ -136,21 +136,22 @@ METRICS = (
         name="memory_entropy",
         title="Memory retrieval entropy",
         unit="",
-        help="Entropy of the retrieval over that of equal weights; at 1 no slot is preferred.",
+        help="Entropy of the retrieval relative to equal weights; at 1 no slot is preferred.",
         rows="memory",
     ),
     Metric(
         name="fourier_gate",
         title="Fourier gate",
         unit="",
-        help="Mean share that a head takes from the Fourier branch; at 0 it is attention alone.",
+        help="Mean fraction of a head's output that comes from the Fourier branch; at 0 the head "
+        "is attention alone.",
         columns="head",
     ),
     Metric(
         name="expert_share",
         title="Expert share",
         unit="",
-        help="Share of the choices that went to an expert; equal where the load is balanced.",
+        help="Fraction of the choices that went to an expert; equal if the load is balanced.",
         columns="expert",
     ),
 )

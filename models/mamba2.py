@@ -201,8 +201,8 @@ FAMILY = Family(
             name="ssm_share",
             title="Share of the state space",
             unit="",
-            help="How much of a block that both scans and attends comes from the scan: its gate's "
-            "mean over tokens, 1/2 at the start; at 0 or 1 one of the two does nothing.",
+            help="Fraction of a hybrid block that comes from the scan and not from attention: the "
+            "mean gate of all tokens, initially 1/2; at 0 or 1 one of the two does nothing.",
             rows="hybrid block",
         ),
     ),

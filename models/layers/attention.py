@@ -80,8 +80,8 @@ class KVState:
         """
         if k_BGSD.dtype != self.keys.dtype:
             raise ValueError(
-                f"the cache holds {self.keys.dtype} and the layer computed {k_BGSD.dtype}; "
-                "make the cache under the same autocast as the calls that use it"
+                f"the cache holds {self.keys.dtype}, but the layer computed {k_BGSD.dtype}; "
+                "create the cache under the same autocast as the calls that use it"
             )
         n_new = k_BGSD.shape[2]
         if position is None:

@@ -119,7 +119,7 @@ class MixtureOfExperts(nn.Module):
     def unstaged(self) -> str:
         """Reason why micro-batches would train another model; empty if they would not."""
         if self.router.noise_weight is not None:
-            return "each micro-batch would draw other noise for its router"
+            return "each micro-batch would draw different router noise"
         if self.balance_weight:
             return "the experts' balancing loss needs the full batch, not a mean over micro-batches"
         return ""
@@ -128,7 +128,7 @@ class MixtureOfExperts(nn.Module):
     def unsplit(self) -> str:
         """Reason why ranks cannot split the sequence; empty if they can."""
         if self.router.noise_weight is not None:
-            return "each rank would draw other noise for its router"
+            return "each rank would draw different router noise"
         if self.capacity is not None:
             return "an expert's capacity counts the choices of a full sequence"
         return ""
@@ -256,8 +256,8 @@ class Block(nn.Module):
         if torch.is_grad_enabled():
             name = "in_place" if self.in_place else "reuse_buffers"
             raise ConfigurationError(
-                f"moe: {name} overwrites what a backward pass needs; turn it off, or run under "
-                "torch.no_grad()"
+                f"moe: {name} overwrites values that a backward pass needs; switch it off, or "
+                "run under torch.no_grad()"
             )
         if self.buffer is None and y_BSD.dtype != x_BSD.dtype:
             return x_BSD + y_BSD

@@ -78,7 +78,7 @@ class DynamicNeuroFabric(nn.Module):
         if dim < 1 or max_layers < 1 or not 0 < capacity <= 1:
             raise ConfigurationError(
                 f"DynamicNeuroFabric: dim = {dim} and max_layers = {max_layers} must be at least "
-                f"1, and capacity = {capacity} above 0 up to 1"
+                f"1, and capacity = {capacity} must be above 0 and at most 1"
             )
         self.dim = dim
         hidden, std_out = mlp_width(dim, mlp_ratio), residual_std(max_layers)

@@ -85,8 +85,8 @@ class SSMState:
         """Replace both in place."""
         if conv_BCW.dtype != self.conv.dtype:
             raise ValueError(
-                f"the cache holds {self.conv.dtype} and the layer computed {conv_BCW.dtype}; "
-                "make the cache under the same autocast as the calls that use it"
+                f"the cache holds {self.conv.dtype}, but the layer computed {conv_BCW.dtype}; "
+                "create the cache under the same autocast as the calls that use it"
             )
         self.conv.copy_(conv_BCW)
         self.ssm.copy_(ssm_BHPN)

@@ -103,7 +103,7 @@ def splittable(family: ModelBuilder, config: Any) -> Splittable:
     """Describe the splitting of a configuration's model; only its structure is built."""
     model: nn.Module = family.build(config)
     if not hasattr(model, "context"):
-        return Splittable(f"{family.title} does not predict each token by itself")
+        return Splittable(f"{family.title} does not make a prediction for each token")
     modules = list(model.modules())
     reasons = [getattr(module, "unsplit", "") for module in modules]
     return Splittable(

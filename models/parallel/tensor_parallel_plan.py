@@ -148,7 +148,7 @@ class Divisible:
     numbers: int  # of all parameters
     cut: int  # of these, sharded
     cut_in_blocks: int  # of these
-    together: str  # why the stream between these layers cannot be split too; empty if it can
+    together: str  # why the residual stream between them cannot be split; empty if it can
 
     def of_block(self, index: int) -> list[Division]:
         """Return the layers of one block."""
@@ -162,7 +162,7 @@ class Divisible:
         """Return what so many ranks cannot split evenly, as a clause; empty if nothing."""
         for division in self.layers.values():
             if division.count % ranks:
-                return f"{division.count} {division.what} do not divide among {ranks} ranks"
+                return f"{division.count} {division.what} cannot be divided among {ranks} ranks"
         return ""
 
 
@@ -204,9 +204,9 @@ def _together(model: nn.Module, reasons: tuple[str, ...]) -> str:
         return reasons[0]
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "stream"):
-        return "the model is not a stack of blocks around one stream"
+        return "the model is not a stack of blocks with one residual stream"
     kinds = [type(block).__name__ for block in blocks if not getattr(block, "by_token", False)]
-    return f"{kinds[0]} looks at the whole sequence between its layers" if kinds else ""
+    return f"{kinds[0]} needs the full sequence between its layers" if kinds else ""
 
 
 def divide(
@@ -221,8 +221,8 @@ def divide(
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(
-                f"divide: {name} has {division.count} {division.what}, which {ranks} ranks do not "
-                "divide evenly"
+                f"divide: {name} has {division.count} {division.what}, which cannot be divided "
+                f"evenly among {ranks} ranks"
             )
         division.narrow(ranks)
         model.get_submodule(name).region = region  # type: ignore[assignment]

@@ -57,7 +57,7 @@ class AdaAttention(nn.Module):
         check_rules("AdaAttention", rules)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ConfigurationError(
-                f"AdaAttention: embed_dim = {embed_dim} does not divide into num_heads = "
+                f"AdaAttention: embed_dim = {embed_dim} cannot be divided into num_heads = "
                 f"{num_heads} heads"
             )
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal, measures_values=True)
