@@ -40,7 +40,7 @@ def generate(
     after the ``position`` tokens that it has processed. Afterwards it has also processed the prompt
     and all new tokens but the last, which can begin the next prompt. None makes one that is just
     long enough. ``chunk``: see ``prefill_in_chunks``. ``vocabulary`` excludes rows of the head
-    beyond it, which stand for no token. Raises ``ConfigurationError``, at once, for arguments that
+    beyond it, which are no tokens. Raises ``ConfigurationError``, at once, for arguments that
     do not fit.
     """
     batch, length = _checked_tokens("generate", prompt_BS)

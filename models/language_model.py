@@ -50,7 +50,7 @@ class LanguageModel(Model):
     number of columns by metric; each such block is one row of the metric. One that needs random
     numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes after ``position``.
     It runs outside of the checkpoint, so that a recomputation uses the same numbers. One that is
-    ``by_token`` computes each token by itself outside of layers that ranks may shard.
+    ``by_token`` computes each token separately, except in layers that ranks may shard.
 
     A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
     ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
@@ -121,7 +121,7 @@ class LanguageModel(Model):
         return self._loss(x_BSE, auxiliary, targets_BS)
 
     def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
-        """Run a stage on tokens (B, S), or on the stream (B, S, E) from the previous stage."""
+        """Run a stage on tokens (B, S), or on the previous stage's output (B, S, E)."""
         x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
         if self.passage.last:
             return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
@@ -131,8 +131,8 @@ class LanguageModel(Model):
         """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
 
         Its blocks are renumbered; its metrics keep a row for every block of the full model. A stage
-        that is not the first, called with tokens, uses ones as the stream. That shows how it
-        computes, not what.
+        that is not the first, called with tokens, uses ones as the residual stream. That shows
+        what it runs, but not its numbers.
         """
         self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
         self._rows = [self._rows[index] for index in stage.blocks]
@@ -254,7 +254,7 @@ class LanguageModel(Model):
     def _run_blocks(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after all blocks, and the sum of their own losses, if any has one."""
+        """Return the residual stream after all blocks, and the sum of their losses or None."""
         n_blocks = len(self.blocks)
         again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         # Blocks that normalise and add for themselves.

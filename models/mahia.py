@@ -1,10 +1,10 @@
-"""MAHIA-X: a classifier of text with tabular data, with four parts that can also be used alone.
+"""MAHIA-X: a classifier of text with tabular data; its four parts can also be used separately.
 
-Tokens go through blocks of ``MetaAttentionKernel`` and are averaged, the table through two linears;
-the fused vector retrieves from a ``GraphDiffusionMemory`` and runs through a ``DynamicNeuroFabric``
-as deep as its gates allow. Which layers of the fabric a sample runs depends on its batch (see
-there); with capacity 1 it does not. The kernel library chooses a part's fused and standard paths;
-``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses by hand.
+Blocks of ``MetaAttentionKernel`` compute the tokens, which are then averaged; two linears compute
+the table. The fused vector retrieves from a ``GraphDiffusionMemory`` and runs through the layers of
+a ``DynamicNeuroFabric`` that its gates choose. With a capacity below 1, this choice depends on the
+other samples of the batch (see there). The kernel library chooses a part's fused or standard path;
+``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses it by hand.
 """
 
 from __future__ import annotations

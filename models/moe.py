@@ -1,10 +1,10 @@
 """Mixture of experts: a pre-norm transformer whose feed-forward networks are chosen by the token.
 
-Every block has shared attention and a layer of SwiGLU experts, of which a router picks ``top_k``
-per token: parameters grow with the experts, the work of a token only with those it chooses. No
-token is dropped unless a capacity asks for it, and nothing waits for the host, so that any step can
-be captured in a CUDA graph. ``models.layers.mixture`` has the mathematics. Here, too, are the forms
-for vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
+Every block has attention and a layer of SwiGLU experts; a router picks ``top_k`` experts per token.
+More experts add parameters, but the work of a token depends only on those it chooses. No token is
+dropped unless a capacity is set. No step waits for the host, so that any step can be captured in a
+CUDA graph. ``models.layers.mixture`` has the mathematics. This module also has the forms for
+vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
 ``CUDAGraphInference``.
 """
 

@@ -67,7 +67,7 @@ class KVState:
         return [self.keys, self.values]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position: nothing, as no token sees beyond its own."""
+        """Return what cannot go back to a position: nothing, because no token sees later ones."""
         return []
 
     def write(

@@ -6,8 +6,8 @@
 Expert choice as in mixture of depths (Raposo et al. 2024, arXiv 2404.02258): k is known beforehand,
 the chosen samples are gathered, computed and scattered back, and the work is k rows and not n. The
 n samples of a batch (B, E) compete, or the n tokens of each sequence of (B, S, E). Sequences are
-independent of each other. A sample of a batch instead runs the layers that the other samples leave
-to it (alone, all of them); each layer computes it independently.
+independent of each other. The samples of a batch are not: which layers a sample runs depends on the
+others (a batch of one sample runs all layers). Each layer computes its samples independently.
 """
 
 # Shapes: B batch (1 for a batch of vectors), S samples that compete, E width, K chosen.

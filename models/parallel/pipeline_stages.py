@@ -5,10 +5,10 @@ final norm, the head and the loss. A stage sends the residual stream to the next
 a time; a block's own loss stays in its stage. An embedding that is also the head is in both.
 
 With several chunks per rank, as in Narayanan et al. (arXiv 2104.04473), section 2.2, a micro-batch
-passes the ranks as often: each has the same number of shorter contiguous parts.
+passes all ranks once per chunk: each rank has the same number of shorter contiguous parts.
 
-Stages give the result of the full model only if each row of a batch is computed by itself, and the
-loss is a mean over rows. A module for which that is not true gives the reason in ``unstaged``.
+Stages give the result of the full model only if each row of a batch is computed independently, and
+the loss is a mean over rows. A module for which that is not true gives the reason in ``unstaged``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ summed over the ranks at the layer's end, and the gradients of its input at its 
 that no layer shards are replicated. With sequence parallelism, as in Korthikanti et al. (arXiv
 2205.05198), the tokens are split between the layers.
 
-All communication goes through a ``Region``, which the process that runs the ranks installs: models
+All communication uses a ``Region``, which the process that runs the ranks installs: models
 do not know about processes. A layer that can be sharded has ``division()``, and computes between
 ``region.enter`` and ``region.leave``. The ``division()`` of a layer that must be replicated returns
 the reason.
@@ -33,7 +33,7 @@ class Region:
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """Return ``x``; in a sharded layer, each rank has a part of its gradient.
 
-        ``product``: it goes only into linears, so that it may be narrowed as autocast does there.
+        ``product``: only linears use it, so that it may be cast as autocast does there.
         """
         return x
 
@@ -46,11 +46,11 @@ class Region:
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the sum of the ranks' ``x``, on which each of them continues within a layer."""
+        """Return the sum of the ranks' ``x``, with which each rank continues in the layer."""
         return x
 
     def split(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens of ``x`` (B, S, ...), where the stream is split."""
+        """Return this rank's tokens of ``x`` (B, S, ...), if the residual stream is split."""
         return x
 
     def join(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Cut(NamedTuple):
         return [parts[index] for index in self.replicated]
 
     def shard(self, full: Tensor, rank: int, ranks: int) -> Tensor:
-        """Return one rank's shard, as a tensor of its own."""
+        """Return one rank's shard as a new tensor."""
         return torch.cat(self._parts(full, rank, ranks), self.axis)
 
     def write_back(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:

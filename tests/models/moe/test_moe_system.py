@@ -121,7 +121,7 @@ def optimized(**switches):
 
 def test_with_all_switches_off_it_is_the_system_itself(x_BTI):
     model = optimized()
-    with pytest.raises(ConfigurationError, match="known after a call"):
+    with pytest.raises(ConfigurationError, match="known only after a call"):
         model.effects()
     assert torch.equal(model(x_BTI), system()(x_BTI))
     assert set(model.effects().values()) == {"off"}
