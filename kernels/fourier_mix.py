@@ -7,8 +7,8 @@ the frequency domain: Rao et al. 2021 (arXiv 2107.00645). The filter is linear, 
 circulant matrix C of its impulse response c = irfft(h). With ``causal`` only the part that looks
 back is kept along the sequence: y_t = sum over s <= t of c[t - s] x_s (a zero-padded transform).
 
-``torch`` transforms in FP32. ``matmul`` multiplies by the matrix, which a GPU's matrix units do
-faster, and in half precision, until the sequence is long. The gradient is the transposed filter.
+``torch`` transforms in FP32. ``matmul`` multiplies by the matrix, also in half precision, which is
+faster on a GPU's matrix units for short sequences. The gradient is the transposed filter.
 """
 
 from __future__ import annotations

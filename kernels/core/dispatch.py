@@ -24,7 +24,7 @@ from kernels.core.operator import OPS, Mistake, Operator, Unavailable, traced_as
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was used out of order
 FUSED = "torch.compile fuses it with its neighbours"  # the reason for "torch" under torch.compile
-STANDARD = "PyTorch's default for these inputs"  # the reason for the one that "torch" stands for
+STANDARD = "PyTorch's default for these inputs"  # the reason for the one that "torch" means
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -110,7 +110,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
 
 
 def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
-    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    """Return the implementation that a choice means for these inputs; nothing is counted."""
     counts, last = dict(_counts), dict(_last)
     try:
         with measured.known_only():
@@ -133,7 +133,7 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
 
 
 def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
-    """Count the implementation that a name stands for with these inputs, and return its name."""
+    """Count the implementation that a name means for these inputs, and return its name."""
     if name == "torch" and op.standard is not None:
         name, why = op.standard(*args)
         given = (STANDARD, why, "" if reason == REQUESTED else reason)

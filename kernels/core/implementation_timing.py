@@ -109,7 +109,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
         candidates = (preferred[0], *[name for name in candidates if name != preferred[0]])
     names = contenders(op, candidates, args)
     if op.standard is not None and "torch" in names:
-        standard = op.standard(*args)[0]  # "torch" stands for it
+        standard = op.standard(*args)[0]  # "torch" means this one
         names = [name for name in names if name != "torch" or standard not in names]
     everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
     if len(names) < 2:

@@ -2,7 +2,7 @@
 
 A policy queries the operators themselves on an imagined GPU, so that nothing here repeats their
 requirements. The choice for one call also depends on its shape, dtype and options;
-``kernels.reasons`` reports it, with what was passed over and why. The chain of attention ends in
+``kernels.reasons`` reports it, and why others were skipped. The chain of attention ends in
 implementations that run anywhere, so that nothing fails because an optional package or a newer GPU
 is missing.
 """

@@ -1,8 +1,8 @@
 """Kernels of other libraries for the same operators; each is optional.
 
 A peer takes an operator's inputs by position, like an implementation. It returns NotImplemented for
-inputs that it does not support. The benchmark times all peers. ``options`` makes those that leave
-their inputs alone implementations of the operator, which toggles and ``auto`` may choose.
+inputs that it does not support. The benchmark times all peers. ``options`` makes those that do
+not overwrite their inputs implementations of the operator, which toggles and ``auto`` may choose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The experts of a mixture: each token goes through the k feed-forward networks chosen for it.
+"""Experts of a mixture: for each token, the weighted sum of k chosen feed-forward networks.
 
     y_n = sum over j of weight[n, j] FFN_e(x_n),    e = index[n, j]
     FFN_e(x) = down_e (silu(gate_e x) * (up_e x))
@@ -12,8 +12,8 @@ h = silu(g) * u of a choice, s = sigmoid(g) and dh = down^T dy, each choice give
     du = weight dh g s,    dgate += dg x^T,    dup += du x^T,    dx += gate^T dg + up^T du.
 
 The kernels sort the choices by expert on the GPU (``_order``), multiply blocks of rows of one
-expert (``_products``) and add each token's rows up again. How many rows an expert has is never
-asked by the host: the launches are sized for the most blocks that there can be.
+expert (``_products``) and add each token's rows up again. The host never reads how many rows an
+expert has: the launches are sized for the largest possible number of blocks.
 Products are in the inputs' dtype and accumulate in FP32.
 """
 
@@ -91,8 +91,8 @@ def moe_experts(
     (``_grouped``), torch (the best plain way for these inputs), or one of these by name: grouped,
     padded, loop, dense (``_plain``). With a ``workspace`` the result and all that is computed on
     the way lie there, until the next call with it: for inference, by triton or loop. Raises
-    ``Mistake`` if shapes, dtypes or devices do not go together, or gradients would need what a
-    workspace holds.
+    ``Mistake`` if shapes, dtypes or devices do not match, or gradients would need values of a
+    workspace.
     """
     if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
         raise Mistake(

@@ -1,4 +1,4 @@
-"""The experts in plain torch, by name, and which of these ways is standard for which inputs.
+"""The experts in plain torch: four implementations, and which of them is the default.
 
 ``grouped``: the choices sorted by expert, multiplied by torch's grouped matrix product. On a GPU it
 is one kernel in BF16 on compute capability 9.0 and 10.0; in any other dtype torch would loop over
@@ -6,15 +6,15 @@ the experts and wait for the host, which is refused here. On a CPU torch loops i
 bits. Rows must be multiples of 16 bytes.
 
 ``padded``: the choices sorted by expert, each expert's rows padded to full blocks. The sizes alone
-bound the number of blocks, so that the host never waits, and a CUDA graph or a compiler sees fixed
-shapes. With blocks of the mean number of rows of an expert it computes about twice the chosen rows
-at most, in any dtype. Products copy the weights of the blocks' experts, which is about twice all
-experts; the backward pass copies them again instead of keeping them.
+bound the number of blocks, so that the host never waits, and CUDA graphs and compilers see fixed
+shapes. A block has the mean number of rows of an expert, so that at most about twice the chosen
+rows are computed, in any dtype. Products copy the weights of the blocks' experts, which is about
+twice all experts; the backward pass copies them again instead of keeping them.
 
-``loop``: a product for each expert, whose rows the host has to know: it waits on a GPU, and no
-compiler or graph takes it.
+``loop``: a product for each expert. The host has to know the expert's rows: it waits for a GPU, so
+that no compiler traces it and no graph captures it.
 
-``dense`` is the definition (``reference``): every token through every expert.
+``dense`` is the definition (``reference``): every expert computes every token.
 """
 
 # Shapes: N tokens, K choices of a token, A = N K choices, P rows of the layout, E experts, D model
@@ -98,7 +98,7 @@ def by_padded_blocks(
     start_E = functional.pad(end_E, (1, 0))[:-1]
     block_end_E = ((end_E - start_E + n_rows - 1) // n_rows).cumsum(0)
     first_E = functional.pad(block_end_E, (1, 0))[:-1] * n_rows
-    # A row behind the last takes the choices of no expert.
+    # A row behind the last has no choices of any expert.
     n_padded = n_blocks * n_rows
     shift_E = functional.pad(first_E - start_E, (0, 1))
     at_A = torch.arange(n_choices, device=x.device) + shift_E[expert_A]
@@ -213,10 +213,10 @@ def standard(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> tuple[str, str]:
-    """Return the name of the best way in plain torch for these inputs, and why no better one."""
+    """Return the best implementation in plain torch for these inputs, and why no better one."""
     given = x, index, weight, gate, up, down, workspace
     if not index.numel() or not down.numel():
-        return "dense", ""  # of nothing
+        return "dense", ""  # empty
     if _is_eager_on_host(x) and workspace is not None:
         return "loop", "grouped: allocates its own memory and does not support a workspace"
     why = missing_grouped(x.device.type) or refuses_grouped(*given[:6])
@@ -230,7 +230,7 @@ def _on_host(x: Tensor) -> bool:
 
 
 def _is_eager_on_host(x: Tensor) -> bool:
-    """Return True if a loop over experts waits for nothing."""
+    """Return True if a loop over experts never waits."""
     return _on_host(x) and not torch.compiler.is_compiling()
 
 
@@ -336,7 +336,7 @@ def _inverse(order_A: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return ``x`` as torch's grouped product takes it."""
+    """Return ``x`` as torch's grouped product needs it."""
     x = x.contiguous()
     if torch.compiler.is_compiling():  # Dynamo does not trace offsets
         return x
