@@ -118,7 +118,7 @@ class AdaAttnModel(LanguageModel):
         return dict(self.adaptation.named_buffers())
 
     def calls_to_settle(self) -> int:
-        """Return the calls until enough analyses have counted for a head to go down once."""
+        """Return the calls until enough analyses have counted for one reduction of a head."""
         rules = self.adaptation.rules
         if not (self.adapting and (rules.adaptive_rank or rules.adaptive_precision)):
             return 0

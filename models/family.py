@@ -92,7 +92,7 @@ class Family:
         self.check(config)
 
     def check_choice(self, name: str, value: Any) -> None:
-        """Raise ``ConfigurationError`` for a value that a switch or choice field never has.
+        """Raise ``ConfigurationError`` for a value that a switch or choice field does not allow.
 
         Other fields and unknown names are accepted.
         """
@@ -173,7 +173,7 @@ class Family:
     def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
         """Estimate bytes by role; ``costs.footprint`` documents the step's arguments.
 
-        ``quantization`` is the scheme of the linear layers' codes, if any.
+        ``quantization`` is the scheme of the linear layers' weights, if any.
         """
         saved = saving(self, config, quantization) if quantization else None
         return footprint(self.costs(config), quantized=saved, **step)

@@ -46,15 +46,15 @@ class LanguageModel(Model):
     """Causal language model over the blocks that a family supplies.
 
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
-    ``new_state(batch, length, device, dtype) -> State``. One that measures has ``measures``, the
-    number of columns by metric; each such block is one row of the metric. One that needs random
+    ``new_state(batch, length, device, dtype) -> State``. A block with metrics has ``measures``, the
+    number of columns by metric; each such block is one row of the metric. A block that needs random
     numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes after ``position``.
-    It runs outside of the checkpoint, so that a recomputation uses the same numbers. One that is
+    It runs outside of the checkpoint, so that a recomputation uses the same numbers. A block with
     ``by_token`` computes each token separately, except in layers that ranks may shard.
 
-    A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
-    ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
-    normalise between two blocks: see ``set_fused_add_norm``.
+    A block that is only ``x + branch(norm(x))`` may also have these two attributes, an ``RMSNorm``
+    and ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all blocks have them, one
+    kernel can add and normalise between two blocks: see ``set_fused_add_norm``.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class HydraConfig(fields.RoundedVocabulary):
 
     @property
     def applied_layers(self) -> int:
-        """Number of layers that a token goes through at most."""
+        """Maximum number of layers that compute a token."""
         return self.recursions * self.n_layers + 2 if self.mixture_of_recursions else self.n_layers
 
 
@@ -165,14 +165,15 @@ def check(config: HydraConfig) -> None:
         )
     if config.mixture_of_depths and config.depth_every > config.n_layers:
         raise ConfigurationError(
-            f"hydra: mixture_of_depths routes every block number depth_every = "
-            f"{config.depth_every}, but there are only n_layers = {config.n_layers}"
+            f"hydra: depth_every = {config.depth_every} is more than n_layers = "
+            f"{config.n_layers}, so mixture_of_depths would route no block"
         )
     shares = config.mixture_of_recursions and config.recursion_kv == "share"
     if shares and config.mixture_of_depths:
         raise ConfigurationError(
             "hydra: recursion_kv = 'share' needs the first recursion's keys of every token, which "
-            "mixture_of_depths does not compute; choose recursion_kv = 'recursion' or switch it off"
+            "mixture_of_depths does not compute; choose recursion_kv = 'recursion', or switch "
+            "mixture_of_depths off"
         )
 
 

@@ -117,7 +117,7 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def unstaged(self) -> str:
-        """Reason why micro-batches would train another model; empty if they would not."""
+        """Reason why micro-batches would train a different model; empty if they would not."""
         if self.router.noise_weight is not None:
             return "each micro-batch would draw different router noise"
         if self.balance_weight:

@@ -67,7 +67,7 @@ class QuantizedLinear(nn.Linear):
 def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
     """Return the linear layers that a scheme can replace, by name.
 
-    Not replaced are the head of a language model, layers whose sizes are not multiples of
+    It cannot replace the head of a language model, layers whose sizes are not multiples of
     ``MULTIPLE``, and layers that may do more: with hooks, with their own ``forward``, or of a
     subclass of ``nn.Linear`` other than the plain one here.
     """

@@ -191,8 +191,8 @@ class SSM(Sparing):
     ) -> Tensor:
         """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
-        ``position`` None means that the state is empty, whatever it holds; any other value that it
-        is not: all previous tokens are in the state.
+        ``position`` None means that the state is empty, whatever it holds. With any other value,
+        the state includes all previous tokens.
         """
         size = self.sizes
         going_on = state is not None and position is not None

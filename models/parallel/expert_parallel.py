@@ -23,7 +23,7 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen expert
 
 
 class Exchange:
-    """Way of tokens to their experts; this class, with all experts on one rank, moves none."""
+    """Exchange of tokens between ranks; this class, with all experts on one rank, does nothing."""
 
     def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute, (B, S, D)."""
