@@ -212,7 +212,7 @@ def _mamba_ssd_scan(
 def _grouped_mm(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> Any:
-    """Run torch's own grouped product between a sort and a sum; no choice is dropped."""
+    """Run torch's grouped product between a sort and a sum; no choice is dropped."""
     if up is not None or x.dtype != torch.bfloat16 or x.dim() != 2:
         return NotImplemented
     order = index.flatten().argsort(stable=True)
