@@ -198,7 +198,7 @@ def _check_chunk(chunk: int | None) -> None:
 def _checked_tokens(what: str, tokens_BS: Tensor) -> tuple[int, int]:
     if tokens_BS.dim() != 2 or tokens_BS.dtype != torch.int64 or tokens_BS.numel() == 0:
         raise ConfigurationError(
-            f"{what}: expected at least one int64 token [B, S], but got {tokens_BS.dtype} "
+            f"{what}: expected int64 tokens [B, S], at least one, but got {tokens_BS.dtype} "
             f"{tuple(tokens_BS.shape)}"
         )
     return tokens_BS.shape[0], tokens_BS.shape[1]

@@ -165,9 +165,7 @@ def _shape_class(args: tuple[Any, ...]) -> list[Any] | None:
     parts: list[Any] = []
     for x in args:
         if isinstance(x, Tensor):
-            if (
-                x.dtype in CODES
-            ):  # implementations multiply quantized values in different precisions
+            if x.dtype in CODES:  # implementations multiply these in different precisions
                 return None
             parts.append(x.dtype)
             for size in x.shape[:-1]:

@@ -344,7 +344,10 @@ def _routing(
         return f"{title} supports only float16 and bfloat16, not {x.dtype}"
     experts = len(weight)
     if experts & (experts - 1) or experts < 8 or k & (k - 1):
-        return f"{title} needs powers of two as experts and choices, not {experts} and {k}"
+        return (
+            f"{title} needs powers of two as numbers of experts (at least 8) and choices, "
+            f"not {experts} and {k}"
+        )
     return None
 
 

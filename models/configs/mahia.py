@@ -61,7 +61,7 @@ class MahiaConfig:
         False, "Causal text", "A token sees only itself and earlier tokens, as in a language model."
     )
     memory_size: int = setting(
-        64, "Memory slots", "No kernel supports more than 128 slots.", minimum=1, maximum=65536
+        64, "Memory slots", "No fused kernel supports more than 128.", minimum=1, maximum=65536
     )
     memory_top_k: int = setting(
         0, "Neighbours of a slot", "Edges kept per slot; 0 keeps all.", minimum=0, maximum=65536
