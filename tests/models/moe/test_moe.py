@@ -416,7 +416,7 @@ def test_any_configuration_is_counted_or_refused_by_a_sentence(**fields):
         ({"n_heads": 5}, "moe: input_dim = 64 cannot be divided into n_heads = 5 heads"),
         ({"n_kv_heads": 3}, "moe: n_heads = 4 is not a multiple of n_kv_heads = 3"),
         ({"input_dim": 36}, "moe: input_dim / n_heads = 9 is odd"),
-        ({"in_place": True, "reuse_buffers": True}, "both say where residual additions write"),
+        ({"in_place": True, "reuse_buffers": True}, "both decide where residual additions write"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_sentence(overrides, sentence):
