@@ -11,7 +11,7 @@ from kernels.core.dispatch import choose, chosen
 from kernels.core.operator import OPS, Mistake, Unavailable
 from kernels.core.status import status
 
-# The guide's backends, and the implementations of ``attention`` that each stands for.
+# The guide's backends, and the implementations of ``attention`` for each.
 BACKENDS = {
     "auto": ("auto",),
     "flash": ("flash4", "flash3", "flash2"),

@@ -48,7 +48,7 @@ def add_rms_norm(
 
     ``x`` and ``residual`` [..., D] of one shape; residual, and with it the sum, may have another
     dtype (a residual stream in FP32). ``weight`` [D] or None for ones. y has x's dtype. ``impl``:
-    auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
+    auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not match.
     """
     return run(OP, impl, x, residual, weight, eps)
 

@@ -7,8 +7,8 @@ the frequency domain: Rao et al. 2021 (arXiv 2107.00645). The filter is linear, 
 circulant matrix C of its impulse response c = irfft(h). With ``causal`` only the part that looks
 back is kept along the sequence: y_t = sum over s <= t of c[t - s] x_s (a zero-padded transform).
 
-``torch`` transforms in FP32. ``matmul`` multiplies by the matrix, which a GPU's matrix units do
-faster, and in half precision, until the sequence is long. The gradient is the transposed filter.
+``torch`` transforms in FP32. ``matmul`` multiplies by the matrix, also in half precision, which is
+faster on a GPU's matrix units for short sequences. The gradient is the transposed filter.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def _matrix_once(
 
 
 def _refuses(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> str | None:
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _avoid(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> str | None:
     if not x.is_cuda:
-        return "pays on a GPU's matrix units"
+        return "is faster only on the matrix units of a GPU"
     n = max(x.shape[-2] if over != "features" else 0, x.shape[-1] if over != "sequence" else 0)
-    return f"pays up to {LONGEST} elements, not at {n}" if n > LONGEST else None
+    return f"is faster only up to {LONGEST} elements, not for {n}" if n > LONGEST else None
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -34,7 +34,7 @@ def geglu(
     ``gate`` and ``up`` [..., F] of one shape and floating dtype, or ``gate`` alone [..., 2 F] with
     the gate in the first half and up in the second. ``approximate`` is "none" or "tanh", as in
     torch. Returns [..., F] in gate's dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
-    shapes, dtypes or devices do not go together.
+    shapes, dtypes or devices do not match.
     """
     return run(OP, impl, gate, up, approximate)
 

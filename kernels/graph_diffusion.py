@@ -228,8 +228,8 @@ def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
 def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:
     most = MAX_SLOTS if shared_bytes(h.device.index) >= NEEDED_BYTES else MAX_SLOTS // 2
     if p.shape[0] > most:
-        return f"takes up to {most} slots on this GPU, not {p.shape[0]}"
-    return no_fp64(h) if h.numel() else "takes no empty tensors"
+        return f"supports up to {most} slots on this GPU, not {p.shape[0]}"
+    return no_fp64(h) if h.numel() else "does not support empty tensors"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

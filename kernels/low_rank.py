@@ -3,7 +3,7 @@
     x ~ (x V) V^T,    V [D, r] orthonormal,    residual = |x - x V V^T| / |x|  (Frobenius)
 
 No V of r columns has a smaller residual than the first r right singular vectors (Eckart and Young
-1936): ``torch`` takes these from a full SVD. ``subspace`` is randomised subspace iteration (Halko,
+1936): ``torch`` gets these from a full SVD. ``subspace`` is randomised subspace iteration (Halko,
 Martinsson and Tropp 2011, arXiv 0909.4061, algorithm 4.4) on the small matrix x^T x: random columns
 are multiplied by it and orthonormalised again. With s the singular values, after k iterations the
 angle to the wanted subspace is bounded by (Golub and Van Loan, theorem 8.2.2)
@@ -142,7 +142,7 @@ def _comparable(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _few(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> str | None:
     if x.is_cuda or start is not None:
         return None
-    return "pays on a GPU, whose SVD goes through matrices one by one, or from a start"
+    return "is faster only with a start, or on a GPU, whose SVD computes one matrix at a time"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

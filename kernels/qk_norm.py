@@ -63,7 +63,7 @@ def reference(
 
 def _refuses(q: Tensor, *_: Any) -> str | None:
     if q.shape[3] % 2:
-        return f"takes even head dimensions, not {q.shape[3]}"
+        return f"supports only even head dimensions, not {q.shape[3]}"
     return no_fp64(q)
 
 

@@ -2,11 +2,11 @@
 
     y = x^ W^^T,    v^ = s round(v / s),    s = max |v| / largest code
 
-x [..., K] is quantised in each call, except in ``int8_weight_only``, where x^ = x; W [N, K] has
-been quantised before, by ``quantize_weight``. Scales are per tensor (``fp8_tensor``) or per row of
-x and of W (the others), in FP32; codes are INT8 -127 ... 127 or FP8 E4M3 (Micikevicius et al. 2022,
-arXiv 2209.05433), largest 448. INT8 dynamic is LLM.int8()'s vector-wise product (Dettmers et al.
-2022, arXiv 2208.07339) without its outliers.
+x [..., K] is quantised in each call, except in ``int8_weight_only``, where x^ = x; W [N, K] was
+quantised before by ``quantize_weight``. Scales are per tensor (``fp8_tensor``) or per row of x and
+of W (the others), in FP32. Quantised values, called codes, are INT8 from -127 to 127 or FP8 E4M3 up
+to 448 (Micikevicius et al. 2022, arXiv 2209.05433). INT8 dynamic is LLM.int8()'s vector-wise
+product (Dettmers et al. 2022, arXiv 2208.07339) without its outliers.
 
 Error against the product of the unquantised tensors: a code is off by at most half a step, so with
 e(v) = s / 2 for INT8 and e(v) = max(|v| / 16, s / 1024) for FP8 (half of 2^-3 relative; of 2^-9 s
@@ -14,12 +14,12 @@ below its normal numbers),
 
     |y - x W^T|_ij <= sum over k of e(x_ik) |W_jk| + |x_ik| e(W_jk) + e(x_ik) e(W_jk).
 
-Differentiable in x alone, and straight through its rounding (Bengio et al. 2013, arXiv 1308.3432):
-dx = dy W^. This is exact for ``int8_weight_only``; otherwise y is a staircase in x, without a slope
-of its own. Weights and scales are constants.
+Only x gets a gradient, straight through its rounding (Bengio et al. 2013, arXiv 1308.3432):
+dx = dy W^. This is exact for ``int8_weight_only``; otherwise y is a staircase in x, whose true
+slope is zero. Weights and scales are constants.
 
-``scaled_mm`` and ``int_mm`` are torch's FP8 and INT8 kernels. ``dequantize`` is torch's ordinary
-product with a weight that was widened before, for weight-only: it saves memory, not time.
+``scaled_mm`` and ``int_mm`` are torch's FP8 and INT8 kernels. ``dequantize``, for weight-only, is
+torch's ordinary product with the dequantised weight: it saves memory, not time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def quantized_matmul(
     """Multiply ``x`` [..., K] by a weight of ``quantize_weight``; returns [..., N] of x's dtype.
 
     ``scale`` [N], or [] for fp8_tensor, in FP32. Only x gets a gradient, straight through its
-    rounding. Under autocast x is cast as torch casts the inputs of its own products. ``impl``:
+    rounding. Under autocast x is cast like the inputs of torch's products. ``impl``:
     auto, scaled_mm, int_mm, dequantize or torch. Raises ``Mistake`` if the arguments do not fit
     together and ``Unavailable`` for an implementation that cannot run.
     """
@@ -83,7 +83,7 @@ def quantized_matmul(
 
 
 def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Tensor, Tensor]:
-    """Return codes [N, K] and FP32 scales, [N] or (fp8_tensor) [], of a weight; see the module.
+    """Return a quantised weight [N, K] and FP32 scales, [N] or (fp8_tensor) []; see the module.
 
     Raises ``Mistake`` for an unknown scheme or a tensor that is no matrix.
     """
@@ -98,14 +98,14 @@ def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Te
 
 
 def dequantize_weight(weight_NK: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of codes and scales of ``quantize_weight``, [N, K], in ``dtype``."""
+    """Return the weight [N, K] that ``quantize_weight`` quantised, in ``dtype``."""
     wide = accumulator(dtype)
     # In place: a layer's complete weight exists once in FP32, and not twice, beside its result.
     return weight_NK.to(wide).mul_(scale.to(wide).unsqueeze(-1)).to(dtype)
 
 
 def quantize(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
-    """Return codes of ``x`` and their scales: [..., 1], or [1, ..., 1] for one scale."""
+    """Return quantised ``x`` and its scales: [..., 1], or [1, ..., 1] for one scale."""
     dtype = SCHEMES[scheme]
     x = x.detach()
     if x.dtype == torch.float64:  # codes must not depend on the precision of the computation
@@ -134,8 +134,8 @@ def _validate(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> None:
     same_device("quantized_matmul", x, weight=weight, scale=scale)
     if weight.dtype != SCHEMES[scheme] or scale.dtype != torch.float32:
         raise Mistake(
-            f"quantized_matmul: {scheme} takes a {SCHEMES[scheme]} weight with torch.float32 "
-            f"scales, as quantize_weight makes them, not {weight.dtype} and {scale.dtype}"
+            f"quantized_matmul: {scheme} needs a {SCHEMES[scheme]} weight with torch.float32 "
+            f"scales, as quantize_weight returns them, not {weight.dtype} and {scale.dtype}"
         )
     if x.dim() == 0 or weight.dim() != 2 or not weight.numel() or x.shape[-1] != weight.shape[1]:
         raise Mistake(
@@ -224,26 +224,27 @@ def _by(kernel: str) -> Any:
 
 def _scaled_mm_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
     if not scheme.startswith("fp8"):
-        return f"takes FP8 and not {scheme}"
+        return f"supports FP8 and not {scheme}"
     if scheme == "fp8_row" and hardware.of(x.device).capability < (9, 0):
         return "scales per row need compute capability 9.0"
     # Hopper's FP8 units do not keep all bits of FP32 while they accumulate.
     fitting = (torch.bfloat16,) if scheme == "fp8_row" else (torch.bfloat16, torch.float16)
     if x.dtype not in fitting:
-        return f"{scheme} gives {' or '.join(str(d)[6:] for d in fitting)}, not {str(x.dtype)[6:]}"
+        dtypes = " or ".join(str(dtype)[6:] for dtype in fitting)
+        return f"{scheme} returns only {dtypes}, not {str(x.dtype)[6:]}"
     if weight.shape[0] % 16 or weight.shape[1] % 16:
         return f"N and K must be multiples of 16, but the weight is {tuple(weight.shape)}"
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _int_mm_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
     if scheme != "int8_dynamic":
-        return f"takes int8_dynamic and not {scheme}"
+        return f"supports int8_dynamic and not {scheme}"
     if x.dtype == torch.float64:
-        return "scales in FP32, not in FP64"
+        return "applies scales in FP32 and does not support FP64"
     if x.is_cuda and (weight.shape[0] % 8 or weight.shape[1] % 8):
         return f"N and K must be multiples of 8, but the weight is {tuple(weight.shape)}"
-    return None if x.numel() else "takes no empty tensors"
+    return None if x.numel() else "does not support empty tensors"
 
 
 def _int_mm_missing(device_type: str) -> str | None:
@@ -251,7 +252,7 @@ def _int_mm_missing(device_type: str) -> str | None:
 
 
 def _dequantize_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> str | None:
-    return None if scheme == "int8_weight_only" else f"takes int8_weight_only and not {scheme}"
+    return None if scheme == "int8_weight_only" else f"supports int8_weight_only and not {scheme}"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -27,7 +27,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, impl: str | None = None) -
 
     ``gate`` and ``up`` [..., F] of one shape and floating dtype, or ``gate`` alone [..., 2 F] with
     the gate in the first half and up in the second. Returns [..., F] in gate's dtype. ``impl``:
-    auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
+    auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not match.
     """
     return run(OP, impl, gate, up)
 

@@ -287,9 +287,9 @@ def _triton(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:
     if score.shape[1] > MAX_LENGTH:
-        return f"takes sequences of up to {MAX_LENGTH} tokens, not {score.shape[1]}"
+        return f"supports sequences of up to {MAX_LENGTH} tokens, not {score.shape[1]}"
     if not x.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(x) or no_fp64(score)
 
 

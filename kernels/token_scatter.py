@@ -230,7 +230,7 @@ def _triton(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
 
 def _refuses(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> str | None:
     if not update.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(x) or no_fp64(update) or no_fp64(weight)
 
 

@@ -2,10 +2,9 @@
 
 Every head is analysed on the device now and then. Heads whose queries and keys lie in few
 directions compute their scores with fewer columns, heads with small scores with fewer bits; one
-flash-style kernel does both. The rules stand in ``models.layers.adaptive.adaptation``. The result
-of a token never depends on later tokens. A model that decodes computes with the choice of its last
-call without a cache (all columns before the first). ``AdaAttention`` is the attention as a layer by
-itself.
+flash-style kernel does both. The rules are in ``models.layers.adaptive.adaptation``. The result
+of a token never depends on later tokens. Decoding uses the choice of the model's last call without
+a cache (all columns before the first). ``AdaAttention`` is this attention as a separate layer.
 """
 
 # Shapes: B batch, S queries, T keys, E model width, H heads.
@@ -89,7 +88,7 @@ class AdaAttnModel(LanguageModel):
     saved cache holds the choice too.
     """
 
-    unstaged = "its heads adapt to the whole batch, once a step, and all layers together"
+    unstaged = "its heads adapt once per step, to the full batch and in all layers jointly"
 
     def __init__(self, config: AdaAttnConfig) -> None:
         head_dim = config.dim // config.n_heads
@@ -119,7 +118,7 @@ class AdaAttnModel(LanguageModel):
         return dict(self.adaptation.named_buffers())
 
     def calls_to_settle(self) -> int:
-        """Return the calls until enough analyses have counted for a head to go down once."""
+        """Return the calls until enough analyses have counted for one reduction of a head."""
         rules = self.adaptation.rules
         if not (self.adapting and (rules.adaptive_rank or rules.adaptive_precision)):
             return 0
@@ -131,7 +130,8 @@ class AdaAttnModel(LanguageModel):
         worst_L = self.metrics()["score_error"].amax(1).double()
         return Promise(
             float(torch.expm1(2 * worst_L).square().sum().sqrt()),
-            f"ranks and precisions that move no score by more than {float(worst_L.max()):.2g} nats",
+            "ranks and precisions that change no score by more than "
+            f"{float(worst_L.max()):.2g} nats",
         )
 
     def given(
@@ -203,28 +203,28 @@ METRICS = (
         name="entropy",
         title="Attention entropy",
         unit="",
-        help="Of each head's weights, over that of equal weights; 1 looks at all keys alike.",
+        help="Entropy of each head's weights relative to equal weights; 1: all keys count equally.",
         columns="head",
     ),
     Metric(
         name="rank",
         title="Rank",
         unit="columns",
-        help="Columns that each head's scores are computed with; fewer cost less.",
+        help="Number of columns that each head computes its scores with; fewer cost less.",
         columns="head",
     ),
     Metric(
         name="precision",
         title="Precision",
         unit="bits",
-        help="Bits of each head's queries and keys; 32 are those of the inputs.",
+        help="Bits of each head's queries and keys; 32 means the precision of the inputs.",
         columns="head",
     ),
     Metric(
         name="score_error",
         title="Largest error of a score",
         unit="nats",
-        help="Bound on what rank and precision change of any score; well below 1 is harmless.",
+        help="Largest possible change of a score by rank and precision; far below 1 is harmless.",
         columns="head",
     ),
 )

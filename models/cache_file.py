@@ -37,7 +37,7 @@ def write(
     """
     if not 0 <= position <= length:
         raise ConfigurationError(
-            f"save: position {position} is not within the cache's 0 to {length} positions"
+            f"save: position {position} is outside of 0 to {length}, the positions of the cache"
         )
     path = Path(path)
     content = {
@@ -83,14 +83,14 @@ class SavedState:
         if len(self.tensors) != len(tensors):
             raise ConfigurationError(
                 f"load: {self.path!r} holds {len(self.tensors)} tensors, but this cache has "
-                f"{len(tensors)}: another model made it"
+                f"{len(tensors)}: it is from another model"
             )
         for index, (saved, current) in enumerate(zip(self.tensors, tensors, strict=True)):
             if saved.shape != current.shape or saved.dtype != current.dtype:
                 raise ConfigurationError(
                     f"load: tensor {index} of {self.path!r} is {saved.dtype} {tuple(saved.shape)}, "
-                    f"but this cache's is {current.dtype} {tuple(current.shape)}: another model or "
-                    "precision made it"
+                    f"but this cache's is {current.dtype} {tuple(current.shape)}: it is from "
+                    "another model or precision"
                 )
         for saved, current in zip(self.tensors, tensors, strict=True):
             current.copy_(saved)

@@ -112,7 +112,7 @@ def check_tokens(
     """
     if tokens_BS.dim() != 2 or 0 in tokens_BS.shape:
         raise ConfigurationError(
-            f"tokens must be [batch, sequence] with at least one of each, but are "
+            f"tokens must be [batch, sequence], both at least 1, but have shape "
             f"{tuple(tokens_BS.shape)}"
         )
     batch, length = tokens_BS.shape
@@ -126,12 +126,12 @@ def check_tokens(
         return
     if position is not None and not isinstance(position, Tensor):
         raise ValueError(
-            f"position must be one int64 on the device, as torch.tensor({position}) is on the "
-            f"CPU, but is {type(position).__name__}"
+            f"position must be an int64 tensor with one number, on the tokens' device (on the CPU "
+            f"torch.tensor({position})), but is {type(position).__name__}"
         )
     if position is not None and (position.shape != () or position.dtype != torch.int64):
         raise ValueError(
-            f"position must be one int64 on the device, but is {position.dtype} "
+            f"position must be an int64 tensor with shape (), but is {position.dtype} "
             f"{tuple(position.shape)}"
         )
     if batch != cache.batch or length > cache.length:

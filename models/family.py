@@ -92,7 +92,7 @@ class Family:
         self.check(config)
 
     def check_choice(self, name: str, value: Any) -> None:
-        """Raise ``ConfigurationError`` for a value that a switch or choice field never has.
+        """Raise ``ConfigurationError`` for a value that a switch or choice field does not allow.
 
         Other fields and unknown names are accepted.
         """
@@ -116,15 +116,15 @@ class Family:
     ) -> None:
         """Raise ``ConfigurationError`` for an impossible step, before anything is allocated.
 
-        Impossible is what the workload does not allow, and what cannot fit ``memory_bytes``.
-        Weights, optimizer and activations are estimated; pass more memory than there is, so that a
-        step near the limit may try and really run out of memory.
+        A step is impossible if the workload does not allow it or it cannot fit ``memory_bytes``.
+        Weights, optimizer and activations are estimated. Pass more memory than the device has, so
+        that a step near the limit may try and really run out of memory.
         """
         for name in self.inference_only if workload == "train" else ():
             if getattr(config, name):
                 raise ConfigurationError(
-                    f"{self.name}: {name} overwrites what a backward pass needs; switch it off to "
-                    "train, or choose a workload of inference"
+                    f"{self.name}: {name} overwrites values that a backward pass needs; switch it "
+                    "off to train, or choose an inference workload"
                 )
         if batch < 1 or sequence < 1:
             raise ConfigurationError(
@@ -173,7 +173,7 @@ class Family:
     def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
         """Estimate bytes by role; ``costs.footprint`` documents the step's arguments.
 
-        ``quantization`` is the scheme of the linear layers' codes, if any.
+        ``quantization`` is the scheme of the linear layers' weights, if any.
         """
         saved = saving(self, config, quantization) if quantization else None
         return footprint(self.costs(config), quantized=saved, **step)

@@ -40,7 +40,7 @@ def generate(
     after the ``position`` tokens that it has processed. Afterwards it has also processed the prompt
     and all new tokens but the last, which can begin the next prompt. None makes one that is just
     long enough. ``chunk``: see ``prefill_in_chunks``. ``vocabulary`` excludes rows of the head
-    beyond it, which stand for no token. Raises ``ConfigurationError``, at once, for arguments that
+    beyond it, which are no tokens. Raises ``ConfigurationError``, at once, for arguments that
     do not fit.
     """
     batch, length = _checked_tokens("generate", prompt_BS)
@@ -198,7 +198,7 @@ def _check_chunk(chunk: int | None) -> None:
 def _checked_tokens(what: str, tokens_BS: Tensor) -> tuple[int, int]:
     if tokens_BS.dim() != 2 or tokens_BS.dtype != torch.int64 or tokens_BS.numel() == 0:
         raise ConfigurationError(
-            f"{what}: expected int64 tokens [B, S] of at least one, but got {tokens_BS.dtype} "
+            f"{what}: expected int64 tokens [B, S], at least one, but got {tokens_BS.dtype} "
             f"{tuple(tokens_BS.shape)}"
         )
     return tokens_BS.shape[0], tokens_BS.shape[1]

@@ -55,7 +55,7 @@ class TextBlock(nn.Module):
             self.mlp = SwiGLUMLP(dim, hidden, std_out)
 
     def forward(self, x_BSE: Tensor) -> BlockOutput:
-        """Return the stream, the experts' balancing loss, the mean Fourier gate of each head."""
+        """Return the tokens, the experts' balancing loss, the mean Fourier gate of each head."""
         y_BSE, gate_BSH = self.attention.gated(self.attention_norm(x_BSE))
         x_BSE = x_BSE + y_BSE
         loss, measured = None, {}

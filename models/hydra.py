@@ -1,15 +1,15 @@
 """HYDRA: a pre-norm transformer of grouped-query attention and SwiGLU blocks, with three options.
 
-Each option is independent: *compressed convolutional attention* (arXiv 2510.04476) replaces the
-attention of every block by one in a narrow latent; *mixture of depths* (arXiv 2404.02258) lets
-every second block compute only a fraction of the tokens; *mixture of recursions* (arXiv 2507.10524)
-applies one stack of blocks several times, to ever fewer tokens, between a first and a last block of
-their own. With all three off it is a plain transformer.
+The options are independent. *Compressed convolutional attention* (arXiv 2510.04476) computes the
+attention of every block in a narrow latent. *Mixture of depths* (arXiv 2404.02258) lets every
+second block compute only a fraction of the tokens. *Mixture of recursions* (arXiv 2507.10524)
+applies one stack of blocks several times, each time to fewer tokens, between a separate first and
+last block. With all three off it is a plain transformer.
 
-Training routes by the highest scores of a sequence, which looks ahead; evaluation, prefill and
-decoding route causally, by each token's own score within a running budget, and agree with each
-other. A decode step has a fixed shape, so it computes every block for its token; there routing
-saves the memory and the reading of keys and values.
+Training routes the tokens with the highest scores of a sequence, and so depends on later tokens.
+Evaluation, prefill and decoding route causally, by each token's own score within a running budget,
+and agree with each other. A decode step has a fixed shape, so it computes every block for its
+token. There, routing saves the memory of keys and values, and the time to read them.
 """
 
 # Shapes: B batch, S sequence, E model width.
@@ -159,31 +159,31 @@ METRICS = (
         name="depth_share",
         title="Tokens computed by depth routing",
         unit="",
-        help="Share of all tokens that a block with mixture of depths computed, by layer of a "
-        "recursion's stack (mean of the recursions); evaluation should come near the capacity.",
+        help="Fraction of all tokens that a block with mixture of depths computed, by layer of a "
+        "recursion's stack (mean of the recursions); close to the capacity in evaluation.",
         columns="layer",
     ),
     Metric(
         name="depth_router",
         title="Depth router",
         unit="",
-        help="Mean sigmoid of the scores of all recursions; about the capacity once the router has "
-        "learned.",
+        help="Mean sigmoid of the scores of all recursions; close to the capacity after training "
+        "of the router.",
         columns="layer",
     ),
     Metric(
         name="recursion_share",
         title="Recursions taken",
         unit="",
-        help="Share of all tokens that left after exactly so many recursions; even by design.",
+        help="Fraction of all tokens that left after exactly this many recursions; even by design.",
         columns="recursions",
     ),
     Metric(
         name="recursion_router",
         title="Recursion router",
         unit="",
-        help="Mean gate of each recursion: before alpha of those that could be chosen (expert), "
-        "or of all tokens (token); 0 where none could be.",
+        help="Mean gate of each recursion: of the tokens that it could choose, before alpha "
+        "(expert), or of all tokens (token); 0 if it could choose none.",
         columns="recursion",
     ),
 )

@@ -46,15 +46,15 @@ class LanguageModel(Model):
     """Causal language model over the blocks that a family supplies.
 
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
-    ``new_state(batch, length, device, dtype) -> State``. One that measures has ``measures``, the
-    number of columns by metric; each such block is one row of the metric. One that needs random
+    ``new_state(batch, length, device, dtype) -> State``. A block with metrics has ``measures``, the
+    number of columns by metric; each such block is one row of the metric. A block that needs random
     numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes after ``position``.
-    It runs outside of the checkpoint, so that a recomputation uses the same numbers. One that is
-    ``by_token`` computes each token by itself outside of layers that ranks may shard.
+    It runs outside of the checkpoint, so that a recomputation uses the same numbers. A block with
+    ``by_token`` computes each token separately, except in layers that ranks may shard.
 
-    A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
-    ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
-    normalise between two blocks: see ``set_fused_add_norm``.
+    A block that is only ``x + branch(norm(x))`` may also have these two attributes, an ``RMSNorm``
+    and ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all blocks have them, one
+    kernel can add and normalise between two blocks: see ``set_fused_add_norm``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LanguageModel(Model):
         return self._loss(x_BSE, auxiliary, targets_BS)
 
     def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
-        """Run a stage on tokens (B, S), or on the stream (B, S, E) from the previous stage."""
+        """Run a stage on tokens (B, S), or on the previous stage's output (B, S, E)."""
         x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
         if self.passage.last:
             return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
@@ -131,8 +131,8 @@ class LanguageModel(Model):
         """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
 
         Its blocks are renumbered; its metrics keep a row for every block of the full model. A stage
-        that is not the first, called with tokens, uses ones as the stream. That shows how it
-        computes, not what.
+        that is not the first, called with tokens, uses ones as the residual stream. That shows
+        what it runs, but not its numbers.
         """
         self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
         self._rows = [self._rows[index] for index in stage.blocks]
@@ -175,21 +175,21 @@ class LanguageModel(Model):
     def set_fused_add_norm(self, fused: bool) -> None:
         """Choose whether a block's addition and the next block's norm are one kernel.
 
-        The results differ only by rounding: under autocast the norm then gives the branch's dtype
-        and not the stream's. ``fused_additions`` counts how many the last call fused; the last
-        addition, and those before or after a checkpointed block, stay separate. Raises
-        ``ConfigurationError`` if the blocks are more than one branch.
+        The results differ only by rounding: under autocast the norm then has the branch's dtype
+        and not that of the residual stream. ``fused_additions`` counts how many the last call
+        fused; the last addition, and those before or after a checkpointed block, stay separate.
+        Raises ``ConfigurationError`` if the blocks are more than one branch.
         """
         if fused and not all(hasattr(block, "branch") for block in self.blocks):
             kinds = sorted({type(block).__name__ for block in self.blocks})
             raise ConfigurationError(
-                "set_fused_add_norm: needs blocks that are one branch behind one norm, but "
+                "set_fused_add_norm: each block must be one norm and one branch, but "
                 f"{', '.join(kinds)} is not"
             )
         self.fused_add_norm = fused
 
     def set_fused_loss(self, fused: bool) -> None:
-        """Choose whether ``loss`` goes from the stream to the loss without holding all logits.
+        """Choose whether ``loss`` is computed from the residual stream without storing all logits.
 
         The results differ only by rounding. It is one call of ``kernels.linear_cross_entropy``,
         whose choice of implementation decides what is fused.
@@ -214,9 +214,9 @@ class LanguageModel(Model):
                 self.record(name, row, values[name])
 
     def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
-        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage.
+        """Return the blocks' input: embedded tokens, or a later stage's unchanged input.
 
-        Where ranks split the stream, it is that of this rank's tokens.
+        Where ranks split the residual stream, it has only this rank's tokens.
         """
         if x.is_floating_point() and not self.passage.first:
             return self.stream.split(x)
@@ -228,7 +228,7 @@ class LanguageModel(Model):
         return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
+        """Return the mean cross-entropy after all blocks, plus the blocks' own losses."""
         targets_BS = self.stream.split(self.context.split(targets_BS))
         if targets_BS.shape != x_BSE.shape[:2]:
             raise ConfigurationError(
@@ -254,7 +254,7 @@ class LanguageModel(Model):
     def _run_blocks(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after all blocks, and the sum of their own losses, if any has one."""
+        """Return the residual stream after all blocks, and the sum of their losses or None."""
         n_blocks = len(self.blocks)
         again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         # Blocks that normalise and add for themselves.

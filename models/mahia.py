@@ -1,10 +1,10 @@
-"""MAHIA-X: a classifier of text with tabular data, with four parts that can also be used alone.
+"""MAHIA-X: a classifier of text with tabular data; its four parts can also be used separately.
 
-Tokens go through blocks of ``MetaAttentionKernel`` and are averaged, the table through two linears;
-the fused vector retrieves from a ``GraphDiffusionMemory`` and runs through a ``DynamicNeuroFabric``
-as deep as its gates allow. Which layers of the fabric a sample runs depends on its batch (see
-there); with capacity 1 it does not. The kernel library chooses a part's fused and standard paths;
-``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses by hand.
+Blocks of ``MetaAttentionKernel`` compute the tokens, which are then averaged; two linears compute
+the table. The fused vector retrieves from a ``GraphDiffusionMemory`` and runs through the layers of
+a ``DynamicNeuroFabric`` that its gates choose. With a capacity below 1, this choice depends on the
+other samples of the batch (see there). The kernel library chooses a part's fused or standard path;
+``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses it by hand.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ METRICS = (
         name="layers_used",
         title="Fabric layers used",
         unit="",
-        help="Share of the samples that ran so many layers of the fabric; spread out where depth "
-        "depends on the input.",
+        help="Fraction of the samples that ran this many layers of the fabric; spread out if the "
+        "depth depends on the input.",
         rows="fabric",
         columns="depth",
     ),
@@ -128,7 +128,7 @@ METRICS = (
         name="fabric_gate",
         title="Fabric gate",
         unit="",
-        help="Mean weight that a fabric layer gives the samples it serves; near 0 it does nothing.",
+        help="Mean gate of a fabric layer for the samples it computes; near 0 it does nothing.",
         rows="fabric",
         columns="layer",
     ),
@@ -136,21 +136,22 @@ METRICS = (
         name="memory_entropy",
         title="Memory retrieval entropy",
         unit="",
-        help="Entropy of the retrieval over that of equal weights; at 1 no slot is preferred.",
+        help="Entropy of the retrieval relative to equal weights; at 1 no slot is preferred.",
         rows="memory",
     ),
     Metric(
         name="fourier_gate",
         title="Fourier gate",
         unit="",
-        help="Mean share that a head takes from the Fourier branch; at 0 it is attention alone.",
+        help="Mean fraction of a head's output that comes from the Fourier branch; at 0 the head "
+        "is attention alone.",
         columns="head",
     ),
     Metric(
         name="expert_share",
         title="Expert share",
         unit="",
-        help="Share of the choices that went to an expert; equal where the load is balanced.",
+        help="Fraction of the choices that went to an expert; equal if the load is balanced.",
         columns="expert",
     ),
 )

@@ -1,4 +1,4 @@
-"""Mamba-2 hybrid: state-space blocks, every k-th of which also attends, mixed by a learned gate.
+"""Mamba-2 hybrid: state-space blocks; every k-th also has attention, mixed by a learned gate.
 
 A block adds one branch to the residual stream: ``x += branch(norm(x))``. In most blocks the branch
 is Mamba-2's mixer (arXiv 2405.21060). In every ``attention_every``-th block, the mixer and grouped
@@ -6,15 +6,15 @@ causal attention with rotary positions read the same normalised input u. A gate 
 
     branch(u) = g mixer(u) + (1 - g) attention(u),    g = sigmoid(gate . u + bias),
 
-decides between them; it starts at 1/2 everywhere. There is no feed-forward layer, as in the paper's
-models. With ``attention_every = 0`` the model is attention-free: its decode state and its time per
+mixes them; it starts at 1/2 everywhere. Like the paper's models, this one has no feed-forward
+layer. With ``attention_every = 0`` the model is attention-free: its decode state and its time per
 token do not grow with the sequence.
 
-Sizes. The document that names this family gives 47.3M, 96M and 2.8B parameters without the layout.
-Attention-free, with its widths and depths, 128 states, one group, a vocabulary of 32,768 and an
-untied head, this layout has 47.3M, 95.5M and 2.74B. An attention and a gate besides the mixer of
-every fourth block increase that to 48.6M, 99.9M and 3.00B. These are the presets, under the
-document's names.
+Sizes. The document that names this family gives 47.3M, 96M and 2.8B parameters, but no layout. With
+the document's widths and depths, 128 states, one group, a vocabulary of 32,768 and an untied head,
+the attention-free form has 47.3M, 95.5M and 2.74B parameters. An attention and a gate in every
+fourth block increase that to 48.6M, 99.9M and 3.00B. These are the presets, under the document's
+names.
 """
 
 # Shapes: B batch, S sequence, E model width.
@@ -107,7 +107,7 @@ class Block(nn.Module):
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
     ) -> Tensor | BlockOutput:
-        """Return what is added to the stream, given the normed stream: (B, S, E) -> (B, S, E)."""
+        """Return the change of the residual stream from its norm: (B, S, E) -> (B, S, E)."""
         mixer, kv = (state.mixer, state.kv) if isinstance(state, HybridState) else (state, None)
         y_BSE = self.mixer(u_BSE, mixer, position)
         if self.attention is None or self.gate is None:
@@ -124,7 +124,7 @@ class Block(nn.Module):
         position: Tensor | None = None,
     ) -> Tensor | BlockOutput:
         """Compute (B, S, E) -> (B, S, E)."""
-        # Not self.branch, which may be compiled by itself: torch 2.11 calls that without self here.
+        # Not self.branch, which may be compiled: torch 2.11 would call that without self here.
         output = Block.branch(self, self.norm(x_BSE), state, position)
         if isinstance(output, BlockOutput):
             return BlockOutput(x_BSE + output.x, output.loss, output.measured)
@@ -201,8 +201,8 @@ FAMILY = Family(
             name="ssm_share",
             title="Share of the state space",
             unit="",
-            help="How much of a block that both scans and attends comes from the scan: its gate's "
-            "mean over tokens, 1/2 at the start; at 0 or 1 one of the two does nothing.",
+            help="Fraction of a hybrid block that comes from the scan and not from attention: the "
+            "mean gate of all tokens, initially 1/2; at 0 or 1 one of the two does nothing.",
             rows="hybrid block",
         ),
     ),

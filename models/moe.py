@@ -1,10 +1,10 @@
 """Mixture of experts: a pre-norm transformer whose feed-forward networks are chosen by the token.
 
-Every block has shared attention and a layer of SwiGLU experts, of which a router picks ``top_k``
-per token: parameters grow with the experts, the work of a token only with those it chooses. No
-token is dropped unless a capacity asks for it, and nothing waits for the host, so that any step can
-be captured in a CUDA graph. ``models.layers.mixture`` has the mathematics. Here, too, are the forms
-for vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
+Every block has attention and a layer of SwiGLU experts; a router picks ``top_k`` experts per token.
+More experts add parameters, but the work of a token depends only on those it chooses. No token is
+dropped unless a capacity is set. No step waits for the host, so that any step can be captured in a
+CUDA graph. ``models.layers.mixture`` has the mathematics. This module also has the forms for
+vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
 ``CUDAGraphInference``.
 """
 
@@ -103,27 +103,27 @@ METRICS = (
         name="expert_load",
         title="Expert load",
         unit="",
-        help="Share of all choices that fell on each expert; even is one over their number.",
+        help="Fraction of all choices that went to each expert; even use is 1 / number of experts.",
         columns="expert",
     ),
     Metric(
         name="load_balance",
         title="Load balance",
         unit="",
-        help="The balancing loss before its weight: 1 is even use, the number of experts over k is "
+        help="The balancing loss before its weight: 1 is even use, the number of experts / k is "
         "the worst.",
     ),
     Metric(
         name="load_entropy",
         title="Load entropy",
         unit="",
-        help="Entropy of the load over that of even use: 1 is even, 0 is one expert for all.",
+        help="Entropy of the load relative to even use: 1 is even use, 0 is one expert for all.",
     ),
     Metric(
         name="dropped_share",
         title="Dropped choices",
         unit="",
-        help="Share of the choices that found their expert full; 0 without a capacity.",
+        help="Fraction of the choices whose expert was full; 0 without a capacity.",
     ),
 )
 

@@ -61,8 +61,8 @@ class FullyOptimizedMoESystem(nn.Module):
             )
         if use_cuda_graph and use_compile and compile_mode in ("reduce-overhead", "max-autotune"):
             raise ConfigurationError(
-                f"FullyOptimizedMoESystem: compile_mode {compile_mode!r} captures CUDA graphs of "
-                "its own; choose another mode or use_cuda_graph=False"
+                f"FullyOptimizedMoESystem: compile_mode {compile_mode!r} captures its own CUDA "
+                "graphs; choose another mode or use_cuda_graph=False"
             )
         super().__init__()
         self.moe = MixtureOfExpertsSystem(config)
@@ -124,7 +124,7 @@ class FullyOptimizedMoESystem(nn.Module):
     def effects(self) -> dict[str, str]:
         """Return ``off``, ``effective: why`` or ``no effect: why`` of each switch."""
         if not self._seen:
-            raise ConfigurationError("FullyOptimizedMoESystem: effects are known after a call")
+            raise ConfigurationError("FullyOptimizedMoESystem: effects are known only after a call")
         seen, blocks = self._seen, self._seen["checkpointed"]
         device = seen["nothing"].device.type
         with torch.no_grad(), torch.autocast(device, self.amp_dtype, enabled=self.use_amp):
@@ -145,16 +145,16 @@ class FullyOptimizedMoESystem(nn.Module):
             "gradient_checkpointing": _effect(
                 self.use_gradient_checkpointing,
                 blocks > 0,
-                f"{blocks} blocks are computed again in backward",
-                "nothing is kept for a backward pass in evaluation",
+                f"{blocks} blocks are recomputed in the backward pass",
+                "evaluation saves nothing for a backward pass",
             ),
             "cuda_graph": _effect(
                 self.use_cuda_graph,
                 bool(self._graphs) and not self.training,
                 f"{len(self._graphs)} graphs captured, one for each shape",
-                "a training step is not captured here"
+                "training steps are not captured"
                 if self.training
-                else f"needs a CUDA GPU, and the input is on {device}",
+                else f"needs a CUDA GPU, but the input is on {device}",
             ),
         }
         return effects

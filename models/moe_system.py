@@ -64,7 +64,7 @@ class MixtureOfExpertsSystem(Model):
         width = self.config.input_dim
         if x_BTI.dim() != 3 or x_BTI.shape[2] != width or 0 in x_BTI.shape:
             raise ConfigurationError(
-                f"moe: expected (B, T, {width}) with at least one of each, got {tuple(x_BTI.shape)}"
+                f"moe: expected (B, T, {width}) with B and T at least 1, got {tuple(x_BTI.shape)}"
             )
         total = x_BTI.new_zeros((), dtype=torch.promote_types(x_BTI.dtype, torch.float32))
         chosen = self.choose_checkpointed(len(self.blocks))

@@ -44,7 +44,7 @@ from kernels.adaptive_attention._launch import TRITON
 from kernels.attention import attention
 from kernels.attention._masks import RECOMPUTED_ULPS
 from kernels.attention._masks import reference as plain_attention
-from kernels.attention.memory import why_chunks_do_not_pay
+from kernels.attention.memory import why_not_chunked
 from kernels.core.autograd import needs_gradient
 from kernels.core.dispatch import run
 from kernels.core.operator import (
@@ -235,7 +235,7 @@ def _attention(
     backend = None
     if not q.is_cuda:
         # SDPA's FP32 kernel for the CPU loses up to three times what the definition loses.
-        backend = "manual" if why_chunks_do_not_pay(q, k) else "chunked"
+        backend = "manual" if why_not_chunked(q, k) else "chunked"
     return attention(q, k, v, causal=causal, scale=scale, backend=backend)
 
 

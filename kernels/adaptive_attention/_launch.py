@@ -298,11 +298,11 @@ def _refuses(
 ) -> str | None:
     if allow_fp8 and bits is not None:
         if q.dtype == torch.float32:
-            return "has FP8 beside float16 and bfloat16, not beside float32"
+            return "supports FP8 only for inputs in float16 and bfloat16, not in float32"
         if q.is_cuda and (lacks := _lacks_fp8()):
             return lacks
     if scale == 0:
-        return "takes a scale other than 0, which means that of the rank to its kernels"
+        return "does not support a scale of 0, which its kernels replace by the scale of the rank"
     return refuses(q, k)
 
 

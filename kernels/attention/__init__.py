@@ -30,7 +30,7 @@ from torch import Tensor
 from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
 from kernels.attention._chunked import chunked
 from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
-from kernels.attention.memory import why_chunks_do_not_pay
+from kernels.attention.memory import why_not_chunked
 from kernels.core.dispatch import run
 from kernels.core.operator import (
     Case,
@@ -128,7 +128,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    return why_chunks_do_not_pay(q, k)
+    return why_not_chunked(q, k)
 
 
 def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:

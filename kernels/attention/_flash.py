@@ -429,12 +429,12 @@ def _call(
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    """Return why the kernels cannot take these queries and keys; None if they can."""
+    """Return why the kernels do not support these queries and keys; None if they can."""
     most = MAX_DIM_FP32 if q.dtype == torch.float32 else MAX_DIM
     if q.shape[-1] > most:
-        return f"takes head dimensions up to {most} in {q.dtype}, not {q.shape[-1]}"
+        return f"supports head dimensions up to {most} in {q.dtype}, not {q.shape[-1]}"
     if not (q.numel() and k.numel()):
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(q)
 
 
@@ -448,7 +448,7 @@ def _refuses(
     kv_length: Tensor | None,
 ) -> str | None:
     if kv_length is not None and kv_length.dim() == 2:
-        return "takes no kv_length for every query"
+        return "does not support one kv_length per query"
     return refuses(q, k)
 
 

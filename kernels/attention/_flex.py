@@ -109,17 +109,17 @@ def _refuses(
     if kv_length is not None:
         return "flex would build a new block mask on every call with a kv_length"
     if not (q.numel() and k.numel()):
-        return "flex takes no empty tensors"
+        return "flex does not support empty tensors"
     if q.dtype == torch.float64:
-        return "flex takes no float64"
+        return "flex does not support float64"
     if q.is_cuda and q.shape[-1] < 16:
-        return f"flex takes head dimensions of at least 16 on a GPU, not {q.shape[-1]}"
+        return f"flex supports only head dimensions of at least 16 on a GPU, not {q.shape[-1]}"
     length, heads = q.shape[2], q.shape[1] // k.shape[1]
     decoded = q.is_cuda and length < BLOCK and heads & (heads - 1) == 0
     if decoded and length * heads > BLOCK and (causal or window is not None):
         return (  # torch decodes, and has no kernel for more rows than a block of the mask has
-            f"flex takes up to {BLOCK} rows of a head of keys where queries are fewer than {BLOCK} "
-            f"and masked, not {length} of {heads} heads"
+            f"with a mask and fewer than {BLOCK} queries, flex supports up to {BLOCK} rows per key "
+            f"head, not {length} queries of {heads} heads"
         )
     if not q.is_cuda and needs_gradient(q, k, v):
         return "flex has no backward pass on the CPU"
@@ -127,7 +127,7 @@ def _refuses(
 
 
 def _avoid(*_: Any) -> str:
-    return "is taken only by name, since it compiles a kernel for each mask"
+    return "is used only if selected by name, because it compiles a kernel for each mask"
 
 
 BACKENDS = {

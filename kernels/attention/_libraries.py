@@ -33,7 +33,7 @@ class _Library:
     max_dim: int
     compiles: bool
     cached: bool = False  # True if it can also decode against a static KV cache
-    trained_dims: tuple[int, ...] = ()  # the only head dimensions with right gradients, if not all
+    trained_dims: tuple[int, ...] = ()  # the only head dimensions with correct gradients; (): all
 
     def missing(self, device_type: str) -> str | None:
         if why := hardware.needs(self.title, self.capability)(device_type):
@@ -54,26 +54,27 @@ class _Library:
     ) -> str | None:
         if kv_length is not None:
             if not self.cached:
-                return f"{self.title} takes no kv_length"
+                return f"{self.title} does not support kv_length"
             if kv_length.dim() == 2:
-                return f"{self.title} takes no kv_length for every query"
+                return f"{self.title} does not support one kv_length per query"
             if needs_gradient(q, k, v):
                 return f"{self.title} has no gradient with a kv_length"
             if torch.compiler.is_compiling():
                 return f"{self.title} with a kv_length cannot be traced by torch.compile"
         if q.dtype not in _HALF:
-            return f"{self.title} takes float16 and bfloat16, not {q.dtype}"
+            return f"{self.title} supports only float16 and bfloat16, not {q.dtype}"
         if q.shape[-1] > self.max_dim or q.shape[-1] % 8:
             return (
-                f"{self.title} takes head dimensions 8, 16, ... {self.max_dim}, not {q.shape[-1]}"
+                f"{self.title} supports only head dimensions 8, 16, ... {self.max_dim}, "
+                f"not {q.shape[-1]}"
             )
         if self.trained_dims and q.shape[-1] not in self.trained_dims and needs_gradient(q, k, v):
             return (
-                f"{self.title} has right gradients for head dimensions {self.trained_dims}, "
+                f"{self.title} has correct gradients only for head dimensions {self.trained_dims}, "
                 f"not {q.shape[-1]}"
             )
         if not (q.numel() and k.numel()):
-            return f"{self.title} takes no empty tensors"
+            return f"{self.title} does not support empty tensors"
         if not self.compiles and torch.compiler.is_compiling():
             return f"{self.title} cannot be traced by torch.compile"
         return import_problem(self.module) or None
@@ -180,7 +181,7 @@ _XFORMERS = _Library("xformers", ("xformers",), "xformers.ops", (7, 0), 256, Fal
 
 
 def _xformers_avoid(*_: Any) -> str:
-    return "is used only by name: internally it runs one of the other backends"
+    return "is used only if selected by name, because it runs one of the other backends"
 
 
 BACKENDS: dict[str, Implementation] = {

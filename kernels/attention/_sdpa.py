@@ -68,7 +68,7 @@ def _masking(
 
 
 def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
-    """Make SDPA on that backend alone; None leaves the choice among allowed ones to torch."""
+    """Make SDPA with that backend only; with None torch chooses among the allowed ones."""
 
     def call(
         q: Tensor,
@@ -80,7 +80,7 @@ def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
         kv_length: Tensor | None,
     ) -> Tensor:
         is_causal, mask = _masking(q, k, causal, window, kv_length)
-        # torch's own choice may be cuDNN, which returns no tensor at all for an empty one.
+        # torch may choose cuDNN, which returns no tensor at all for an empty one.
         used = SDPBackend.MATH if backend is None and _empty(q, k) else backend
         grouped = q.shape[1] != k.shape[1]
         if grouped and backend == SDPBackend.EFFICIENT_ATTENTION:
@@ -117,14 +117,17 @@ def _flash_refuses(
 ) -> str | None:
     if not q.is_cuda:
         if any(x.stride(-1) != 1 for x in (q, k, v)):  # a dimension of size one may have any stride
-            return "SDPA's flash backend takes heads whose elements are adjacent"
+            return "SDPA's flash backend needs heads with adjacent elements"
         return _empty(q, k)
     if q.dtype not in _HALF:
-        return f"SDPA's flash backend takes float16 and bfloat16, not {q.dtype}"
+        return f"SDPA's flash backend supports only float16 and bfloat16, not {q.dtype}"
     if q.shape[-1] > 256:
-        return f"SDPA's flash backend takes head dimensions up to 256, not {q.shape[-1]}"
+        return f"SDPA's flash backend supports head dimensions up to 256, not {q.shape[-1]}"
     if not (trivial(q, causal, window, kv_length) or square(q, k, window, kv_length)):
-        return "SDPA's flash backend takes no mask, which a window, kv_length or fewer queries need"
+        return (
+            "SDPA's flash backend does not support a mask, which a window, kv_length or fewer "
+            "queries need"
+        )
     if torch.compiler.is_compiling() and 192 < q.shape[-1] <= 224 and needs_gradient(q, k, v):
         return _flash_untrained(q.device.type) or None
     return _ask(can_use_flash_attention, q, k, v, causal, window, kv_length)
@@ -141,7 +144,7 @@ def _flash_untrained(device_type: str) -> str:
     if not ((8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)):
         return ""
     has = ".".join(map(str, capability))
-    return f"SDPA's flash backend trains no head dimensions from 193 to 224 on capability {has}"
+    return f"SDPA's flash backend cannot train head dimensions 193 to 224 on capability {has}"
 
 
 def _efficient_refuses(
@@ -154,12 +157,12 @@ def _efficient_refuses(
     kv_length: Tensor | None,
 ) -> str | None:
     if q.dtype == torch.float64:
-        return "SDPA's memory-efficient backend takes no float64"
+        return "SDPA's memory-efficient backend does not support float64"
     if torch.compiler.is_compiling():  # torch cannot be queried
         multiple = _efficient_multiple(q.device.type, q.dtype in _HALF)
         if q.shape[-1] % multiple:
             return (
-                f"SDPA's memory-efficient backend takes head dimensions {multiple}, "
+                f"SDPA's memory-efficient backend supports only head dimensions {multiple}, "
                 f"{2 * multiple}, ..., not {q.shape[-1]}"
             )
     return _ask(can_use_efficient_attention, q, k, v, causal, window, kv_length)
@@ -176,7 +179,7 @@ def _efficient_multiple(device_type: str, half: bool) -> int:
 
 def _efficient_avoid(q: Tensor, k: Tensor, *_: Any) -> str | None:
     if q.shape[1] != k.shape[1]:
-        return "SDPA's memory-efficient backend copies the keys and values that heads share"
+        return "SDPA's memory-efficient backend must copy the keys and values that heads share"
     return None
 
 
@@ -190,21 +193,21 @@ def _cudnn_refuses(
     kv_length: Tensor | None,
 ) -> str | None:
     if q.dtype not in _HALF:
-        return f"SDPA's cuDNN backend takes float16 and bfloat16, not {q.dtype}"
+        return f"SDPA's cuDNN backend supports only float16 and bfloat16, not {q.dtype}"
     if q.shape[-1] % 8 or q.shape[-1] > 128:
-        return f"SDPA's cuDNN backend takes head dimensions 8, 16, ... 128, not {q.shape[-1]}"
+        return f"SDPA's cuDNN backend supports head dimensions 8, 16, ... 128, not {q.shape[-1]}"
     if not (trivial(q, causal, window, kv_length) or square(q, k, window, kv_length)):
         return "SDPA's cuDNN backend is not used with a mask, which these lengths or options need"
     if torch.compiler.is_compiling():  # torch cannot be queried
         if k.shape[2] == 1:
-            return "SDPA's cuDNN backend takes more than one key"
+            return "SDPA's cuDNN backend needs more than one key"
         if torch.are_deterministic_algorithms_enabled():
             return "SDPA's cuDNN backend is not deterministic"
     return _ask(can_use_cudnn_attention, q, k, v, causal, window, kv_length)
 
 
 def _empty(q: Tensor, k: Tensor) -> str | None:
-    return None if q.numel() and k.numel() else "SDPA's fused backends take no empty tensors"
+    return None if q.numel() and k.numel() else "SDPA's fused backends do not support empty tensors"
 
 
 def _ask(
@@ -216,7 +219,7 @@ def _ask(
     window: int | None,
     kv_length: Tensor | None,
 ) -> str | None:
-    """Return torch's own verdict, which also depends on strides and on its build."""
+    """Return torch's verdict, which also depends on strides and on its build."""
     empty = _empty(q, k)
     if empty or torch.compiler.is_compiling():
         return empty
@@ -234,11 +237,11 @@ def _ask(
         warnings.simplefilter("always")
         can_use(params, True)
     reasons = " ".join(str(w.message).partition("(Triggered")[0].strip() for w in caught)
-    return f"torch refuses it: {reasons.rstrip('.')}"
+    return f"PyTorch rejects these inputs: {reasons.rstrip('.')}"
 
 
 def _by_name_alone(*_: Any) -> str:
-    return "SDPA's own choice is used only by name"
+    return "SDPA's own choice of backend is used only if selected by name"
 
 
 BACKENDS = {

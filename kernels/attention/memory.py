@@ -138,15 +138,15 @@ def weights_memory(
     return WeightsMemory()
 
 
-def why_chunks_do_not_pay(q_BHSD: Tensor, k_BGTD: Tensor) -> str | None:
-    """Return why chunks do not pay, or None if they do."""
+def why_not_chunked(q_BHSD: Tensor, k_BGTD: Tensor) -> str | None:
+    """Return why ``auto`` avoids chunks; None if it prefers them."""
     batch, heads, length, _ = q_BHSD.shape
     sizes = batch, heads, length, k_BGTD.shape[2]
     device, element = q_BHSD.device, accumulator(q_BHSD.dtype).itemsize
     if not prefers_full_matrix(*sizes, device.type, device.index, element):
         return None
     return (
-        f"chunks pay from {LONG} weights a head on, not at {length * sizes[-1]}, and all heads' "
-        f"{weights_bytes(*sizes, element) >> 20} MiB are within the budget of "
-        f"{budget_bytes(device.type, device.index) >> 20} MiB"
+        f"is used only from {LONG} weights per head on, not for {length * sizes[-1]}, or if all "
+        f"weights need more than {budget_bytes(device.type, device.index) >> 20} MiB, not "
+        f"{weights_bytes(*sizes, element) >> 20} MiB"
     )

@@ -320,9 +320,10 @@ def _refuses(x: Tensor, *_: Any) -> str | None:
     batch, length, _ = x.shape
     if max(batch, cdiv(length, STRETCH)) > MAX_GRID:
         return (
-            f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
+            f"supports up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, "
+            f"not {batch} of {length}"
         )
-    return no_fp64(x) if x.numel() else "takes no empty tensors"
+    return no_fp64(x) if x.numel() else "does not support empty tensors"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -50,7 +50,7 @@ class _Unrecorded:
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Return ``function.apply(*arguments)``; with gradients off, run its forward pass alone.
 
-    Forward-mode derivatives still go through ``apply``, which refuses them. Raises ``Unavailable``
+    Forward-mode derivatives still use ``apply``, which refuses them. Raises ``Unavailable``
     under ``torch.func``.
     """
     if torch.compiler.is_compiling():

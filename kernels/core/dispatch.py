@@ -1,9 +1,9 @@
 """Choice of an operator's implementation: choices, their validation, and usage counters.
 
-Three levels, the nearest wins: the call's ``impl=``, the choice for the operator, ``"auto"``, which
-on a GPU goes by measured costs (``measured``) and elsewhere by the operator's own order. A choice
-is global to the process and not to a thread, because autograd runs backward passes (and
-checkpointing recomputes forward passes) in threads of its own.
+The call's ``impl=`` overrides the choice for the operator, which overrides ``"auto"``. On a GPU
+``"auto"`` uses measured costs (``measured``), elsewhere the operator's order. A choice is global to
+the process and not to a thread, because autograd runs backward passes (and checkpointing recomputes
+forward passes) in its own threads.
 
 Under ``torch.compile`` the choices are guarded, so changing one recompiles. The counters are not: a
 compiled call is counted when it is traced.
@@ -22,9 +22,9 @@ from kernels.core import launch, measured, replay
 from kernels.core.operator import OPS, Mistake, Operator, Unavailable, traced_as_constant
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
-PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
-FUSED = "the compiler fuses it with its neighbours"  # the reason for "torch" under torch.compile
-STANDARD = "torch's standard for these inputs"  # the reason for the one that "torch" stands for
+PREFERRED = "preferred"  # prefix of the reason for an implementation that was used out of order
+FUSED = "torch.compile fuses it with its neighbours"  # the reason for "torch" under torch.compile
+STANDARD = "PyTorch's default for these inputs"  # the reason for the one that "torch" means
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -104,13 +104,13 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
             reason = implementation.avoid(*args)
         if reason is None:
             return _resolved(op, name, passed, args)
-        replay.not_replayed("an implementation that was passed over may be used next time")
+        replay.not_replayed("a skipped implementation may be used next time")
         passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
 
 
 def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
-    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    """Return the implementation that a choice means for these inputs; nothing is counted."""
     counts, last = dict(_counts), dict(_last)
     try:
         with measured.known_only():
@@ -133,7 +133,7 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
 
 
 def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
-    """Count the implementation that a name stands for with these inputs, and return its name."""
+    """Count the implementation that a name means for these inputs, and return its name."""
     if name == "torch" and op.standard is not None:
         name, why = op.standard(*args)
         given = (STANDARD, why, "" if reason == REQUESTED else reason)
@@ -188,7 +188,7 @@ def _spread(impl: str) -> dict[str, str]:
 
 
 def chosen() -> dict[str, str]:
-    """Return the choice in force for every operator; "auto" where none was made."""
+    """Return the active choice for every operator; "auto" where none was made."""
     return {name: _chosen.get(name, "auto") for name in OPS}
 
 

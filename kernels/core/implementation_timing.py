@@ -109,7 +109,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
         candidates = (preferred[0], *[name for name in candidates if name != preferred[0]])
     names = contenders(op, candidates, args)
     if op.standard is not None and "torch" in names:
-        standard = op.standard(*args)[0]  # "torch" stands for it
+        standard = op.standard(*args)[0]  # "torch" means this one
         names = [name for name in names if name != "torch" or standard not in names]
     everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
     if len(names) < 2:
@@ -120,7 +120,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
             calls = _right_calls(op, names, args, dropped)
             costs = _costs(calls, args[0].device.type, dropped)
     except torch.OutOfMemoryError:
-        dropped = dict.fromkeys(names[1:], "memory is short")
+        dropped = dict.fromkeys(names[1:], "not enough memory")
         costs = {names[0]: _UNTIMED}
     finally:
         free_memory()
@@ -178,7 +178,7 @@ def _right_calls(
             synchronize()
             why = "" if expected is None else difference(results, expected, tf32)
         except torch.OutOfMemoryError:
-            why = "memory is short"
+            why = "not enough memory"
         except Exception as error:  # noqa: BLE001  libraries raise anything; the others go on
             synchronize()  # raises again what has broken the GPU for the process
             lines = str(error).strip().splitlines() or ["no message"]
@@ -207,7 +207,7 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
                 evictions = 1 + int(call_us[name][-1] / 200)
                 device_us[name] += times_us(call, CALLS, device, evictions=min(evictions, 16))
             except torch.OutOfMemoryError:
-                dropped[name] = "memory is short"
+                dropped[name] = "not enough memory"
                 del left[name]
         best = min((statistics.median(call_us[name]) for name in left), default=0.0)
         best_device = min((statistics.median(device_us[name]) for name in left), default=0.0)

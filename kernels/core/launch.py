@@ -7,7 +7,7 @@ finer than Triton's: the current device, dtype and address modulo 16 of each poi
 of integers, constants and options. Integers seen for the first time, such as sizes that change at
 every call, are looked up once more by the classes that Triton's own function assigns. A launch
 without a cache entry is made by Triton itself, so that nothing here repeats its rules. With an
-entry, the same compiled kernel is called as Triton calls it (``_bound_launch``), on the stream that
+entry, the same compiled kernel is called as Triton calls it (``bound_launch``), on the stream that
 is current at that call.
 
 Triton also launches whenever it does more than that: while Dynamo traces, in the interpreter, on

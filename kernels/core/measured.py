@@ -1,13 +1,13 @@
 """Choice of an implementation by measurement: what ``auto`` uses on a GPU.
 
-Implementations are timed (``implementation_timing``) once for each class of shapes. A class holds
-the last dimension of each tensor as it is and every other one rounded up to a power of two, so that
-unlisted shapes and growing lengths need no measurement of their own. Results are stored by GPU, by
-versions of torch, Triton and the libraries, and by the operator's source.
+Implementations are timed (``implementation_timing``) once for each class of shapes. A class has the
+exact last dimension of each tensor and every other dimension rounded up to a power of two, so that
+similar shapes and growing lengths need no new measurement. Results are stored by GPU, by versions
+of torch, Triton and the libraries, and by the operator's source.
 
 Nothing is measured while a CUDA graph is captured or torch.compile traces, under modes that watch
-operators, in a process of several ranks (they would choose differently), of quantized codes, or on
-tensors without memory. There a stored result decides, else the operator's own rule.
+operators, in a process of several ranks (they would choose differently), for quantized weights, or
+for tensors without memory. In these cases a stored result decides, else the operator's own rule.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _shape_class(args: tuple[Any, ...]) -> list[Any] | None:
     parts: list[Any] = []
     for x in args:
         if isinstance(x, Tensor):
-            if x.dtype in CODES:  # implementations multiply codes in different precisions
+            if x.dtype in CODES:  # implementations multiply these in different precisions
                 return None
             parts.append(x.dtype)
             for size in x.shape[:-1]:

@@ -78,10 +78,10 @@ class Implementation:
 
     ``call`` takes the operator's inputs by position. ``missing`` returns why it cannot run on a
     type of device ("cpu", "cuda") at all, ``refuses`` why it cannot run on these inputs: one clause
-    without a full stop, or None if it can. ``avoid`` returns in the same way why ``auto`` passes
-    over it although it could run. ``stated_ulps``: by type of device, the additional error of one
+    without a full stop, or None if it can. ``avoid`` returns in the same way why ``auto`` skips
+    it although it could run. ``stated_ulps``: by type of device, the additional error of one
     of its steps that plain torch does not make, in units in the last place of FP32. ``replayed``:
-    calls without gradients may be replayed (``_replay``), because what it refuses and does depends
+    calls without gradients may be replayed (``replay``), because what it refuses and does depends
     only on the layout of its inputs. ``last_resort``: ``auto`` uses it only if nothing else can
     run, and does not time it.
     """
@@ -124,15 +124,14 @@ class Operator:
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
     ``gradients_in_forward``: gradients are computed in the forward pass if they will be needed, so
     that timing the backward pass alone says nothing. ``huge`` are sizes at which 32-bit offsets
-    overflow. ``check`` takes the inputs by position and raises ``Mistake`` if they do not fit
-    together. ``prefer`` takes the names of the implementations that can run on the device, and the
-    inputs by position. It returns the implementation that ``auto`` uses out of order for such
+    overflow. ``check`` takes the inputs by position and raises ``Mistake`` if they do not
+    match. ``prefer`` takes the names of the implementations that can run on the device, and the
+    inputs by position. It returns the implementation that ``auto`` uses first for such
     inputs, with the reason; or None.
-    ``standard`` takes the inputs by position where plain torch has several implementations. It
-    returns the one that "torch" stands for, with the reason for no better one (empty if it is the
-    best).
+    ``standard`` takes the inputs by position if plain torch has several implementations. It
+    returns the one that "torch" means, and why no better one is used (empty if it is the best).
     ``fused_by_compiler``: under ``torch.compile`` ``auto`` uses "torch", because Inductor fuses it
-    with its neighbours: a kernel of its own reads and writes again what a fusion keeps in
+    with its neighbours: a separate kernel reads and writes again what a fusion keeps in
     registers.
     """
 

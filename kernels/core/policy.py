@@ -2,7 +2,7 @@
 
 A policy queries the operators themselves on an imagined GPU, so that nothing here repeats their
 requirements. The choice for one call also depends on its shape, dtype and options;
-``kernels.reasons`` reports it, with what was passed over and why. The chain of attention ends in
+``kernels.reasons`` reports it, and why others were skipped. The chain of attention ends in
 implementations that run anywhere, so that nothing fails because an optional package or a newer GPU
 is missing.
 """
@@ -48,9 +48,9 @@ class Policy:
         chain = [name for name, why in self.attention.items() if why is None]
         return (
             f"{known.name} ({known.capability[0]}.{known.capability[1]}): trains in {precision}"
-            f"{' with a scaled loss' if known.scales_loss else ''}; matrix units take "
-            f"{', '.join(formats) or 'nothing narrow'}; {known.threads_per_block} threads and "
-            f"{known.shared_bytes >> 10} KiB a block; attention can run as {', '.join(chain)}"
+            f"{' with loss scaling' if known.scales_loss else ''}; matrix units support "
+            f"{', '.join(formats) or 'no narrow format'}; {known.threads_per_block} threads and "
+            f"{known.shared_bytes >> 10} KiB per block; attention can run as {', '.join(chain)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Recorder of one call of a function, so that it can be replayed (``_replay``)."""
+"""Recorder of one call of a function, so that it can be replayed (``replay``)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ and later ones are replayed: allocations, launches with the new addresses, count
 choices, tiles, grids and constants are not computed again, because nothing that they depend on has
 changed.
 
-A recording sees every torch operator and every launch (``_recorder``). Nothing is replayed, and the
+A recording sees every torch operator and every launch (``recorder``). Nothing is replayed, and the
 function runs, if a call does anything but allocations, views and cached launches, if a kernel uses
 memory that is neither an argument nor an allocation, or if the call depends on more than its
 arguments. The same holds while gradients, function transforms or Dynamo are active, and for tensors
@@ -151,7 +151,7 @@ def operator_called() -> None:
     if recorder is not None:
         recorder.operators -= 1
         if recorder.operators < 0:
-            recorder.misses("an operator, for which another choice may be made")
+            recorder.misses("an operator, whose choice may change")
 
 
 def _recorder() -> Recorder | None:

@@ -14,8 +14,8 @@ from kernels.core.operator import OPS, Operator
 class Status:
     """Status of one operator on one type of device.
 
-    ``choice`` is the choice in force and ``active`` the implementation that it leads to: under auto
-    the one for inputs that it does not refuse, None if none can run. ``unavailable`` maps each
+    ``choice`` is the active choice and ``active`` the implementation that it leads to. With auto
+    that is the one for inputs that it accepts; None if none can run. ``unavailable`` maps each
     implementation that cannot run to the reason. ``calls`` counts since the last reset, ``reason``
     says why the last one was used.
     """

@@ -103,7 +103,7 @@ def missing(device_type: str) -> str | None:
 
 def no_fp64(x: Tensor, *_: Any, **__: Any) -> str | None:
     """Refuse FP64, as most Triton kernels here do: they accumulate in FP32."""
-    return "computes in FP32, not in FP64" if x.dtype == torch.float64 else None
+    return "computes in FP32 and does not support FP64" if x.dtype == torch.float64 else None
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:

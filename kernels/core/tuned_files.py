@@ -84,7 +84,7 @@ def load_table(
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        _log.warning("%s is ignored, and what it held is timed again: %s", file, reason)
+        _log.warning("%s is ignored, and its entries will be timed again: %s", file, reason)
         return {}
 
 
@@ -105,7 +105,7 @@ def add_entry(
             _write(file, {"format": FORMAT, table: written})
     except OSError as error:
         why = f"{file.parent} cannot be written ({error.strerror})"
-        return f"{why}; set XDG_CACHE_HOME to a folder that can be, or it is timed again next time"
+        return f"{why}; set XDG_CACHE_HOME to a writable folder, or it is timed again next time"
     return ""
 
 

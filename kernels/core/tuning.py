@@ -68,8 +68,8 @@ class Choice:
     def __str__(self) -> str:
         text = f"{self.kernel} [{self.key}]: {self.tile} ({self.source})"
         if self.source != "heuristic":
-            gain = f"{self.heuristic_us:.1f} us by heuristic, {self.us:.1f} us"
-            text += f", {gain}" if self.tile != self.heuristic else f", as by heuristic: {gain}"
+            times = f"{self.us:.1f} us, heuristic {self.heuristic_us:.1f} us"
+            text += f", {times}" if self.tile != self.heuristic else f", same as heuristic: {times}"
         text += f"; not stored: {self.unstored}" if self.unstored else ""
         return f"{text}; {self.note}" if self.note else text
 
@@ -281,7 +281,9 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
     heuristic, written = choices[0], _written(key)
     dropped: dict[Tile, str] = {}
     if len(choices) == 1:
-        return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note="no other")
+        return Choice(
+            tunable.name, written, heuristic, heuristic, "heuristic", note="no other tile"
+        )
     arguments = [timeable(x) for x in args]
 
     def run(tile: Tile, args: Sequence[Any]) -> list[Tensor]:
@@ -311,7 +313,7 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
                 for tile in right:
                     times[tile] += _times_us(partial(run, tile, mine), key[0])
     except torch.OutOfMemoryError:
-        note = "not tuned: memory is short"
+        note = "not tuned: not enough memory"
         return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note=note)
     finally:
         free_memory()
@@ -344,21 +346,21 @@ def difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str
         return f"wrong: {len(results)} results instead of {len(expected)}"
     for number, (a, b) in enumerate(zip(results, expected, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
-            return f"wrong: result {number} is {tuple(a.shape)} {a.dtype}"
+            return f"wrong: result {number} has shape {tuple(a.shape)} and {a.dtype}"
         if not b.is_floating_point():
             if not torch.equal(a, b):
-                return f"wrong: result {number} has other integers"
+                return f"wrong: result {number} has different integers"
             continue
         finite = b.isfinite()
         if not torch.equal(a.isfinite(), finite):
-            return f"wrong: result {number} is finite in other places"
+            return f"wrong: result {number} is finite at different positions"
         exact = torch.where(finite, b, 0).float()
         off = torch.where(finite, a, 0).float() - exact
         precision = torch.float16 if tf32 and b.dtype == torch.float32 else b.dtype
         for what, of, allowed in (("largest", _largest, _LARGEST), ("rms", _rms, _MEAN)):
             error, scale = of(off), of(exact)
             if not error <= allowed.get(precision, allowed[torch.float32]) * scale:
-                return f"wrong: result {number} is off by {error:.2g} ({what}; values {scale:.2g})"
+                return f"wrong: result {number} has {what} error {error:.2g} (values {scale:.2g})"
     return ""
 
 

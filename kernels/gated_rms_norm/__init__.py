@@ -2,9 +2,9 @@
 
     h = x silu(z),    y = h / sqrt(mean(h^2) + eps) * weight,    silu(z) = z / (1 + exp(-z))
 
-Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060): the norm stands after the gate
-(section 7.1), and its mean is over each group of channels by itself, so that groups can be on
-different devices (section 8.1). With r = 1 / sqrt(mean(h^2) + eps), n = h r and g = dy weight, the
+Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060): the norm follows the gate
+(section 7.1), and each group of channels has its own mean, so that groups can be on different
+devices (section 8.1). With r = 1 / sqrt(mean(h^2) + eps), n = h r and g = dy weight, the
 gradients are
 
     dh = r (g - n mean(g n)),    dx = dh silu(z),    dz = dh x silu'(z),
@@ -289,7 +289,7 @@ def _refuses(
 ) -> str | None:
     group = group_size or x.shape[-1]
     if group > MAX_GROUP:
-        return f"holds groups of at most {MAX_GROUP} channels, not {group}"
+        return f"supports groups of at most {MAX_GROUP} channels, not {group}"
     return no_fp64(x)
 
 

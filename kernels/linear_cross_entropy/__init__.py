@@ -278,7 +278,7 @@ def _by(way: _Way) -> Callable[..., Tensor]:
 
 
 def _empty(x: Tensor, weight: Tensor, *_: Any) -> str | None:
-    return None if x.numel() and weight.numel() else "takes no empty tensors"
+    return None if x.numel() and weight.numel() else "does not support empty tensors"
 
 
 def _refuses(x: Tensor, weight: Tensor, *_: Any) -> str | None:

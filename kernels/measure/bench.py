@@ -39,7 +39,7 @@ class Row:
 
     ``times_us``: GPU time of single calls with cold caches, by CUDA events, in rounds with the
     other implementations; ``rounds`` and ``began_s`` as in ``Timings``. ``kernel_us``: mean time in
-    kernels alone, by CUPTI, where CUPTI is available. ``floor_us``: least time that the mathematics
+    kernels only, by CUPTI if it is available. ``floor_us``: least time that the mathematics
     needs at the ceilings of this run. ``error``: largest error divided by the allowed error, over
     all outputs and gradients. ``difference``: largest difference of any output from the exact one;
     ``mean_difference``: the largest mean absolute difference of an output.
@@ -114,7 +114,7 @@ def bench(
     ``forward_only`` skips profiling and gradients. ``budget_s``: time for the rounds of one case;
     it and ``enough`` as in ``alternate``.
     """
-    from torch._functorch import config  # torch 2.11 does not load it by itself
+    from torch._functorch import config  # torch 2.11 does not load it
 
     # A timed backward pass runs many times over one forward pass.
     config.donated_buffer = False
@@ -312,7 +312,7 @@ def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
 
 
 def _under(mode: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` wrapped in that tuning mode; an empty mode leaves it as it is."""
+    """Return ``call`` wrapped in that tuning mode; an empty mode does not change it."""
     if not mode:
         return call
 

@@ -1,8 +1,8 @@
 """Kernels of other libraries for the same operators; each is optional.
 
 A peer takes an operator's inputs by position, like an implementation. It returns NotImplemented for
-inputs that it does not support. The benchmark times all peers. ``options`` makes those that leave
-their inputs alone implementations of the operator, which toggles and ``auto`` may choose.
+inputs that it does not support. The benchmark times all peers. ``options`` makes those that do
+not overwrite their inputs implementations of the operator, which toggles and ``auto`` may choose.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _mamba_ssd_scan(
 def _grouped_mm(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> Any:
-    """Run torch's own grouped product between a sort and a sum; no choice is dropped."""
+    """Run torch's grouped product between a sort and a sum; no choice is dropped."""
     if up is not None or x.dtype != torch.bfloat16 or x.dim() != 2:
         return NotImplemented
     order = index.flatten().argsort(stable=True)
@@ -285,7 +285,7 @@ def options(op_name: str) -> dict[str, Implementation]:
 def _missing(op_name: str, name: str, device_type: str) -> str | None:
     title = TITLES[name]
     if (op_name, name) in OVERWRITES:
-        return f"{title} writes over its inputs here, which other operators may still read"
+        return f"{title} overwrites its inputs here, which other operators may still read"
     if device_type != "cuda":
         return f"{title} needs a CUDA GPU, not {device_type}"
     if importlib.util.find_spec(PACKAGES[name]) is None:
@@ -296,30 +296,30 @@ def _missing(op_name: str, name: str, device_type: str) -> str | None:
 def _refuses(op_name: str, name: str, *inputs: Any) -> str | None:
     title = TITLES[name]
     if torch.compiler.is_compiling():
-        return f"{title} is not traced by torch.compile"
+        return f"{title} cannot be traced by torch.compile"
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if not all(x.numel() for x in tensors):
-        return f"{title} takes no empty tensors"
+        return f"{title} does not support empty tensors"
     if any(x.dtype == torch.float64 for x in tensors):
-        return f"{title} computes in FP32, not in FP64"
+        return f"{title} computes in FP32 and does not support FP64"
     return _SUPPORT[op_name](title, *inputs) or import_problem(PACKAGES[name]) or None
 
 
 def _norm(title: str, x: Tensor, weight: Tensor | None, eps: float) -> str | None:
     if weight is None or weight.dtype != x.dtype:
-        return f"{title} takes a weight of the dtype of x"
+        return f"{title} needs a weight with the dtype of x"
     return _aligned(title, x, x.shape[-1])
 
 
 def _aligned(title: str, x: Tensor, width: int) -> str | None:
     if width * x.element_size() % 16:
-        return f"{title} takes rows of a multiple of 16 bytes, not {width * x.element_size()}"
+        return f"{title} needs rows of a multiple of 16 bytes, not {width * x.element_size()}"
     return _contiguous(title, x)
 
 
 def _halves(title: str, gate: Tensor, up: Tensor | None) -> str | None:
     if up is None:
-        return f"{title} takes gates and ups as two tensors"
+        return f"{title} needs gates and ups as two tensors"
     return _aligned(title, gate, gate.shape[-1]) or _aligned(title, up, up.shape[-1])
 
 
@@ -327,24 +327,27 @@ def _table(
     title: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: Any
 ) -> str | None:
     if isinstance(offset, Tensor) or offset:
-        return f"{title} rotates from position 0 on"
+        return f"{title} can rotate only from position 0"
     if 2 * cos.shape[1] != q.shape[3] or len(cos) < q.shape[2]:
-        return f"{title} takes a table of half the head dimension"
+        return f"{title} needs a table of half the head dimension"
     if title == TITLES["fla"] and cos.dtype != q.dtype:
-        return f"{title} takes a table of the dtype of q"
-    return None if q.shape[3] % 16 == 0 else f"{title} takes head dimensions 16, 32, ..."
+        return f"{title} needs a table with the dtype of q"
+    return None if q.shape[3] % 16 == 0 else f"{title} needs head dimensions 16, 32, ..."
 
 
 def _routing(
     title: str, x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
 ) -> str | None:
     if not renormalise or noise is not None or x.dim() != 2:
-        return f"{title} takes renormalised weights of tokens [N, H] without noise"
+        return f"{title} supports only renormalised weights of tokens [N, H] without noise"
     if x.dtype not in _NARROW or weight.dtype != x.dtype:
-        return f"{title} takes float16 and bfloat16, not {x.dtype}"
+        return f"{title} supports only float16 and bfloat16, not {x.dtype}"
     experts = len(weight)
     if experts & (experts - 1) or experts < 8 or k & (k - 1):
-        return f"{title} takes powers of two of experts and choices, not {experts} and {k}"
+        return (
+            f"{title} needs powers of two as numbers of experts (at least 8) and choices, "
+            f"not {experts} and {k}"
+        )
     return None
 
 
@@ -352,21 +355,21 @@ def _loss(
     title: str, x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
 ) -> str | None:
     if x.dtype not in _NARROW:
-        return f"{title} takes float16 and bfloat16, not {x.dtype}"
+        return f"{title} supports only float16 and bfloat16, not {x.dtype}"
     return _aligned(title, x, x.shape[-1]) or _aligned(title, weight, len(weight))
 
 
 def _contiguous(title: str, *inputs: Any) -> str | None:
     if all(x.is_contiguous() for x in inputs if isinstance(x, Tensor)):
         return None
-    return f"{title} takes contiguous tensors"
+    return f"{title} needs contiguous tensors"
 
 
 def _convolution(
     title: str, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, kind: Any
 ) -> str | None:
     if state is not None or weight.dtype != x.dtype:
-        return f"{title} takes no initial state, and a weight of the dtype of x"
+        return f"{title} supports no initial state and needs a weight with the dtype of x"
     return _aligned(title, x, x.shape[-1])
 
 
@@ -374,7 +377,7 @@ def _gate(
     title: str, x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
 ) -> str | None:
     if weight is None or weight.dtype != x.dtype:
-        return f"{title} takes a weight of the dtype of x"
+        return f"{title} needs a weight with the dtype of x"
     return _contiguous(title, x, z)
 
 

@@ -1,4 +1,4 @@
-"""The experts of a mixture: each token goes through the k feed-forward networks chosen for it.
+"""Experts of a mixture: for each token, the weighted sum of k chosen feed-forward networks.
 
     y_n = sum over j of weight[n, j] FFN_e(x_n),    e = index[n, j]
     FFN_e(x) = down_e (silu(gate_e x) * (up_e x))
@@ -12,8 +12,8 @@ h = silu(g) * u of a choice, s = sigmoid(g) and dh = down^T dy, each choice give
     du = weight dh g s,    dgate += dg x^T,    dup += du x^T,    dx += gate^T dg + up^T du.
 
 The kernels sort the choices by expert on the GPU (``_order``), multiply blocks of rows of one
-expert (``_products``) and add each token's rows up again. How many rows an expert has is never
-asked by the host: the launches are sized for the most blocks that there can be.
+expert (``_products``) and add each token's rows up again. The host never reads how many rows an
+expert has: the launches are sized for the largest possible number of blocks.
 Products are in the inputs' dtype and accumulate in FP32.
 """
 
@@ -91,13 +91,13 @@ def moe_experts(
     (``_grouped``), torch (the best plain way for these inputs), or one of these by name: grouped,
     padded, loop, dense (``_plain``). With a ``workspace`` the result and all that is computed on
     the way lie there, until the next call with it: for inference, by triton or loop. Raises
-    ``Mistake`` if shapes, dtypes or devices do not go together, or gradients would need what a
-    workspace holds.
+    ``Mistake`` if shapes, dtypes or devices do not match, or gradients would need values of a
+    workspace.
     """
     if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
         raise Mistake(
-            "moe_experts: a backward pass needs what the next call overwrites in a workspace; pass "
-            "none, or run under torch.no_grad()"
+            "moe_experts: the next call would overwrite values in the workspace that a backward "
+            "pass needs; pass no workspace, or run under torch.no_grad()"
         )
     dtype = autocast_dtype(x)
     if dtype is not None:
@@ -221,7 +221,8 @@ def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:
     width = inputs[5].shape[2]
     if "triton_grouped" not in able or width < WIDE or _grouped_refuses(*inputs) is not None:
         return None
-    return "triton_grouped", f"experts of width {width} are wide enough for torch's tiles"
+    why = f"experts of width {width} are wide enough for the tiles of torch's grouped product"
+    return "triton_grouped", why
 
 
 def _refuses(
@@ -234,9 +235,9 @@ def _refuses(
     workspace: Workspace | None = None,
 ) -> str | None:
     if down.shape[0] > MAX_EXPERTS:
-        return f"takes up to {MAX_EXPERTS} experts, not {down.shape[0]}"
+        return f"supports up to {MAX_EXPERTS} experts, not {down.shape[0]}"
     if not index.numel() or not down.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(x) or no_fp64(weight)
 
 

@@ -1,4 +1,4 @@
-"""The experts in plain torch, by name, and which of these ways is standard for which inputs.
+"""The experts in plain torch: four implementations, and which of them is the default.
 
 ``grouped``: the choices sorted by expert, multiplied by torch's grouped matrix product. On a GPU it
 is one kernel in BF16 on compute capability 9.0 and 10.0; in any other dtype torch would loop over
@@ -6,15 +6,15 @@ the experts and wait for the host, which is refused here. On a CPU torch loops i
 bits. Rows must be multiples of 16 bytes.
 
 ``padded``: the choices sorted by expert, each expert's rows padded to full blocks. The sizes alone
-bound the number of blocks, so that the host never waits, and a CUDA graph or a compiler sees fixed
-shapes. With blocks of the mean number of rows of an expert it computes about twice the chosen rows
-at most, in any dtype. Products copy the weights of the blocks' experts, which is about twice all
-experts; the backward pass copies them again instead of keeping them.
+bound the number of blocks, so that the host never waits, and CUDA graphs and compilers see fixed
+shapes. A block has the mean number of rows of an expert, so that at most about twice the chosen
+rows are computed, in any dtype. Products copy the weights of the blocks' experts, which is about
+twice all experts; the backward pass copies them again instead of keeping them.
 
-``loop``: a product for each expert, whose rows the host has to know: it waits on a GPU, and no
-compiler or graph takes it.
+``loop``: a product for each expert. The host has to know the expert's rows: it waits for a GPU, so
+that no compiler traces it and no graph captures it.
 
-``dense`` is the definition (``reference``): every token through every expert.
+``dense`` is the definition (``reference``): every expert computes every token.
 """
 
 # Shapes: N tokens, K choices of a token, A = N K choices, P rows of the layout, E experts, D model
@@ -98,7 +98,7 @@ def by_padded_blocks(
     start_E = functional.pad(end_E, (1, 0))[:-1]
     block_end_E = ((end_E - start_E + n_rows - 1) // n_rows).cumsum(0)
     first_E = functional.pad(block_end_E, (1, 0))[:-1] * n_rows
-    # A row behind the last takes the choices of no expert.
+    # A row behind the last has no choices of any expert.
     n_padded = n_blocks * n_rows
     shift_E = functional.pad(first_E - start_E, (0, 1))
     at_A = torch.arange(n_choices, device=x.device) + shift_E[expert_A]
@@ -213,12 +213,12 @@ def standard(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> tuple[str, str]:
-    """Return the name of the best way in plain torch for these inputs, and why no better one."""
+    """Return the best implementation in plain torch for these inputs, and why no better one."""
     given = x, index, weight, gate, up, down, workspace
     if not index.numel() or not down.numel():
-        return "dense", ""  # of nothing
+        return "dense", ""  # empty
     if _is_eager_on_host(x) and workspace is not None:
-        return "loop", "grouped: computes in memory of its own, not in a workspace"
+        return "loop", "grouped: allocates its own memory and does not support a workspace"
     why = missing_grouped(x.device.type) or refuses_grouped(*given[:6])
     if why is None:
         return "grouped", ""
@@ -230,14 +230,14 @@ def _on_host(x: Tensor) -> bool:
 
 
 def _is_eager_on_host(x: Tensor) -> bool:
-    """Return True if a loop over experts waits for nothing."""
+    """Return True if a loop over experts never waits."""
     return _on_host(x) and not torch.compiler.is_compiling()
 
 
 def missing_grouped(device_type: str) -> str | None:
     """Return why torch has no grouped matrix product for this type of device."""
     return (
-        "this torch has no grouped matrix product (2.9 and later have)"
+        "this torch has no grouped matrix product; versions from 2.9 on have it"
         if _GROUPED is None
         else None
     )
@@ -252,25 +252,25 @@ def refuses_grouped(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> str | None:
-    """Return why torch's grouped product does not take these inputs as one kernel."""
+    """Return why torch's grouped product is not one kernel for these inputs."""
     if workspace is not None:
-        return "computes in memory of its own, not in a workspace"
+        return "allocates its own memory and does not support a workspace"
     if not index.numel() or not down.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     if x.dtype == torch.float64:
-        return "has no float64"
+        return "does not support float64"
     if torch.compiler.is_compiling() and not compiles(x.dtype):
         return f"cannot be compiled in {str(x.dtype)[6:]} by torch {torch.__version__}"
     dim, width = down.shape[1], down.shape[2]
     for size in (dim, width):
         if size * x.element_size() % _ALIGNMENT:
             return (
-                f"needs rows of a multiple of {_ALIGNMENT} bytes, and {size} numbers of "
-                f"{str(x.dtype)[6:]} are {size * x.element_size()}"
+                f"needs rows of a multiple of {_ALIGNMENT} bytes, but {size} numbers of "
+                f"{str(x.dtype)[6:]} have {size * x.element_size()}"
             )
     if not _on_host(x) and not (x.dtype == torch.bfloat16 and _has_one_kernel()):
         return (
-            "is one kernel in bfloat16 on compute capability 9.0 and 10.0 alone; elsewhere torch "
+            "is one kernel only in bfloat16 on compute capability 9.0 and 10.0; elsewhere torch "
             "loops over the experts and waits for the host"
         )
     return None
@@ -288,22 +288,22 @@ def compiles(dtype: torch.dtype) -> bool:
 
 
 def refuses_padded(x: Tensor, index: Tensor, *rest: Any) -> str | None:
-    """Return why padded blocks do not take these inputs."""
+    """Return why padded blocks do not support these inputs."""
     return refuses_workspace(x, index, *rest) or (
-        None if index.numel() and rest[3].numel() else "takes no empty tensors"
+        None if index.numel() and rest[3].numel() else "does not support empty tensors"
     )
 
 
 def refuses_workspace(*inputs: Any) -> str | None:
-    """Return why a path that allocates does not take a workspace."""
+    """Return why a path that allocates does not support a workspace."""
     has_workspace = len(inputs) > 6 and inputs[6] is not None
-    return "computes in memory of its own, not in a workspace" if has_workspace else None
+    return "allocates its own memory and does not support a workspace" if has_workspace else None
 
 
 def refuses_loop(x: Tensor, *inputs: Any) -> str | None:
     """Return why a loop that waits for the host cannot run here."""
     if torch.compiler.is_compiling():
-        return "waits for the host, which no compiler takes"
+        return "waits for the host, which torch.compile cannot trace"
     return None
 
 
@@ -336,7 +336,7 @@ def _inverse(order_A: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return ``x`` as torch's grouped product takes it."""
+    """Return ``x`` as torch's grouped product needs it."""
     x = x.contiguous()
     if torch.compiler.is_compiling():  # Dynamo does not trace offsets
         return x

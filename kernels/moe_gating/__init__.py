@@ -336,9 +336,9 @@ def _refuses(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None = None
 ) -> str | None:
     if weight_EH.shape[0] > MAX_EXPERTS:
-        return f"takes up to {MAX_EXPERTS} experts, not {weight_EH.shape[0]}"
+        return f"supports up to {MAX_EXPERTS} experts, not {weight_EH.shape[0]}"
     if not x.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     return no_fp64(x) or no_fp64(weight_EH) or (None if noise is None else no_fp64(noise))
 
 

@@ -270,9 +270,9 @@ def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:
-    """Return why the kernels cannot take such rows; None if they can."""
+    """Return why the kernels do not support such rows; None if they can."""
     if x.shape[-1] > MAX_DIM:
-        return f"holds rows of at most {MAX_DIM} elements, not {x.shape[-1]}"
+        return f"supports rows of at most {MAX_DIM} elements, not {x.shape[-1]}"
     return no_fp64(x)
 
 

@@ -221,7 +221,7 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> str | None:
     if not x.numel() or not b.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     batch, _, heads, dim = x.shape
     too_large = _too_large(batch, heads, dim, b.shape[3], x.dtype, rest[-1], has_large_memory(x))
     return too_large or no_fp64(x)
@@ -238,17 +238,20 @@ def _too_large(
     large_memory: bool,
 ) -> str | None:
     if max(batch, heads) > MAX_GRID:
-        return f"takes up to {MAX_GRID} samples and heads, not {batch} and {heads}"
+        return f"supports up to {MAX_GRID} samples and heads, not {batch} and {heads}"
     block_p, block_n = tile(dim, n_states, dtype.itemsize)
     most = MAX_STATE if large_memory else MAX_STATE // 2
     if block_p * block_n > most:
         return (
-            f"holds states of at most {most} elements a head in powers of two, not "
-            f"{dim} x {n_states} in tiles of {block_p} x {block_n}"
+            f"supports states of at most {most} elements per head after rounding up to powers of "
+            f"two, not {dim} x {n_states}, rounded up to {block_p} x {block_n}"
         )
     least, longest = chunks(dim, n_states, dtype)
     if chunk is not None and not least <= chunk <= longest:
-        return f"takes chunks of {least} to {longest} of {str(dtype)[6:]} here, not {chunk}"
+        return (
+            f"supports chunks of {least} to {longest} tokens for these sizes in {str(dtype)[6:]}, "
+            f"not {chunk}"
+        )
     return None
 
 

@@ -301,11 +301,11 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None:
     if not x.numel() or not b.numel():
-        return "takes no empty tensors"
+        return "does not support empty tensors"
     if max(x.shape[:2]) > MAX_GRID:
-        return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[1]}"
+        return f"supports up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[1]}"
     if b.shape[2] > TILE:
-        return f"holds rows of at most {TILE} states, not {b.shape[2]}"
+        return f"supports rows of at most {TILE} states, not {b.shape[2]}"
     return no_fp64(x)
 
 

@@ -21,8 +21,8 @@ class AdaAttnConfig(fields.RoundedVocabulary):
     n_heads: int = fields.heads(8, "Heads")
     rank_ratio: float = setting(
         0.5,
-        "Least rank",
-        "Share of a head's columns that are always kept.",
+        "Minimum rank",
+        "Fraction of a head's columns that are always kept.",
         minimum=0.01,
         maximum=1,
         weights=False,
@@ -30,24 +30,24 @@ class AdaAttnConfig(fields.RoundedVocabulary):
     rank_estimation: str = setting(
         "entropy",
         "Rank by",
-        "The entropies of a head's weights and spectrum, or the energy of its queries and keys.",
+        "Entropies of a head's weights and spectrum, or energy of its queries and keys.",
         choices=ESTIMATIONS,
     )
     rank_threshold: float = setting(
         0.95,
         "Rank threshold",
-        "Normalised entropy from which on all columns are kept, or share of energy to keep.",
+        "Normalised entropy above which all columns are kept, or fraction of energy to keep.",
         minimum=0.01,
         maximum=1,
     )
     adaptive_rank: bool = setting(True, "Adaptive rank", "Each head chooses its number of columns.")
     adaptive_precision: bool = setting(
-        True, "Adaptive precision", "Each head chooses the bits of its queries and keys."
+        True, "Adaptive precision", "Each head chooses the number of bits of its queries and keys."
     )
     default_precision: str = setting(
         "inputs",
         "First precision",
-        "What queries and keys are multiplied in at first, and always without adaptive precision.",
+        "Precision of query-key products at first, and always without adaptive precision.",
         choices=(*PRECISIONS,),
     )
     allow_fp8: bool = setting(
@@ -56,15 +56,15 @@ class AdaAttnConfig(fields.RoundedVocabulary):
     refresh_every: int = setting(
         16,
         "Adapt every",
-        "Calls from one analysis that counts to the next.",
+        "Number of calls from one analysis that counts to the next.",
         minimum=1,
         maximum=1_000_000,
     )
     qk_dimensions: int = setting(
         0,
         "Query/key dimensions",
-        "Dimensions that queries and keys of three heads of four start in; 0 is all of a head's. "
-        "Narrow heads are what adaptive rank computes with fewer columns.",
+        "Initial number of dimensions of queries and keys in three of four heads; 0: all of the "
+        "head's. Adaptive rank computes such narrow heads with fewer columns.",
         minimum=0,
         maximum=65536,
     )
@@ -93,12 +93,12 @@ def check(config: AdaAttnConfig) -> None:
     """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.dim % config.n_heads:
         raise ConfigurationError(
-            f"adaattn: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
+            f"adaattn: dim = {config.dim} cannot be divided into n_heads = {config.n_heads} heads"
         )
     head_dim = config.dim // config.n_heads
     if head_dim % 2:
         raise ConfigurationError(
-            f"adaattn: dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
+            f"adaattn: dim / n_heads = {head_dim} is odd, but rotary positions rotate pairs; "
             "choose an even head width"
         )
     if config.qk_dimensions % 2 or config.qk_dimensions > head_dim:

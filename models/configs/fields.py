@@ -35,7 +35,7 @@ def vocabulary_multiple() -> Any:
     return setting(
         64,
         "Round vocabulary up to",
-        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
+        "The embedding gets unused rows up to this multiple: tensor cores are slow with 50257.",
         choices=(1, 8, 64, 128),
     )
 
@@ -52,7 +52,9 @@ def layers(default: int) -> Any:
 
 def heads(default: int, title: str = "Query heads") -> Any:
     """Return the field for the number of attention heads."""
-    return setting(default, title, "Must divide the width.", minimum=1, maximum=1024)
+    return setting(
+        default, title, "Number of heads; must divide the width.", minimum=1, maximum=1024
+    )
 
 
 def kv_heads(default: int) -> Any:
@@ -60,7 +62,7 @@ def kv_heads(default: int) -> Any:
     return setting(
         default,
         "Key/value heads",
-        "Must divide the query heads; fewer means a smaller decode cache.",
+        "Must divide the query heads; fewer heads make the decode cache smaller.",
         minimum=1,
         maximum=1024,
     )
@@ -82,7 +84,7 @@ def window() -> Any:
     return setting(
         0,
         "Attention window",
-        "Keys that a query sees, its own and those before it; 0: all before it.",
+        "Number of keys that a query sees: its own and earlier ones; 0: all of these.",
         minimum=0,
         maximum=1_048_576,
         weights=False,
@@ -94,7 +96,7 @@ def max_sequence(default: int = 2048) -> Any:
     return setting(
         default,
         "Longest sequence",
-        "Positions in the rotary tables; no step may be longer.",
+        "Positions in the rotary tables; no sequence may be longer.",
         minimum=1,
         maximum=1_048_576,
     )

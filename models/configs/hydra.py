@@ -31,24 +31,27 @@ class HydraConfig(fields.RoundedVocabulary):
     ccgqa: bool = setting(
         False,
         "Compressed attention",
-        "Attention in a latent with short convolutions (CCGQA) instead of plain grouped queries.",
+        "Attention in a narrow latent with short convolutions (CCGQA), not plain grouped queries.",
     )
     query_compression: int = setting(
         2,
         "Query compression C1",
-        "CCGQA: the queries' latent is the width divided by this.",
+        "CCGQA: the width of the queries' latent is the model width divided by this.",
         minimum=1,
         maximum=64,
     )
     kv_compression: int = setting(
         0,
         "Key/value compression C2",
-        "CCGQA: the width over the keys' latent; it follows from C1 and the heads, as 0 says.",
+        "CCGQA: model width over width of the keys' latent; 0: computed from C1 and the heads.",
         minimum=0,
         maximum=4096,
     )
     conv_width: int = setting(
-        2, "Convolution width", "CCGQA: tokens that each convolution sees.", choices=(2, 3, 4)
+        2,
+        "Convolution width",
+        "CCGQA: number of tokens that each convolution sees.",
+        choices=(2, 3, 4),
     )
     mixture_of_depths: bool = setting(
         False, "Mixture of depths", "Some blocks compute only the tokens that a router chooses."
@@ -56,7 +59,7 @@ class HydraConfig(fields.RoundedVocabulary):
     depth_capacity: float = setting(
         0.125,
         "Depth capacity",
-        "Mixture of depths: share of the tokens that a routed block computes.",
+        "Mixture of depths: fraction of the tokens that a routed block computes.",
         minimum=0.001,
         maximum=1,
     )
@@ -70,12 +73,12 @@ class HydraConfig(fields.RoundedVocabulary):
     mixture_of_recursions: bool = setting(
         False,
         "Mixture of recursions",
-        "The layers become one stack that is applied several times, between two more layers.",
+        "The layers form one stack that is applied several times, between two more layers.",
     )
     recursions: int = setting(
         4,
         "Recursions",
-        "Mixture of recursions: how often a token goes through the stack at most.",
+        "Mixture of recursions: the maximum number of passes of a token through the stack.",
         minimum=2,
         maximum=16,
     )
@@ -94,14 +97,14 @@ class HydraConfig(fields.RoundedVocabulary):
     recursion_alpha: float = setting(
         0.1,
         "Recursion gate",
-        "Expert choice: the most that a recursion's result is weighted with.",
+        "Expert choice: the maximum weight of a recursion's result.",
         minimum=0.001,
         maximum=10,
     )
     router_loss: float = setting(
         0.01,
         "Router loss",
-        "Weight of the loss that teaches the routers to choose alone, or evenly.",
+        "Weight of the loss that trains routers to choose without later tokens, or evenly.",
         minimum=0,
         maximum=10,
     )
@@ -137,7 +140,7 @@ class HydraConfig(fields.RoundedVocabulary):
 
     @property
     def applied_layers(self) -> int:
-        """Number of layers that a token goes through at most."""
+        """Maximum number of layers that compute a token."""
         return self.recursions * self.n_layers + 2 if self.mixture_of_recursions else self.n_layers
 
 
@@ -145,7 +148,7 @@ def check(config: HydraConfig) -> None:
     """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.dim % config.n_heads and not config.ccgqa:
         raise ConfigurationError(
-            f"hydra: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
+            f"hydra: dim = {config.dim} cannot be divided into n_heads = {config.n_heads} heads"
         )
     if config.n_heads % config.n_kv_heads:
         raise ConfigurationError(
@@ -157,19 +160,20 @@ def check(config: HydraConfig) -> None:
     if config.head_dim % 2:
         by = " / query_compression" if config.ccgqa else ""
         raise ConfigurationError(
-            f"hydra: dim / n_heads{by} = {config.head_dim} is odd, but rotary positions turn "
+            f"hydra: dim / n_heads{by} = {config.head_dim} is odd, but rotary positions rotate "
             "pairs; choose an even head width"
         )
     if config.mixture_of_depths and config.depth_every > config.n_layers:
         raise ConfigurationError(
-            f"hydra: mixture_of_depths routes every block number depth_every = "
-            f"{config.depth_every}, but there are only n_layers = {config.n_layers}"
+            f"hydra: depth_every = {config.depth_every} is more than n_layers = "
+            f"{config.n_layers}, so mixture_of_depths would route no block"
         )
     shares = config.mixture_of_recursions and config.recursion_kv == "share"
     if shares and config.mixture_of_depths:
         raise ConfigurationError(
             "hydra: recursion_kv = 'share' needs the first recursion's keys of every token, which "
-            "mixture_of_depths leaves out; choose recursion_kv = 'recursion' or switch it off"
+            "mixture_of_depths does not compute; choose recursion_kv = 'recursion', or switch "
+            "mixture_of_depths off"
         )
 
 
@@ -177,9 +181,9 @@ def _check_ccgqa(config: HydraConfig) -> None:
     divisor = config.n_heads * config.query_compression
     if config.dim % divisor:
         raise ConfigurationError(
-            f"hydra: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads in a "
-            f"latent compressed by query_compression = {config.query_compression}; ccgqa needs a "
-            f"multiple of {divisor}"
+            f"hydra: dim = {config.dim} cannot be divided into n_heads = {config.n_heads} heads "
+            f"in a latent compressed by query_compression = {config.query_compression}; ccgqa "
+            f"needs a multiple of {divisor}"
         )
     if config.n_kv_heads % 2:
         raise ConfigurationError(
@@ -190,6 +194,6 @@ def _check_ccgqa(config: HydraConfig) -> None:
     if config.kv_compression not in (0, follows):
         raise ConfigurationError(
             f"hydra: kv_compression = {config.kv_compression}, but n_kv_heads = "
-            f"{config.n_kv_heads} heads as wide as the n_heads = {config.n_heads} queries' at "
-            f"query_compression = {config.query_compression} make it {follows} (or say 0)"
+            f"{config.n_kv_heads}, n_heads = {config.n_heads} and query_compression = "
+            f"{config.query_compression} require {follows}; set it to {follows} or 0"
         )

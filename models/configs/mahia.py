@@ -17,13 +17,13 @@ class MahiaConfig:
         10_000, "Vocabulary", "Number of different tokens.", minimum=2, maximum=1_048_576
     )
     text_seq_len: int = setting(
-        128, "Longest text", "Tokens of a text; shorter ones fit.", minimum=1, maximum=1_048_576
+        128, "Longest text", "Maximum number of tokens of a text.", minimum=1, maximum=1_048_576
     )
     tab_dim: int = setting(
-        50, "Tabular features", "Numbers that come with each text.", minimum=1, maximum=65536
+        50, "Tabular features", "Number of tabular values for each text.", minimum=1, maximum=65536
     )
     output_dim: int = setting(
-        2, "Outputs", "Classes, or numbers to predict.", minimum=1, maximum=65536
+        2, "Outputs", "Number of classes, or of numbers to predict.", minimum=1, maximum=65536
     )
     embed_dim: int = setting(
         128, "Text width", "Width of the text tower.", minimum=2, maximum=65536
@@ -32,7 +32,7 @@ class MahiaConfig:
         128, "Tabular width", "Width of the tabular tower.", minimum=1, maximum=65536
     )
     fused_dim: int = setting(
-        128, "Fused width", "Width of memory and fabric.", minimum=1, maximum=65536
+        128, "Fused width", "Width of the graph memory and the fabric.", minimum=1, maximum=65536
     )
     use_moe: bool = setting(
         False, "Experts", "The text blocks' feed-forward layers are mixtures of experts."
@@ -40,11 +40,13 @@ class MahiaConfig:
     task: str = setting(
         "classification",
         "Task",
-        "Classes by cross-entropy, or numbers by squared error.",
+        "Predict classes with cross-entropy, or numbers with squared error.",
         choices=("classification", "regression"),
     )
     n_layers: int = setting(4, "Text layers", "Blocks of the text tower.", minimum=1, maximum=1024)
-    n_heads: int = setting(4, "Heads", "Must divide the text width.", minimum=1, maximum=1024)
+    n_heads: int = setting(
+        4, "Heads", "Number of heads; must divide the text width.", minimum=1, maximum=1024
+    )
     mlp_ratio: float = setting(
         2.67,
         "MLP ratio",
@@ -56,39 +58,41 @@ class MahiaConfig:
         True, "Fourier mixing", "Each head mixes attention with a Fourier filter of its values."
     )
     causal: bool = setting(
-        False, "Causal text", "A token sees those before it only: the language-model form."
+        False, "Causal text", "A token sees only itself and earlier tokens, as in a language model."
     )
     memory_size: int = setting(
-        64, "Memory slots", "Above 128 no kernel holds the graph.", minimum=1, maximum=65536
+        64, "Memory slots", "No fused kernel supports more than 128.", minimum=1, maximum=65536
     )
     memory_top_k: int = setting(
-        0, "Neighbours of a slot", "Edges kept of each slot; 0 keeps all.", minimum=0, maximum=65536
+        0, "Neighbours of a slot", "Edges kept per slot; 0 keeps all.", minimum=0, maximum=65536
     )
     diffusion_steps: int = setting(
         3,
         "Diffusion steps",
-        "Steps over the memory's graph.",
+        "Number of diffusion steps on the memory's graph.",
         minimum=1,
         maximum=64,
         weights=False,
     )
     diffusion_alpha: float = setting(
-        0.85, "Diffusion", "Share that comes from a slot's neighbours.", minimum=0, maximum=1
+        0.85, "Diffusion", "Fraction that comes from a slot's neighbours.", minimum=0, maximum=1
     )
     max_layers: int = setting(
-        8, "Fabric layers", "The greatest depth of a sample.", minimum=1, maximum=1024
+        8, "Fabric layers", "Maximum number of fabric layers of a sample.", minimum=1, maximum=1024
     )
     capacity: float = setting(
         0.5,
         "Fabric capacity",
-        "Share of the batch that each fabric layer serves.",
+        "Fraction of the batch that each fabric layer computes.",
         minimum=0.001,
         maximum=1,
         weights=False,
     )
-    n_experts: int = setting(8, "Number of experts", "Of each block.", minimum=1, maximum=512)
+    n_experts: int = setting(
+        8, "Number of experts", "Experts of each block.", minimum=1, maximum=512
+    )
     expert_top_k: int = setting(
-        2, "Experts a token", "How many experts serve a token.", minimum=1, maximum=512
+        2, "Experts per token", "Number of experts that compute a token.", minimum=1, maximum=512
     )
     rope_theta: float = fields.rope_theta()
     norm_eps: float = fields.norm_eps()
@@ -98,12 +102,12 @@ def check(config: MahiaConfig) -> None:
     """Raise ``ConfigurationError`` for sizes that do not fit together."""
     if config.embed_dim % config.n_heads:
         raise ConfigurationError(
-            f"mahia: embed_dim = {config.embed_dim} does not divide into n_heads = "
+            f"mahia: embed_dim = {config.embed_dim} cannot be divided into n_heads = "
             f"{config.n_heads} heads"
         )
     if (head_dim := config.embed_dim // config.n_heads) % 2:
         raise ConfigurationError(
-            f"mahia: embed_dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
+            f"mahia: embed_dim / n_heads = {head_dim} is odd, but rotary positions rotate pairs; "
             "choose an even head width"
         )
     if config.memory_top_k > config.memory_size:

@@ -19,31 +19,41 @@ class Mamba2Config(fields.RoundedVocabulary):
     dim: int = fields.width(768)
     n_layers: int = fields.layers(12)
     expand: int = setting(
-        2, "Expansion", "Inner width of the mixer over model width.", minimum=1, maximum=16
+        2,
+        "Expansion",
+        "Inner width of the mixer divided by the model width.",
+        minimum=1,
+        maximum=16,
     )
     head_dim: int = setting(
-        64, "Head width", "Of the mixer; must divide its inner width.", minimum=1, maximum=1024
+        64,
+        "Head width",
+        "Width of the mixer's heads; must divide its inner width.",
+        minimum=1,
+        maximum=1024,
     )
     d_state: int = setting(
-        128, "States", "What each channel of the mixer remembers in.", minimum=1, maximum=1024
+        128, "States", "Number of states per channel of the mixer.", minimum=1, maximum=1024
     )
     n_groups: int = setting(
         1,
         "Groups",
-        "Sets of input and output maps of the states; must divide the mixer's heads.",
+        "Groups of heads with the same input and output maps; must divide the mixer's heads.",
         minimum=1,
         maximum=1024,
     )
-    d_conv: int = setting(4, "Convolution", "Tokens that it spans.", choices=(2, 3, 4))
+    d_conv: int = setting(
+        4, "Convolution", "Number of tokens that the convolution spans.", choices=(2, 3, 4)
+    )
     attention_every: int = setting(
         4,
         "Attention every",
-        "Every so many blocks one also attends; 0: none does.",
+        "Every n-th block also has attention; 0: no block has it.",
         minimum=0,
         maximum=1024,
     )
     n_heads: int = setting(
-        32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
+        32, "Query heads", "Heads of the attention; must divide the width.", minimum=1, maximum=1024
     )
     n_kv_heads: int = fields.kv_heads(8)
     window: int = fields.window()
@@ -79,12 +89,12 @@ def check(config: Mamba2Config) -> None:
     size = config.mixer
     if size.inner % size.head_dim:
         raise ConfigurationError(
-            f"mamba2: the mixer's inner width expand * dim = {size.inner} does not divide into "
+            f"mamba2: the mixer's inner width expand * dim = {size.inner} cannot be divided into "
             f"heads of head_dim = {size.head_dim}"
         )
     if size.n_heads % size.n_groups:
         raise ConfigurationError(
-            f"mamba2: the mixer's expand * dim / head_dim = {size.n_heads} heads do not divide "
+            f"mamba2: the mixer's expand * dim / head_dim = {size.n_heads} heads cannot be divided "
             f"into n_groups = {size.n_groups} groups"
         )
     if not config.attention_every:
@@ -92,11 +102,11 @@ def check(config: Mamba2Config) -> None:
     if config.attention_every > config.n_layers:
         raise ConfigurationError(
             f"mamba2: attention_every = {config.attention_every} is more than n_layers = "
-            f"{config.n_layers}, so no block would attend; 0 asks for that"
+            f"{config.n_layers}, so no block would have attention; set it to 0 if you want that"
         )
     if config.dim % config.n_heads:
         raise ConfigurationError(
-            f"mamba2: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
+            f"mamba2: dim = {config.dim} cannot be divided into n_heads = {config.n_heads} heads"
         )
     if config.n_heads % config.n_kv_heads:
         raise ConfigurationError(
@@ -106,5 +116,5 @@ def check(config: Mamba2Config) -> None:
     if config.dim // config.n_heads % 2:
         raise ConfigurationError(
             f"mamba2: dim / n_heads = {config.dim // config.n_heads} is odd, but rotary positions "
-            "turn pairs; choose an even head width"
+            "rotate pairs; choose an even head width"
         )

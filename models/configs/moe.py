@@ -32,8 +32,8 @@ class MoEConfig(fields.RoundedVocabulary):
     output_dim: int = setting(
         0,
         "Output width",
-        "Width of what MixtureOfExpertsSystem returns; 0 is that of its input. The language model "
-        "returns logits and takes 0 or the width of the stream.",
+        "Output width of MixtureOfExpertsSystem; 0: the same as its input. The language model "
+        "returns logits and allows only 0 or the width of the residual stream.",
         minimum=0,
         maximum=65536,
     )
@@ -47,31 +47,31 @@ class MoEConfig(fields.RoundedVocabulary):
     gating: str = setting(
         "topk",
         "Gating",
-        "The k best experts, those with learned noise on the router in training, or all experts.",
+        "The k best experts, the k best with learned router noise in training, or all experts.",
         choices=GATINGS,
     )
     renormalise: bool = setting(
-        True, "Renormalise", "Whether the weights of a token's experts sum to 1."
+        True, "Renormalise", "Scale the weights of a token's experts so that they sum to 1."
     )
     load_balance_weight: float = setting(
         0.01,
         "Balance loss",
-        "Weight of the loss that is least when all experts are used alike.",
+        "Weight of the loss that is smallest when all experts are used equally.",
         minimum=0,
         maximum=10,
     )
     capacity_factor: float = setting(
         0.0,
         "Capacity factor",
-        "In training an expert takes this many times its even share of a sequence's choices and "
-        "drops the rest; 0 drops nothing.",
+        "In training an expert computes at most this multiple of its even share of a sequence's "
+        "choices and drops the rest; 0 drops nothing.",
         minimum=0,
         maximum=512,
     )
     num_shared_experts: int = setting(
         0,
         "Shared experts",
-        "Experts that every token goes through, beside those it chooses.",
+        "Experts that compute every token, in addition to those that it chooses.",
         minimum=0,
         maximum=64,
     )
@@ -91,7 +91,7 @@ class MoEConfig(fields.RoundedVocabulary):
     reuse_buffers: bool = setting(
         False,
         "Reuse buffers",
-        "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
+        "Inference only: the residual stream of all blocks is in one buffer, allocated once.",
         weights=False,
     )
     # Defaults of ``FullyOptimizedMoESystem``'s switches, with the names of the family's document.
@@ -121,7 +121,7 @@ class MoEConfig(fields.RoundedVocabulary):
 
     @property
     def active_experts(self) -> int:
-        """Experts that each token is sent to, shared ones aside."""
+        """Experts that each token is sent to, without the shared ones."""
         return self.num_experts if self.gating == "dense" else self.top_k
 
     @property
@@ -139,7 +139,7 @@ def check_blocks(config: MoEConfig) -> None:
         )
     if config.input_dim % config.n_heads:
         raise ConfigurationError(
-            f"moe: input_dim = {config.input_dim} does not divide into n_heads = "
+            f"moe: input_dim = {config.input_dim} cannot be divided into n_heads = "
             f"{config.n_heads} heads"
         )
     if config.n_heads % config.n_kv_heads:
@@ -149,17 +149,18 @@ def check_blocks(config: MoEConfig) -> None:
         )
     if config.head_dim % 2:
         raise ConfigurationError(
-            f"moe: input_dim / n_heads = {config.head_dim} is odd, but rotary positions turn "
+            f"moe: input_dim / n_heads = {config.head_dim} is odd, but rotary positions rotate "
             "pairs; choose an even head width"
         )
     if config.gating == "dense" and config.capacity_factor:
         raise ConfigurationError(
-            f"moe: capacity_factor = {config.capacity_factor} has nothing to drop with gating = "
-            "'dense', where every expert takes every token; set it to 0"
+            f"moe: capacity_factor = {config.capacity_factor} has no effect with gating = 'dense', "
+            "where every expert computes every token; set it to 0"
         )
     if config.in_place and config.reuse_buffers:
         raise ConfigurationError(
-            "moe: in_place and reuse_buffers both say where residual additions write; choose one"
+            "moe: in_place and reuse_buffers exclude each other, because both decide where "
+            "residual additions write; choose one"
         )
 
 

@@ -95,7 +95,7 @@ def footprint(
     torch.compile fuses them. ``optimizer_bytes``: bytes of the optimizer per parameter (None:
     AdamW's two moments in the weights' dtype). ``rope_shared``: one rotary table serves all layers.
     ``workspace_bytes``: memory of libraries for their products. ``attention``: the requested
-    backend, if it may hold its weights. ``quantized``: what the codes of linear layers change, in
+    backend, if it may hold its weights. ``quantized``: what quantized linear layers change, in
     inference. ``sharding``: what several ranks shard in a training step, whose ``batch`` is that of
     one rank.
     """
@@ -159,8 +159,8 @@ def _block(costs: Costs, size: Precision) -> int:
 def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None) -> int:
     """Return the bytes of one block's temporaries at a time, or of the logits.
 
-    Autocast's copies stay, but not of codes. An operator may widen codes for its product: one
-    layer's, in FP32 and in its result's dtype.
+    Autocast's copies stay; quantized weights have none. An operator may dequantize a weight for its
+    product: that of one layer, in FP32 and in its result's dtype.
     """
     decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
     weights = [

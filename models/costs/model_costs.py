@@ -59,7 +59,7 @@ class How(NamedTuple):
 
     @property
     def autocast(self) -> bool:
-        """True if linears compute in fewer bytes than the stream has."""
+        """True if linears compute in fewer bytes than the residual stream has."""
         return self.element < self.stream
 
 
@@ -153,7 +153,7 @@ class Costs:
     # many as it would save for one.
     inference_per_token: Callable[[How], int] | None = None
     cast_by_operators: int = 0  # numbers in a block's linears that autocast does not cast
-    stream_ranks: int = 1  # ranks among which the stream between layers, and the loss, are split
+    stream_ranks: int = 1  # ranks that split the residual stream and the loss
     state_bytes: int = 0  # state besides the weights, whatever the step
     # Peak between blocks and loss where a model adapts itself: in forward and training.
     adapting_bytes: int = 0

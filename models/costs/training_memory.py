@@ -1,6 +1,6 @@
 """Memory of a training step along its backward pass, where it has its peak.
 
-The backward pass begins at the loss; then it goes through the blocks, from the last to the first.
+The backward pass begins at the loss and then computes the blocks from the last to the first.
 The activations of a block make room for the gradients of its weights, evenly enough that only the
 ends of a block count.
 """
@@ -138,7 +138,7 @@ def attention_weights(costs: Costs, how: How) -> list[list[list[WeightsMemory]]]
 
 
 def unit_memory(costs: Costs, size: Precision, how: How) -> BlockMemory:
-    """Return the memory of a unit block, with the stream's part; see the families' ``costs``."""
+    """Return the memory of a unit block with the residual stream; see the families' ``costs``."""
     stream = costs.saved_stream_per_token * size.stream
     if not how.fused and costs.by_torch is not None:
         block = costs.by_torch(how)

@@ -32,7 +32,7 @@ def compiled(
     """
     if mode not in MODES:
         raise ConfigurationError(f"torch.compile: unknown mode {mode!r}; expected one of {MODES}")
-    fallback = "the model itself is as it was: call it for the uncompiled path"
+    fallback = "the model is unchanged: call it to run without compilation"
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     try:
         # Full graphs only: otherwise Dynamo may leave out what fails, and run it uncompiled.
@@ -48,7 +48,7 @@ def compiled(
         ) from error
     if torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs:
         raise CompilationFailed(
-            f"torch.compile: mode {mode!r} compiled nothing, since compilation is switched off in "
-            f"this process; {fallback}"
+            f"torch.compile: mode {mode!r} compiled nothing, because compilation is switched off "
+            f"in this process; {fallback}"
         )
     return function

@@ -74,8 +74,8 @@ class CUDAGraphInference:
         devices = sorted({str(x.device) for x in example_inputs})
         if not example_inputs or any(not x.is_cuda for x in example_inputs):
             raise ConfigurationError(
-                "CUDAGraphInference: needs inputs on a CUDA GPU, but they are on "
-                f"{', '.join(devices) or 'no device: there are none'}"
+                "CUDAGraphInference: needs inputs on a CUDA GPU, but "
+                + (f"they are on {', '.join(devices)}" if devices else "there are none")
             )
         self.model = model.eval()
         self._inputs = [x.detach().clone() for x in example_inputs]
@@ -103,7 +103,7 @@ class CUDAGraphInference:
         if given != expected:
             raise ConfigurationError(
                 f"CUDAGraphInference: captured for {', '.join(expected)}, but called with "
-                f"{', '.join(given) or 'nothing'}; make another one for that"
+                f"{', '.join(given) or 'nothing'}; create another one for these inputs"
             )
         for static, x in zip(self._inputs, inputs, strict=True):
             static.copy_(x)

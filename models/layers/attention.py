@@ -67,7 +67,7 @@ class KVState:
         return [self.keys, self.values]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position: nothing, as no token sees beyond its own."""
+        """Return what cannot go back to a position: nothing, because no token sees later ones."""
         return []
 
     def write(
@@ -80,8 +80,8 @@ class KVState:
         """
         if k_BGSD.dtype != self.keys.dtype:
             raise ValueError(
-                f"the cache holds {self.keys.dtype} and the layer computed {k_BGSD.dtype}; "
-                "make the cache under the same autocast as the calls that use it"
+                f"the cache holds {self.keys.dtype}, but the layer computed {k_BGSD.dtype}; "
+                "create the cache under the same autocast as the calls that use it"
             )
         n_new = k_BGSD.shape[2]
         if position is None:

@@ -24,7 +24,7 @@ def residual_std(n_layers: int) -> float:
     """Return the standard deviation for the linears that write to the residual stream.
 
     GPT-2, section 2.3: scaled by 1/sqrt(N), N the number of residual additions, two per layer, so
-    that the stream's variance does not grow with depth.
+    that the residual stream's variance does not grow with depth.
     """
     return INIT_STD / math.sqrt(2 * n_layers)
 

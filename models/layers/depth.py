@@ -1,13 +1,13 @@
 """Mixture of depths: a block that computes some tokens and skips the others.
 
-Raposo et al. 2024 (arXiv 2404.02258), equation 1: with a score r = w x of each token and the change
-f that the block makes, attention and feed-forward together, to the chosen tokens x~ alone, in their
-order,
+Raposo et al. 2024 (arXiv 2404.02258), equation 1: r = w x is the score of each token, and f the
+change by the block's attention and feed-forward layer, computed from the chosen tokens x~ only, in
+their order:
 
     y = x + r f(x~)  for the chosen tokens,    y = x  for the others.
 
-While training, the highest scores of a sequence are chosen, which looks ahead, and a loss teaches
-sigmoid(r) to be above 1/2 for them; evaluation and decoding decide by that (``_routing``).
+Training chooses the highest scores of a sequence, which depends on later tokens. A loss trains
+sigmoid(r) to be above 1/2 for them; evaluation and decoding decide by that (``routing``).
 """
 
 # Shapes: B batch, S tokens, E model width, C tokens chosen.

@@ -1,4 +1,4 @@
-"""Feed-forward layer of experts: each token goes through the k experts that its router prefers.
+"""Feed-forward layer of experts: k experts, chosen by a router, compute each token.
 
 The balancing loss is that of Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6.
 """

@@ -1,7 +1,7 @@
 """Linear layers that train with the rounding of INT8 weights: quantization-aware training.
 
-The forward pass multiplies by what 8-bit codes of the weight stand for. The gradient passes the
-rounding unchanged (the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432), so that
+The forward pass multiplies by the weight rounded to 8 bits. The gradient passes the rounding
+unchanged (the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432), so that
 the full-precision weight learns to be rounded (Jacob et al. 2017, arXiv 1712.05877).
 """
 
@@ -18,7 +18,7 @@ SCHEME = "int8_weight_only"  # one scale for each row of a weight
 
 
 def fake_quantized(weight: Tensor) -> Tensor:
-    """Return the values of the weight's codes, with the gradient of the weight itself."""
+    """Return the weight rounded to 8 bits, with the gradient of the weight."""
     exact = weight.detach()
     rounded = dequantize_weight(*kernels.quantize_weight(exact, SCHEME), exact.dtype)
     return weight + (rounded - exact)

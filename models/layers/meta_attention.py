@@ -61,7 +61,7 @@ class MetaAttentionKernel(nn.Module):
         super().__init__()
         if dim < 1 or n_heads < 1 or dim % n_heads:
             raise ConfigurationError(
-                f"MetaAttentionKernel: dim = {dim} does not divide into n_heads = {n_heads} heads"
+                f"MetaAttentionKernel: dim = {dim} cannot be divided into n_heads = {n_heads} heads"
             )
         self.dim, self.causal, self.during_distillation = dim, causal, during_distillation
         self.attention = Attention(dim, n_heads, n_heads, rotary, std_out)
@@ -70,7 +70,7 @@ class MetaAttentionKernel(nn.Module):
 
     def division(self) -> str:
         """Return why every rank has the complete layer."""
-        return "attention with Fourier gates reports the gates of all heads together"
+        return "attention with Fourier gates reports the gates of all heads jointly"
 
     def forward(self, x_BSE: Tensor) -> Tensor | tuple[Tensor, AttentionStatistics]:
         """Compute (B, S, E) -> (B, S, E), and the statistics while distilling."""

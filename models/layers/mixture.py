@@ -3,7 +3,7 @@
     y = sum over the k chosen experts of w_e FFN_e(x)  (+ FFN_shared(x))
 
 Routing and experts are ``kernels.moe_gating`` and ``kernels.moe_experts``, which state their
-equations; nothing here asks the host how many tokens an expert has. Further parts are
+equations; the host never reads how many tokens an expert has. Further parts are
 
 * the balancing loss, a E sum over e of f_e P_e, where f_e is the fraction of all choices for expert
   e and P_e the mean probability that the router gave it: Switch Transformers (arXiv 2101.03961),
@@ -12,8 +12,8 @@ equations; nothing here asks the host how many tokens an expert has. Further par
   (arXiv 1701.06538), equation 4;
 * shared experts, one feed-forward network that is as wide as all of them together: DeepSeekMoE
   (arXiv 2401.06066), equation 9;
-* a capacity, as an option: per sequence an expert takes its first ceil(factor S k / E) choices in
-  the tokens' order, so that no token depends on a later one, nor on another sequence.
+* a capacity, as an option: per sequence an expert computes only its first ceil(factor S k / E)
+  choices in the tokens' order, so that no token depends on a later one, nor on another sequence.
 
 Shapes: B batch, S sequence, E experts, K choices of a token, D model width, F expert width.
 """
@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         n_experts, dim, width = config.num_experts, config.input_dim, config.hidden_dim
         self.std_out = residual_std(config.n_layers)
-        # Where every expert takes every token, the balancing loss is a constant.
+        # If every expert computes every token, the balancing loss is a constant.
         self.balance_weight = 0 if config.gating == "dense" else config.load_balance_weight
         factor = config.capacity_factor
         self.capacity = TokenFraction.nearest(factor) if factor else None  # of even use
@@ -117,9 +117,9 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def unstaged(self) -> str:
-        """Reason why micro-batches would train another model; empty if they would not."""
+        """Reason why micro-batches would train a different model; empty if they would not."""
         if self.router.noise_weight is not None:
-            return "each micro-batch would draw other noise for its router"
+            return "each micro-batch would draw different router noise"
         if self.balance_weight:
             return "the experts' balancing loss needs the full batch, not a mean over micro-batches"
         return ""
@@ -128,7 +128,7 @@ class MixtureOfExperts(nn.Module):
     def unsplit(self) -> str:
         """Reason why ranks cannot split the sequence; empty if they can."""
         if self.router.noise_weight is not None:
-            return "each rank would draw other noise for its router"
+            return "each rank would draw different router noise"
         if self.capacity is not None:
             return "an expert's capacity counts the choices of a full sequence"
         return ""
@@ -256,8 +256,8 @@ class Block(nn.Module):
         if torch.is_grad_enabled():
             name = "in_place" if self.in_place else "reuse_buffers"
             raise ConfigurationError(
-                f"moe: {name} overwrites what a backward pass needs; turn it off, or run under "
-                "torch.no_grad()"
+                f"moe: {name} overwrites values that a backward pass needs; switch it off, or "
+                "run under torch.no_grad()"
             )
         if self.buffer is None and y_BSD.dtype != x_BSD.dtype:
             return x_BSD + y_BSD

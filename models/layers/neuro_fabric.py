@@ -6,8 +6,8 @@
 Expert choice as in mixture of depths (Raposo et al. 2024, arXiv 2404.02258): k is known beforehand,
 the chosen samples are gathered, computed and scattered back, and the work is k rows and not n. The
 n samples of a batch (B, E) compete, or the n tokens of each sequence of (B, S, E). Sequences are
-independent of each other. A sample of a batch instead runs the layers that the other samples leave
-to it (alone, all of them); each layer computes it independently.
+independent of each other. The samples of a batch are not: which layers a sample runs depends on the
+others (a batch of one sample runs all layers). Each layer computes its samples independently.
 """
 
 # Shapes: B batch (1 for a batch of vectors), S samples that compete, E width, K chosen.
@@ -78,7 +78,7 @@ class DynamicNeuroFabric(nn.Module):
         if dim < 1 or max_layers < 1 or not 0 < capacity <= 1:
             raise ConfigurationError(
                 f"DynamicNeuroFabric: dim = {dim} and max_layers = {max_layers} must be at least "
-                f"1, and capacity = {capacity} above 0 up to 1"
+                f"1, and capacity = {capacity} must be above 0 and at most 1"
             )
         self.dim = dim
         hidden, std_out = mlp_width(dim, mlp_ratio), residual_std(max_layers)

@@ -1,6 +1,6 @@
-"""Linear layers that multiply by codes of their weights: INT8 or FP8, for inference.
+"""Linear layers that multiply by quantized weights: INT8 or FP8, for inference.
 
-A layer holds its codes and their scales, and no weight: that makes a quantized model small.
+A layer holds its quantized weight and the scales, and no other weight, so that the model is small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MULTIPLE = {"int8_weight_only": 8, "int8_dynamic": 8, "fp8_tensor": 16, "fp8_row
 class QuantizedLinear(nn.Linear):
     """Linear map of ``linear``, (..., in) -> (..., out), by ``kernels.quantized_matmul``.
 
-    ``codes`` are those of its weight; computed here if not given.
+    ``codes`` are its quantized weight and the scales; computed here if not given.
     """
 
     def __init__(self, linear: nn.Linear, scheme: str, codes: Codes | None = None) -> None:
@@ -51,7 +51,7 @@ class QuantizedLinear(nn.Linear):
         return dequantize_weight(self.codes_NK, self.scale, self._dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by the codes, and add the bias."""
+        """Multiply by the quantized weight, and add the bias."""
         return self.part(x, 0, self.out_features)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
@@ -67,7 +67,7 @@ class QuantizedLinear(nn.Linear):
 def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
     """Return the linear layers that a scheme can replace, by name.
 
-    Not replaced are the head of a language model, layers whose sizes are not multiples of
+    It cannot replace the head of a language model, layers whose sizes are not multiples of
     ``MULTIPLE``, and layers that may do more: with hooks, with their own ``forward``, or of a
     subclass of ``nn.Linear`` other than the plain one here.
     """
@@ -88,7 +88,7 @@ def quantize_linears(
 ) -> list[QuantizedLinear]:
     """Replace the model's ``quantizable`` layers in place, and return the new ones.
 
-    ``codes`` gives the codes of each, by name, whatever its weight holds.
+    ``codes`` has the quantized weight and scales of each, by name, which replace its weight.
     """
     made: dict[nn.Module, QuantizedLinear] = {
         linear: QuantizedLinear(linear, scheme, None if codes is None else codes[name])
@@ -104,7 +104,7 @@ def quantize_linears(
 
 @dataclass(frozen=True)
 class Saving:
-    """Memory that a scheme saves: numbers stored as codes, bytes of scales."""
+    """Memory that a scheme saves: how many numbers are quantized, and the bytes of the scales."""
 
     numbers: int
     scale_bytes: int

@@ -1,24 +1,24 @@
 """Mixture of recursions: one stack of layers, applied to each token as often as it needs.
 
 Bae et al. 2025 (arXiv 2507.10524), section 2.2; H^1 are the input tokens, f the complete stack with
-its residual connections, r = 1 to N the recursions. At most the fraction (N - r + 1) / N of the
-tokens goes through recursion r, and only tokens that went through r - 1: they are gathered, with
-their positions, so that skipped tokens cost nothing.
+its residual connections, r = 1 to N the recursions. Recursion r computes
+at most the fraction (N - r + 1) / N of the tokens, all of them from recursion r - 1. They are
+gathered, with their positions, so that skipped tokens cost nothing.
 
-*Expert choice*: each recursion chooses its tokens by a router of its own (``_routing``), and
+*Expert choice*: each recursion has its own router, which chooses its tokens (``routing``), and
 
     H^(r + 1) = H^r + g^r f(H^r) for the chosen,  g^r = alpha sigmoid(w_r H^r);  H^r for the others.
 
-The first takes every token. *Token choice*: one router gives g = softmax(W H^1), and a token goes
-through i = argmax g recursions, or fewer if the running budget of one is spent:
+The first computes every token. *Token choice*: one router gives g = softmax(W H^1), and a token has
+i = argmax g recursions, or fewer if the running budget of a recursion is spent:
 
     H^(r + 1) = g^r f(H^r) for r < i,    H^(i + 1) = g^i f(H^i) + H^1.
 
 A balancing loss N sum_j (fraction of tokens that want j) (mean g^j) keeps the depths even (arXiv
 2101.03961, equation 4). It is causal in training, too.
 
-*Keys and values*: each recursion has its own, of its tokens ("recursion"), or all read those of the
-first, which are of every token ("share").
+*Keys and values*: each recursion has its own, for its tokens ("recursion"), or all read those of
+the first recursion, which exist for every token ("share").
 """
 
 # Shapes: B batch, S tokens, E model width, K rows of a recursion, N recursions.

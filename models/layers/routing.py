@@ -199,7 +199,7 @@ def picked(x_BKE: Tensor, order_BC: Tensor) -> Tensor:
 def choice_loss(score_BK: Tensor, chosen_BK: Tensor, rows: Rows) -> Tensor:
     """Return the mean binary cross-entropy of sigmoid(score) against the choice, [], in nats.
 
-    It teaches the score to predict the choice, which looks ahead: arXiv 2404.02258, section 3.5;
+    It trains the score to predict the choice without later tokens: arXiv 2404.02258, section 3.5;
     arXiv 2507.10524, section 2.2.1.
     """
     target_BK = chosen_BK.to(score_BK.dtype)

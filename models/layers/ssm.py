@@ -85,8 +85,8 @@ class SSMState:
         """Replace both in place."""
         if conv_BCW.dtype != self.conv.dtype:
             raise ValueError(
-                f"the cache holds {self.conv.dtype} and the layer computed {conv_BCW.dtype}; "
-                "make the cache under the same autocast as the calls that use it"
+                f"the cache holds {self.conv.dtype}, but the layer computed {conv_BCW.dtype}; "
+                "create the cache under the same autocast as the calls that use it"
             )
         self.conv.copy_(conv_BCW)
         self.ssm.copy_(ssm_BHPN)
@@ -191,8 +191,8 @@ class SSM(Sparing):
     ) -> Tensor:
         """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
-        ``position`` None means that the state is empty, whatever it holds; any other value that it
-        is not: all previous tokens are in the state.
+        ``position`` None means that the state is empty, whatever it holds. With any other value,
+        the state includes all previous tokens.
         """
         size = self.sizes
         going_on = state is not None and position is not None

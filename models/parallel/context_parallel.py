@@ -1,13 +1,13 @@
 """Context parallelism of a model: each rank has a contiguous part of every sequence.
 
-Layers that look at single tokens compute their own. Attention gathers the keys and values of all
-ranks, as in Llama 3 (arXiv 2407.21783, section 3.3.2), and sees those up to its own tokens. What
-looks back a few tokens takes them from the previous rank. A state-space mixer continues from the
-state after the previous ranks' tokens, which follows from every rank's own state and decay
-(Dao and Gu, arXiv 2405.21060, section 8.2).
+Layers that compute each token separately need no communication. Attention gathers the keys and
+values of all ranks, as in Llama 3 (arXiv 2407.21783, section 3.3.2), and sees those up to its own
+tokens. A layer that looks back a few tokens receives them from the previous rank. A state-space
+mixer continues from the state after the previous ranks' tokens. It computes that from every rank's
+own state and decay (Dao and Gu, arXiv 2405.21060, section 8.2).
 
-All communication goes through a ``Context``, which the process that runs the ranks installs: models
-do not know about processes. A module whose result needs all tokens at once gives the reason in
+All communication uses a ``Context``, which the process that runs the ranks installs: models do not
+know about processes. A module whose result needs all tokens at once gives the reason in
 ``unsplit``.
 """
 
@@ -57,7 +57,7 @@ class Context:
         return torch.zeros_like(state_BHX)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return the mean of the ranks' ``x``, on which each of them continues."""
+        """Return the mean of the ranks' ``x``, with which each rank continues."""
         return x
 
 
@@ -67,7 +67,7 @@ FULL = Context()
 def combined_states(states_BWHX: Tensor, falls_BWH: Tensor, rank: int) -> Tensor:
     """Return the state before ``rank``, (B, H, X), from all W ranks' states and decays.
 
-    Later ranks have weights of zero, so that each rank's gradient takes the same way.
+    Later ranks have weights of zero, so that all ranks run the same operations in backward.
     """
     ranks = states_BWHX.shape[1]
     weights = []
@@ -89,7 +89,7 @@ class Splittable:
     """Requirements of a model whose sequences are split.
 
     ``unsplit``: why they cannot be split; empty if they can. ``rows_before``: how many tokens a
-    layer takes from the previous rank at most. ``gathered``: numbers per token that each layer
+    layer receives from the previous rank at most. ``gathered``: numbers per token that each layer
     gathers from all ranks.
     """
 
@@ -103,7 +103,7 @@ def splittable(family: ModelBuilder, config: Any) -> Splittable:
     """Describe the splitting of a configuration's model; only its structure is built."""
     model: nn.Module = family.build(config)
     if not hasattr(model, "context"):
-        return Splittable(f"{family.title} does not predict each token by itself")
+        return Splittable(f"{family.title} does not make a prediction for each token")
     modules = list(model.modules())
     reasons = [getattr(module, "unsplit", "") for module in modules]
     return Splittable(

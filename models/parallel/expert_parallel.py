@@ -1,12 +1,11 @@
 """Expert parallelism of a model: each rank has some of the experts of every mixture.
 
-As in Lepikhin et al., "GShard" (arXiv 2006.16668): ranks have other tokens, and exchange them twice
-in each mixture. A token goes to the ranks that have the experts chosen for it, and what these
-compute comes back. The router and all other parts are on every rank.
+As in Lepikhin et al., "GShard" (arXiv 2006.16668): ranks have different tokens and exchange them
+twice in each mixture. A token is sent to the ranks that have its chosen experts, and their results
+are sent back. The router and all other parts are replicated.
 
-All communication goes through an ``Exchange``, which the process that runs the ranks installs:
-models do not know about processes. A mixture whose experts can be divided has
-``expert_division()``.
+All communication uses an ``Exchange``, which the process that runs the ranks installs: models do
+not know about processes. A mixture whose experts can be sharded has ``expert_division()``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen expert
 
 
 class Exchange:
-    """Way of tokens to their experts; this class, with all experts on one rank, moves none."""
+    """Exchange of tokens between ranks; this class, with all experts on one rank, does nothing."""
 
     def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute, (B, S, D)."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def experts_footprint(family: Family, config: Any, ranks: int, **step: Any) -> Footprint:
-    """Return the footprint of a rank that has its part of the experts; ``step`` of its own batch.
+    """Return the footprint of a rank that has a part of the experts; ``step`` has its own batch.
 
     Activations count as if a rank's experts computed as many choices as its tokens make.
     """

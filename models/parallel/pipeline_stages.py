@@ -1,14 +1,14 @@
 """Pipeline stages: contiguous parts of a chain of blocks, one per rank.
 
 As in Huang et al., "GPipe" (arXiv 1811.06965): the first stage has the embedding, the last one the
-final norm, the head and the loss. Between two of them flows the residual stream, of one micro-batch
-at a time; a block's own loss stays in its stage. An embedding that is also the head is in both.
+final norm, the head and the loss. A stage sends the residual stream to the next, one micro-batch at
+a time; a block's own loss stays in its stage. An embedding that is also the head is in both.
 
 With several chunks per rank, as in Narayanan et al. (arXiv 2104.04473), section 2.2, a micro-batch
-passes the ranks as often: each has the same number of shorter contiguous parts.
+passes all ranks once per chunk: each rank has the same number of shorter contiguous parts.
 
-Stages give the result of the full model only if each row of a batch is computed by itself, and the
-loss is a mean over rows. A module for which that is not true gives the reason in ``unstaged``.
+Stages give the result of the full model only if each row of a batch is computed independently, and
+the loss is a mean over rows. A module for which that is not true gives the reason in ``unstaged``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Passage(NamedTuple):
 class StageOutput(NamedTuple):
     """Output of a stage.
 
-    ``x``: the stream (B, S, E) for the next stage; None for the last. ``loss`` ([], FP32): the
-    stage's part of the training loss, if it has any.
+    ``x``: the residual stream (B, S, E) for the next stage; None for the last. ``loss`` ([], FP32):
+    the stage's part of the training loss, if it has any.
     """
 
     x: Tensor | None
@@ -87,8 +87,8 @@ def stages(loads: Sequence[float], ranks: int, chunks: int = 1, head: float = 0.
     parts = ranks * chunks
     if len(loads) < parts:
         raise ValueError(
-            f"stages: {len(loads)} blocks for {ranks} ranks with {chunks} chunks each, of which "
-            "each needs one at least"
+            f"stages: {len(loads)} blocks are too few for {ranks} ranks with {chunks} chunks each; "
+            "each chunk needs at least one block"
         )
     ends = (0, *itertools.accumulate(_balanced_sizes(tuple(loads), ranks, chunks, head)))
     ranges = [range(ends[part], ends[part + 1]) for part in range(parts)]

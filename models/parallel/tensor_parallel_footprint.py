@@ -1,8 +1,9 @@
 """Memory of a rank that has a shard of each layer: like ``models.costs.footprint``, for its part.
 
-Sharded are weights, with their gradients, moments and autocast's copies, and what layers save for
-their backward pass; with the sequence also what blocks save of the stream. Everything else counts
-completely, even if it is sharded but not described by ``Division``: that is an upper bound.
+Weights are sharded, with their gradients, moments and autocast's copies, and what layers save for
+their backward pass. If the sequence is split, so is what blocks save of the residual stream.
+Everything else counts completely, even if it is sharded but not described by ``Division``: that is
+an upper bound.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def largest_share(
 ) -> Footprint:
     """Return the footprint of each of ``ranks`` that shard the layers evenly.
 
-    ``step`` as of ``footprint``; ``along_sequence``: the stream between the layers is split, too.
+    ``step`` as of ``footprint``; ``along_sequence``: the residual stream is split, too.
     """
     costs = _costs(family.costs(config), divisible(family, config), ranks)
     if along_sequence:

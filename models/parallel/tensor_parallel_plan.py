@@ -7,7 +7,7 @@ summed over the ranks at the layer's end, and the gradients of its input at its 
 that no layer shards are replicated. With sequence parallelism, as in Korthikanti et al. (arXiv
 2205.05198), the tokens are split between the layers.
 
-All communication goes through a ``Region``, which the process that runs the ranks installs: models
+All communication uses a ``Region``, which the process that runs the ranks installs: models
 do not know about processes. A layer that can be sharded has ``division()``, and computes between
 ``region.enter`` and ``region.leave``. The ``division()`` of a layer that must be replicated returns
 the reason.
@@ -33,7 +33,7 @@ class Region:
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """Return ``x``; in a sharded layer, each rank has a part of its gradient.
 
-        ``product``: it goes only into linears, so that it may be narrowed as autocast does there.
+        ``product``: only linears use it, so that it may be cast as autocast does there.
         """
         return x
 
@@ -46,11 +46,11 @@ class Region:
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the sum of the ranks' ``x``, on which each of them continues within a layer."""
+        """Return the sum of the ranks' ``x``, with which each rank continues in the layer."""
         return x
 
     def split(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens of ``x`` (B, S, ...), where the stream is split."""
+        """Return this rank's tokens of ``x`` (B, S, ...), if the residual stream is split."""
         return x
 
     def join(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Cut(NamedTuple):
         return [parts[index] for index in self.replicated]
 
     def shard(self, full: Tensor, rank: int, ranks: int) -> Tensor:
-        """Return one rank's shard, as a tensor of its own."""
+        """Return one rank's shard as a new tensor."""
         return torch.cat(self._parts(full, rank, ranks), self.axis)
 
     def write_back(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
@@ -148,7 +148,7 @@ class Divisible:
     numbers: int  # of all parameters
     cut: int  # of these, sharded
     cut_in_blocks: int  # of these
-    together: str  # why the stream between these layers cannot be split too; empty if it can
+    together: str  # why the residual stream between them cannot be split; empty if it can
 
     def of_block(self, index: int) -> list[Division]:
         """Return the layers of one block."""
@@ -162,7 +162,7 @@ class Divisible:
         """Return what so many ranks cannot split evenly, as a clause; empty if nothing."""
         for division in self.layers.values():
             if division.count % ranks:
-                return f"{division.count} {division.what} do not divide among {ranks} ranks"
+                return f"{division.count} {division.what} cannot be divided among {ranks} ranks"
         return ""
 
 
@@ -204,9 +204,9 @@ def _together(model: nn.Module, reasons: tuple[str, ...]) -> str:
         return reasons[0]
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "stream"):
-        return "the model is not a stack of blocks around one stream"
+        return "the model is not a stack of blocks with one residual stream"
     kinds = [type(block).__name__ for block in blocks if not getattr(block, "by_token", False)]
-    return f"{kinds[0]} looks at the whole sequence between its layers" if kinds else ""
+    return f"{kinds[0]} needs the full sequence between its layers" if kinds else ""
 
 
 def divide(
@@ -221,8 +221,8 @@ def divide(
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(
-                f"divide: {name} has {division.count} {division.what}, which {ranks} ranks do not "
-                "divide evenly"
+                f"divide: {name} has {division.count} {division.what}, which cannot be divided "
+                f"evenly among {ranks} ranks"
             )
         division.narrow(ranks)
         model.get_submodule(name).region = region  # type: ignore[assignment]

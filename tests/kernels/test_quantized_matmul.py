@@ -112,7 +112,7 @@ def test_where_there_is_no_fp8_that_is_said():
 
 def test_an_implementation_that_does_not_know_the_scheme_says_so():
     codes, scale = kernels.quantize_weight(drawn(N, K, seed=9), "int8_weight_only")
-    with pytest.raises(Unavailable, match="takes int8_dynamic and not int8_weight_only"):
+    with pytest.raises(Unavailable, match="supports int8_dynamic and not int8_weight_only"):
         kernels.quantized_matmul(
             drawn(4, K, seed=7), codes, scale, "int8_weight_only", impl="int_mm"
         )

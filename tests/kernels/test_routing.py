@@ -120,7 +120,7 @@ def test_torchs_grouped_product_refuses_rows_that_are_not_aligned(name, dim, wid
     index = torch.arange(2).expand(4, 2)
     gate, up, down = (*torch.randn(2, 2, width, dim).unbind(), torch.randn(2, dim, width))
     why = OPS["moe_experts"].implementations[name].refuses(x, index, weight, gate, up, down)
-    assert f"multiple of 16 bytes, and {size} numbers of float32 are {4 * size}" in why
+    assert f"multiple of 16 bytes, but {size} numbers of float32 have {4 * size}" in why
 
 
 def ways(n_experts, k):

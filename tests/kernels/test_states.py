@@ -61,7 +61,9 @@ def test_the_kernel_takes_other_chunks_where_it_can_and_says_where_not():
     inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
     large, small = (kernels.ssd_scan(**inputs | {"chunk": c}, impl="triton") for c in (64, 16))
     torch.testing.assert_close(small, large)
-    with pytest.raises(kernels.Unavailable, match="takes chunks of 16 to 64 of float32 here"):
+    with pytest.raises(
+        kernels.Unavailable, match="supports chunks of 16 to 64 tokens for these sizes in float32"
+    ):
         kernels.ssd_scan(**inputs | {"chunk": 128}, impl="triton")
 
 

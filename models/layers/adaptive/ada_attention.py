@@ -1,4 +1,4 @@
-"""AdaAttn's attention as a layer by itself, with the state of its adaptation."""
+"""AdaAttn's attention as a separate layer, with the state of its adaptation."""
 
 # Shapes: B batch, S queries, T keys, E model width, H heads.
 
@@ -22,7 +22,7 @@ from models.model import transformed
 
 
 class AdaAttention(nn.Module):
-    """Adaptive attention by itself, with a state of its own: (B, S, E) over (B, T, E).
+    """Adaptive attention as a separate layer with its state: (B, S, E) over (B, T, E).
 
     ``default_precision`` ("inputs", "fp16" or "fp8") is what heads begin with, and keep unless
     ``adaptive_precision``. Raises ``ConfigurationError`` for what cannot be built.
@@ -57,7 +57,7 @@ class AdaAttention(nn.Module):
         check_rules("AdaAttention", rules)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ConfigurationError(
-                f"AdaAttention: embed_dim = {embed_dim} does not divide into num_heads = "
+                f"AdaAttention: embed_dim = {embed_dim} cannot be divided into num_heads = "
                 f"{num_heads} heads"
             )
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal, measures_values=True)
@@ -76,7 +76,7 @@ class AdaAttention(nn.Module):
         columns, ``precision`` in bits, and, where this call adapts (``adapting``, two keys or
         more), ``entropy``, ``largest`` score, and ``score_error`` and ``output_error``, bounds of
         what rank and precision change of any score, in nats, and of any element before the output
-        projection. Raises ``ConfigurationError`` for shapes and masks that do not go together.
+        projection. Raises ``ConfigurationError`` for shapes and masks that do not match.
         """
         self._check(q_BSE, k_BTE, v_BTE, mask)
         adaptation, sight = self.adaptation, None
@@ -106,8 +106,8 @@ class AdaAttention(nn.Module):
     def get_statistics(self) -> dict[str, Any]:
         """Return which implementations ran this module's attention, as ``kernels.attention_usage``.
 
-        A call with a mask is one of "sdpa_masked": torch does not tell which of its kernels ran, so
-        that it is no part of ``flash_ratio``. Compiled calls are not counted.
+        A call with a mask is one of "sdpa_masked": torch does not report which of its kernels
+        ran, so that it does not count in ``flash_ratio``. Compiled calls are not counted.
         """
         return kernels.attention_usage(self._counted)
 

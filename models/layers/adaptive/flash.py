@@ -23,7 +23,7 @@ MODES = {"auto": None, "fp32": torch.float32, "fp16": torch.float16, "bf16": tor
 class AdaptiveFlashAttention(AdaAttention):
     """The AdaAttn document's attention layer: (B, S, E) over (B, T, E), with every column.
 
-    ``enable_flash`` False computes the whole matrix of weights instead. Raises
+    ``enable_flash`` False computes the full matrix of weights instead. Raises
     ``ConfigurationError`` for what cannot be built.
     """
 
@@ -60,5 +60,5 @@ class AdaptiveFlashAttention(AdaAttention):
         return out_BSE.to(q_BSE.dtype), statistics
 
     def get_flash_statistics(self) -> dict[str, Any]:
-        """Return the same as ``get_statistics``: calls by kernel, and the share of fused calls."""
+        """Return ``get_statistics()``: calls by kernel, and the fraction of fused calls."""
         return self.get_statistics()

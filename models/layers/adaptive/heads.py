@@ -6,7 +6,7 @@ captured.
 
 Decoding is *frozen*: a call with a state never adapts, and computes with the choice of the last
 adapting call, as the same tokens in one call would. The state holds keys in the basis, cut and
-rounded. These depend on the token alone, so that a step does not prepare them again.
+rounded. These depend only on the token, so that a step does not prepare them again.
 """
 
 # Shapes: B batch, S queries, T keys, E model width, H heads, D head width, X = 3 H.
@@ -31,11 +31,11 @@ from models.parallel.context_parallel import FULL, Context
 
 
 class ProjectedHeads(Linear):
-    """The projection to queries, keys and values of heads, of which most may start narrow.
+    """The projection to queries, keys and values; most heads may start narrow.
 
     With ``dimensions``, the queries and keys of three heads of four start in so many dimensions:
-    the rows of all others are zero. Dimensions come in the pairs that rotary positions turn, so
-    that turned queries and keys stay in them. Training may widen them.
+    the rows of all others are zero. Dimensions come in the pairs that rotary positions rotate,
+    so that rotated queries and keys stay in them. Training may widen them.
     """
 
     def __init__(self, dim: int, n_heads: int, dimensions: int) -> None:
@@ -103,7 +103,7 @@ class AdaptiveHeads(nn.Module):
 
     def division(self) -> str:
         """Return why every rank has the complete layer."""
-        return "heads adapt, and are measured, all together"
+        return "all heads are measured and adapted jointly"
 
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype

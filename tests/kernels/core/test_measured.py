@@ -93,7 +93,7 @@ def test_a_wrong_or_broken_implementation_is_never_chosen_however_fast(with_impl
     op = with_implementations(right=slow(0.001), wrong=slow(0.0, 1.5), broken=raises)
     name, why = chosen(op, 40, 8)
     assert name == "right"
-    assert "wrong dropped: wrong: result 0 is off by" in why
+    assert "wrong dropped: wrong: result 0 has largest error" in why
     assert "broken dropped: failed: RuntimeError: no kernel image" in why
 
 
@@ -185,9 +185,11 @@ def test_measuring_leaves_inputs_gradients_and_saved_tensor_hooks_alone(with_imp
 
 
 def test_no_time_is_stated_where_there_was_nothing_to_compare():
-    alone = Measurement(("ours", "theirs"), {"ours": Cost(0.0, 0.0)}, {"theirs": "memory is short"})
+    alone = Measurement(
+        ("ours", "theirs"), {"ours": Cost(0.0, 0.0)}, {"theirs": "not enough memory"}
+    )
     assert alone.text(captured=True) == (
-        "not timed: ours is the only choice; theirs dropped: memory is short"
+        "not timed: ours is the only choice; theirs dropped: not enough memory"
     )
 
 

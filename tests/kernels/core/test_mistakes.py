@@ -160,8 +160,8 @@ MISTAKES = {
     "'fp8_row'), not 'int4'": (
         lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t(5), "int4")
     ),
-    "quantized_matmul: fp8_row takes a torch.float8_e4m3fn weight with torch.float32 scales, as "
-    "quantize_weight makes them, not torch.int8 and torch.float32": (
+    "quantized_matmul: fp8_row needs a torch.float8_e4m3fn weight with torch.float32 scales, as "
+    "quantize_weight returns them, not torch.int8 and torch.float32": (
         lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t(5), "fp8_row")
     ),
     "quantized_matmul: expected x [..., K] and a weight [N, K] that is not empty, but got (3, 7) "

@@ -182,8 +182,8 @@ def test_chunks_are_taken_by_length_and_by_budget_and_the_reason_says_which(
         _candidates_once.cache_clear()
     assert name == expected
     if expected == "manual":
-        assert "chunks pay from 4194304 weights a head on, not at 4190209" in reason
-        assert "MiB are within the budget of 131072 MiB" in reason
+        assert "is used only from 4194304 weights per head on, not for 4190209" in reason
+        assert "or if all weights need more than 131072 MiB, not" in reason
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_fastest_of_the_tiles_is_taken_and_told(imagined):
     chosen = choice()
     assert (chosen.tile, chosen.heuristic, chosen.source) == ((5,), (1,), "tuned")
     assert (chosen.us, chosen.heuristic_us) == (10.0, 50.0)
-    assert str(chosen).startswith("doubling [4,float32]: (5,) (tuned), 50.0 us by heuristic, 10.0")
+    assert str(chosen).startswith("doubling [4,float32]: (5,) (tuned), 10.0 us, heuristic 50.0")
     assert double.launched[-1] == 5
     again = len(imagined)
     with tuning("on"):
@@ -115,11 +115,11 @@ def test_the_fastest_of_the_tiles_is_taken_and_told(imagined):
     ("spoil", "reason"),
     [
         (fails, "failed: RuntimeError: out of resource: shared memory"),
-        (lambda x: 2.001 * x, "wrong: result 0 is off by"),
-        (lambda x: torch.empty_like(x), "wrong: result 0 is finite in other places"),
-        (lambda x: (2 * x)[:2], "wrong: result 0 is (2, 4)"),
+        (lambda x: 2.001 * x, "wrong: result 0 has largest error"),
+        (lambda x: torch.empty_like(x), "wrong: result 0 is finite at different positions"),
+        (lambda x: (2 * x)[:2], "wrong: result 0 has shape (2, 4)"),
         (lambda x: (2 * x, x), "wrong: 2 results instead of 1"),
-        (lambda x: (2 * x).long(), "wrong: result 0 is (3, 4) torch.int64"),
+        (lambda x: (2 * x).long(), "wrong: result 0 has shape (3, 4) and torch.int64"),
     ],
     ids=["fails", "wrong", "unwritten", "shape", "count", "dtype"],
 )
@@ -138,7 +138,7 @@ def test_integers_must_be_the_same():
     ))  # fmt: skip
     with tuning("on"):
         double(X)
-    assert choice().tile == (4,) and "other integers" in choice().dropped[5,]
+    assert choice().tile == (4,) and "different integers" in choice().dropped[5,]
 
 
 def test_a_gain_within_noise_leaves_the_heuristic_s_tile(monkeypatch):
@@ -187,7 +187,7 @@ def test_short_memory_leaves_the_heuristic_and_says_so(imagined, monkeypatch):
     with tuning("on"):
         assert torch.equal(double(X), 2 * X)
     assert (choice().tile, choice().source) == ((1,), "heuristic")
-    assert choice().note == "not tuned: memory is short"
+    assert choice().note == "not tuned: not enough memory"
 
 
 # When nothing is timed
@@ -304,7 +304,8 @@ def test_a_damaged_file_is_ignored_with_the_reason_and_replaced(content, caplog)
     with caplog.at_level(logging.WARNING), tuning("on"):
         double(X)
     assert (
-        str(file) in caplog.text and "is ignored, and what it held is timed again:" in caplog.text
+        str(file) in caplog.text
+        and "is ignored, and its entries will be timed again:" in caplog.text
     )
     assert double.launched[-1] == 5
     assert tuned_files.load(file)["4,float32"] == Timed((5,), 10.0, 50.0)

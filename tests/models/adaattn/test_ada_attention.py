@@ -154,8 +154,8 @@ def test_a_long_sequence_runs_in_chunks():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: AdaAttention(30, 4), "embed_dim = 30 does not divide into num_heads = 4 heads"),
-        (lambda: AdaAttention(32, 0), "embed_dim = 32 does not divide into num_heads = 0 heads"),
+        (lambda: AdaAttention(30, 4), "embed_dim = 30 cannot be divided into num_heads = 4 heads"),
+        (lambda: AdaAttention(32, 0), "embed_dim = 32 cannot be divided into num_heads = 0 heads"),
         (lambda: AdaAttention(rank_ratio=0), "rank_ratio = 0 is not above 0 and at most 1"),
         (lambda: AdaAttention(rank_threshold=2), "rank_threshold = 2 is not above 0 and at most 1"),
         (lambda: AdaAttention(refresh_every=0), "refresh_every = 0 is less than 1"),

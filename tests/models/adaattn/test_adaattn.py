@@ -382,7 +382,7 @@ def test_flops_equal_what_torch_counts(tokens_BS):
     ("overrides", "sentence"),
     [
         ({"n_layers": 0}, "adaattn: n_layers = 0 is outside of 1 to 1024"),
-        ({"n_heads": 5}, "adaattn: dim = 128 does not divide into n_heads = 5 heads"),
+        ({"n_heads": 5}, "adaattn: dim = 128 cannot be divided into n_heads = 5 heads"),
         ({"dim": 36, "n_heads": 4}, "dim / n_heads = 9 is odd"),
         ({"rank_ratio": 0}, "adaattn: rank_ratio = 0.0 is outside of 0.01 to 1"),
         ({"rank_threshold": 1.5}, "adaattn: rank_threshold = 1.5 is outside of 0.01 to 1"),

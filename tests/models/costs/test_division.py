@@ -280,7 +280,9 @@ def test_a_share_is_smaller_by_what_is_cut(name):
 def test_what_does_not_divide_evenly_is_refused_with_the_layer():
     family = FAMILIES["hydra"]
     config = family.presets["tiny"]
-    assert divisible(family, config).uneven(4) == "2 key/value heads do not divide among 4 ranks"
+    assert (
+        divisible(family, config).uneven(4) == "2 key/value heads cannot be divided among 4 ranks"
+    )
     with pytest.raises(ValueError, match=r"blocks.0.attention has 2 key/value heads"):
         divide(family.build(config), 4, Region())
 

@@ -67,7 +67,7 @@ def test_what_overwrites_memory_is_refused_in_training_before_anything_is_alloca
     with pytest.raises(ConfigurationError) as caught:
         family.check_memory(config, workload="train", **step)
     assert str(caught.value) == (
-        f"moe: {field} overwrites what a backward pass needs; switch it off to train, or choose a "
-        "workload of inference"
+        f"moe: {field} overwrites values that a backward pass needs; switch it off to train, or "
+        "choose an inference workload"
     )
     family.check_memory(config, workload="prefill", **step)

@@ -139,7 +139,13 @@ def saved(tmp_path):
             "holds 12 tensors, but this cache has 8",
         ),
         ({"d_state": 8}, 2, LENGTH, None, "tensor 0 of .* is torch.float32 .2, 320, 4., but this"),
-        ({}, 2, LENGTH, torch.bfloat16, "but this cache's is torch.bfloat16 .2, 320, 4.: another"),
+        (
+            {},
+            2,
+            LENGTH,
+            torch.bfloat16,
+            "but this cache's is torch.bfloat16 .2, 320, 4.: it is from another",
+        ),
     ],
 )
 def test_a_state_of_something_else_is_refused_and_changes_nothing(
@@ -201,6 +207,6 @@ def test_a_full_disk_is_told_as_such_and_nothing_is_left(tmp_path):
 
 def test_a_position_that_the_cache_cannot_have_is_refused(tmp_path):
     cache = decoder("mamba2").new_cache(2, LENGTH)
-    with pytest.raises(ConfigurationError, match="position 25 is not within the cache's 0 to 24"):
+    with pytest.raises(ConfigurationError, match="position 25 is outside of 0 to 24"):
         cache.save(tmp_path / "state", 25)
     assert not (tmp_path / "state").exists()

@@ -198,7 +198,7 @@ def test_the_published_feed_forward_width_fits_the_tiles():
     ("overrides", "sentence"),
     [
         ({"n_layers": 0}, "hydra: n_layers = 0 is outside of 1 to 1024"),
-        ({"n_heads": 5}, "hydra: dim = 128 does not divide into n_heads = 5 heads"),
+        ({"n_heads": 5}, "hydra: dim = 128 cannot be divided into n_heads = 5 heads"),
         ({"n_kv_heads": 3}, "n_heads = 4 is not a multiple of n_kv_heads = 3"),
         ({"dim": 36, "n_heads": 4}, "dim / n_heads = 9 is odd"),
         ({"dim": 10**9}, "dim = 1000000000 is outside of 8 to 65536"),

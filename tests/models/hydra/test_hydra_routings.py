@@ -231,7 +231,7 @@ def test_what_training_chooses_is_the_capacity_and_the_histogram_adds_up():
     [
         (
             {"dim": 100, "ccgqa": True},
-            "dim = 100 does not divide into n_heads = 4 heads in a latent",
+            "dim = 100 cannot be divided into n_heads = 4 heads in a latent",
         ),
         ({"ccgqa": True, "n_kv_heads": 1}, "so n_kv_heads = 1 must be even"),
         ({"ccgqa": True, "kv_compression": 8}, "kv_compression = 8, but n_kv_heads = 2"),
@@ -239,7 +239,7 @@ def test_what_training_chooses_is_the_capacity_and_the_histogram_adds_up():
         ({"ccgqa": True, "conv_width": 5}, "conv_width = 5 is not one of (2, 3, 4)"),
         ({"mixture_of_depths": True, "depth_capacity": 0}, "depth_capacity = 0.0 is outside"),
         ({"mixture_of_depths": True, "depth_capacity": 1.5}, "depth_capacity = 1.5 is outside"),
-        ({"mixture_of_depths": True, "depth_every": 9}, "depth_every = 9, but there are only"),
+        ({"mixture_of_depths": True, "depth_every": 9}, "depth_every = 9 is more than n_layers = "),
         ({"mixture_of_recursions": True, "recursions": 1}, "recursions = 1 is outside of 2"),
         ({"recursion_routing": "both"}, "recursion_routing = 'both' is not one of"),
         (

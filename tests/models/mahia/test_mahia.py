@@ -228,7 +228,7 @@ def test_the_fused_paths_agree_with_the_standard_ones_in_the_interpreter():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"n_heads": 5}, "mahia: embed_dim = 32 does not divide into n_heads = 5 heads"),
+        ({"n_heads": 5}, "mahia: embed_dim = 32 cannot be divided into n_heads = 5 heads"),
         ({"embed_dim": 12, "n_heads": 4}, "mahia: embed_dim / n_heads = 3 is odd"),
         ({"memory_top_k": 65}, "mahia: memory_top_k = 65 exceeds memory_size = 64"),
         ({"expert_top_k": 9}, "mahia: expert_top_k = 9 exceeds n_experts = 8"),

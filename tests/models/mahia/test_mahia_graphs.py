@@ -71,7 +71,7 @@ def test_a_failed_compile_is_an_error_that_names_the_fallback(capsys, suppressed
         model.enable_torch_compile(backend=no_compiler)
     sentence = str(caught.value)
     assert "mode 'max-autotune' failed with " in sentence and "cl is not found" in sentence
-    assert sentence.endswith("the model itself is as it was: call it for the uncompiled path")
+    assert sentence.endswith("the model is unchanged: call it to run without compilation")
     assert "\n" not in sentence and capsys.readouterr().out == ""
     assert torch.equal(model(*inputs), expected)
     torch.compiler.reset()
@@ -81,7 +81,7 @@ def test_compilation_that_is_switched_off_is_no_success():
     model = MAHIA.materialise(SMALL, seed=2)
     with (
         torch.compiler.set_stance("force_eager"),
-        pytest.raises(CompilationFailed, match="compiled nothing, since compilation is switched"),
+        pytest.raises(CompilationFailed, match="compiled nothing, because compilation is switched"),
     ):
         model.enable_torch_compile("default", backend="aot_eager")
     with pytest.raises(ConfigurationError, match=r"unknown mode 'fast'; expected one of \('defau"):

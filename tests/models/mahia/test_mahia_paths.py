@@ -19,13 +19,19 @@ def normal(*shape, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: MetaAttentionKernel(10, n_heads=4), "dim = 10 does not divide into n_heads = 4"),
-        (lambda: MetaAttentionKernel(8, n_heads=0), "dim = 8 does not divide into n_heads = 0"),
+        (lambda: MetaAttentionKernel(10, n_heads=4), "dim = 10 cannot be divided into n_heads = 4"),
+        (lambda: MetaAttentionKernel(8, n_heads=0), "dim = 8 cannot be divided into n_heads = 0"),
         (lambda: GraphDiffusionMemory(8, 0), "memory_size = 0 must be at least 1"),
         (lambda: GraphDiffusionMemory(8, 4, top_k=5), "top_k = 5 from 0 to memory_size"),
         (lambda: DynamicNeuroFabric(8, 0), "max_layers = 0 must be at least 1"),
-        (lambda: DynamicNeuroFabric(8, capacity=0.0), "capacity = 0.0 above 0 up to 1"),
-        (lambda: DynamicNeuroFabric(8, capacity=math.nan), "capacity = nan above 0 up to 1"),
+        (
+            lambda: DynamicNeuroFabric(8, capacity=0.0),
+            "capacity = 0.0 must be above 0 and at most 1",
+        ),
+        (
+            lambda: DynamicNeuroFabric(8, capacity=math.nan),
+            "capacity = nan must be above 0 and at most 1",
+        ),
         (lambda: MetaAttentionKernel(8)(torch.zeros(2, 8)), r"expected (B, T, 8), got (2, 8)"),
         (lambda: GraphDiffusionMemory(8)(torch.zeros(2, 3, 8)), "expected (B, 8), got (2, 3, 8)"),
         (lambda: DynamicNeuroFabric(8)(torch.zeros(8)), "expected (B, 8) or (B, T, 8), got (8,)"),

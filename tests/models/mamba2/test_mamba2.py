@@ -215,11 +215,14 @@ def test_the_formula_counts_the_parameters_of_any_configuration(
     ("overrides", "sentence"),
     [
         ({"n_layers": 0}, "mamba2: n_layers = 0 is outside of 1 to 1024"),
-        ({"head_dim": 48}, "width expand * dim = 256 does not divide into heads of head_dim = 48"),
-        ({"n_groups": 3}, "expand * dim / head_dim = 8 heads do not divide into n_groups = 3"),
+        (
+            {"head_dim": 48},
+            "width expand * dim = 256 cannot be divided into heads of head_dim = 48",
+        ),
+        ({"n_groups": 3}, "expand * dim / head_dim = 8 heads cannot be divided into n_groups = 3"),
         ({"attention_every": 5}, "attention_every = 5 is more than n_layers = 4, so no block"),
         ({"attention_every": -1}, "attention_every = -1 is outside of 0 to 1024"),
-        ({"n_heads": 5}, "mamba2: dim = 128 does not divide into n_heads = 5 heads"),
+        ({"n_heads": 5}, "mamba2: dim = 128 cannot be divided into n_heads = 5 heads"),
         ({"n_kv_heads": 3}, "n_heads = 4 is not a multiple of n_kv_heads = 3"),
         ({"n_heads": 128, "n_kv_heads": 2}, "dim / n_heads = 1 is odd"),
         ({"d_conv": 5}, "d_conv = 5 is not one of (2, 3, 4)"),

@@ -126,5 +126,5 @@ def test_decoding_in_half_precision_keeps_the_heads_states_in_single_precision(a
 def test_a_cache_of_another_dtype_is_refused(attention_every):
     model = small(torch.float32, attention_every=attention_every)
     cache = model.new_cache(2, LENGTH, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"cache holds torch\.float16 and the layer computed"):
+    with pytest.raises(ValueError, match=r"cache holds torch\.float16, but the layer computed"):
         model(tokens(), cache=cache)

@@ -84,7 +84,7 @@ def test_fused_under_autocast_it_stays_as_close_as_before(model, tokens_BS):
 
 def test_blocks_of_more_than_one_branch_cannot_fuse_it():
     model = FAMILIES["hydra"].build(FAMILIES["hydra"].presets["tiny"])
-    with pytest.raises(ConfigurationError, match="one branch behind one norm, but Block is not"):
+    with pytest.raises(ConfigurationError, match="one norm and one branch, but Block is not"):
         model.set_fused_add_norm(True)
     assert not model.fused_add_norm
 

@@ -291,7 +291,9 @@ def test_writing_over_memory_changes_no_result_and_is_refused_in_training(switch
         with context():
             assert torch.equal(model(tokens_BS), plain(tokens_BS))
             assert torch.equal(model(tokens_BS[:1, :3]), plain(tokens_BS[:1, :3]))
-    with pytest.raises(ConfigurationError, match=f"moe: {switch} overwrites what a backward"):
+    with pytest.raises(
+        ConfigurationError, match=f"moe: {switch} overwrites values that a backward"
+    ):
         model.loss(tokens_BS, tokens_BS)
 
 
@@ -409,12 +411,12 @@ def test_any_configuration_is_counted_or_refused_by_a_sentence(**fields):
         ({"hidden_dim": 0}, "moe: hidden_dim = 0 is outside of 1"),
         ({"gating": "best"}, "moe: gating = 'best' is not one of ('topk', 'noisy_topk', 'dense')"),
         ({"capacity_factor": -1}, "moe: capacity_factor = -1"),
-        ({"gating": "dense", "capacity_factor": 1}, "has nothing to drop with gating = 'dense'"),
+        ({"gating": "dense", "capacity_factor": 1}, "has no effect with gating = 'dense'"),
         ({"output_dim": 32}, "moe: output_dim = 32 differs from input_dim = 64, but a language"),
-        ({"n_heads": 5}, "moe: input_dim = 64 does not divide into n_heads = 5 heads"),
+        ({"n_heads": 5}, "moe: input_dim = 64 cannot be divided into n_heads = 5 heads"),
         ({"n_kv_heads": 3}, "moe: n_heads = 4 is not a multiple of n_kv_heads = 3"),
         ({"input_dim": 36}, "moe: input_dim / n_heads = 9 is odd"),
-        ({"in_place": True, "reuse_buffers": True}, "both say where residual additions write"),
+        ({"in_place": True, "reuse_buffers": True}, "both decide where residual additions write"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_sentence(overrides, sentence):

@@ -64,7 +64,7 @@ def test_the_session_is_saved_and_the_rows_are_json(sent, tmp_path, capsys):
 
 def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
     messages = answers()
-    tiles = "gated.forward [bfloat16]: (1024, 4) (tuned), 50.0 us by heuristic, 40.0 us"
+    tiles = "gated.forward [bfloat16]: (1024, 4) (tuned), 40.0 us, heuristic 50.0 us"
     messages[3].ledger |= {"tiles": tiles, "autotune_s": 2.5}
     both = [msgspec.structs.replace(m, index=1) if isinstance(m, protocol.SegmentStarted)
             else msgspec.structs.replace(m, segment=1) for m in messages[2:5]]  # fmt: skip

@@ -19,7 +19,7 @@ ABSURD = [
     ({"model": {"n_layers": "many"}}, "n_layers = 'many' is not a whole number"),
     ({"model": {"n_layers": True}}, "n_layers = True is not a whole number"),
     ({"model": {"n_layers": "9" * 5000}}, "n_layers"),
-    ({"model": {"dim": 30, "n_heads": 4}}, "dim = 30 does not divide into n_heads = 4 heads"),
+    ({"model": {"dim": 30, "n_heads": 4}}, "dim = 30 cannot be divided into n_heads = 4 heads"),
     ({"model": {"dim": 33, "n_heads": 3}}, "head"),
     ({"model": {"n_heads": 2, "n_kv_heads": 3}}, "n_heads = 2 is not a multiple of n_kv_heads = 3"),
     ({"model": {"dim": 65536, "n_layers": 1024}}, "can be used; choose a smaller model or batch"),

@@ -104,7 +104,7 @@ def test_a_model_that_is_built_already_goes_back_to_the_file(tmp_path):
             {"workload": "forward", "settings": {}},
             "workload 'forward' has no decode state to save or go on from",
         ),
-        ({"toggles": {"precision": "bf16"}}, "another model or precision made it"),
+        ({"toggles": {"precision": "bf16"}}, "it is from another model or precision"),
     ],
 )
 def test_a_state_of_something_else_is_refused_by_a_sentence(changes, sentence, tmp_path):

@@ -364,9 +364,9 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
         ("hydra", {}, {}, "4", "3 blocks cannot form 4 stages"),
         ("hydra", {}, {"batch": 1}, "2", "a batch of 1 is a single micro-batch"),
         ("moe", {}, {}, "2", "balancing loss needs the full batch"),
-        ("moe", {"gating": "noisy_topk"}, {}, "2", "would draw other noise"),
+        ("moe", {"gating": "noisy_topk"}, {}, "2", "would draw different router noise"),
         ("mahia", {}, {}, "2", "not a plain chain of blocks"),
-        ("adaattn", {}, {}, "2", "its heads adapt to the whole batch"),
+        ("adaattn", {}, {}, "2", "its heads adapt once per step, to the full batch"),
     ],
 )
 def test_models_and_batches_that_cannot_be_divided_say_why(

@@ -395,9 +395,9 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
 @pytest.mark.parametrize(
     ("family", "model", "ranks", "reason"),
     [
-        ("hydra", {}, "4", "2 key/value heads do not divide among 4 ranks"),
-        ("mamba2", {"n_groups": 2}, "4", "2 groups of a mixer's heads do not divide among 4"),
-        ("mamba2", {"head_dim": 128}, "4", "2 heads of a mixer do not divide among 4 ranks"),
+        ("hydra", {}, "4", "2 key/value heads cannot be divided among 4 ranks"),
+        ("mamba2", {"n_groups": 2}, "4", "2 groups of a mixer's heads cannot be divided among 4"),
+        ("mamba2", {"head_dim": 128}, "4", "2 heads of a mixer cannot be divided among 4 ranks"),
         ("moe", {"gating": "noisy_topk"}, "2", "different noise"),
     ],
 )
@@ -439,9 +439,9 @@ def test_the_estimate_falls_with_divided_layers_and_with_a_divided_stream(
     ("family", "model", "toggles", "reason"),
     [
         ("hydra", {}, {"tensor_parallel": "off"}, "needs tensor parallelism, which is off"),
-        ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths looks at the whole sequence"),
-        ("moe", {}, {}, "Block looks at the whole sequence"),
-        ("adaattn", {}, {}, "heads adapt, and are measured"),
+        ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths needs the full sequence"),
+        ("moe", {}, {}, "Block needs the full sequence"),
+        ("adaattn", {}, {}, "all heads are measured and adapted jointly"),
         ("mahia", {}, {}, "attention with Fourier gates"),
     ],
 )

@@ -53,7 +53,7 @@ def test_choices_that_follow_their_definition_are_right_and_their_price_is_told(
     result = comparison.check(arm, arm.situation)
     assert result.ok, result.text
     assert 1e-6 < result.relative_error < 1e-3
-    assert "of ranks and precisions that move no score by more than 0.00" in result.text
+    assert "of ranks and precisions that change no score by more than 0.00" in result.text
     assert all(torch.equal(tensor, before[name]) for name, tensor in arm.model.adapted().items())
 
 

@@ -20,7 +20,7 @@ def test_a_model_that_names_its_backend_itself_is_told_from_what_auto_chose(fami
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_backend_of_16_bits_refuses_single_precision_on_a_gpu(backend, trains):
     reason = attention._refuses(backend, "cuda", trains, False, 0, torch.float32)
-    assert "takes float16 and bfloat16, not torch.float32" in reason
+    assert "supports only float16 and bfloat16, not torch.float32" in reason
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])

@@ -195,7 +195,10 @@ def test_what_the_scan_s_kernel_refuses_is_blocked_with_pytorch():
     on_gpu = dataclasses.replace(situation, device=torch.device("cuda"))
     with imagined((9, 0)):
         why = ssd_chunk.TOGGLE.blocked("32", on_gpu)
-        assert why.reason == "the Triton kernel takes chunks of 64 to 64 of bfloat16 here, not 32"
+        assert why.reason == (
+            "the Triton kernel supports chunks of 64 to 64 tokens for these sizes in bfloat16, "
+            "not 32"
+        )
         assert why.set == {"triton_ssd_scan": "torch"}
         assert ssd_chunk.TOGGLE.blocked("64", on_gpu) is None
         on_gpu.configuration.toggles["triton_ssd_scan"] = "torch"
