@@ -1,4 +1,4 @@
-"""The engine: takes commands, one run after another, and outlives what goes wrong in them."""
+"""The engine: executes commands, one run after another, and survives their failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workbench.runner.wire import Wire
 
 
 class LongRun(Protocol):
-    """The run of a command: it goes on until it is done, or ends with one of run's exceptions."""
+    """The run of a command: it ends when it is done, or with one of the exceptions of ``run``."""
 
     @property
     def steps(self) -> int:
@@ -70,7 +70,7 @@ class Engine:
         self._context = RunnerContext(wire, device)
 
     def serve(self) -> int:
-        """Take commands until Quit; returns the exit code."""
+        """Execute commands until Quit; return the exit code."""
         device = self._context.device
         register_plugins()
         self._wire.answer = lambda check: availability(check.configuration, device)
@@ -101,7 +101,7 @@ class Engine:
         return 0
 
     def _clear_triton_cache(self) -> None:
-        """Clear it, and send how much there was."""
+        """Clear Triton's cache, and report its size."""
         try:
             entries, size = triton_cache.clear()
         except OSError as error:

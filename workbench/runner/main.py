@@ -16,7 +16,7 @@ from workbench.runner.wire import Wire
 if TYPE_CHECKING:
     from workbench.runner.engine import Engine
 
-WITHOUT_TORCH = "Install what runs models: pip install 'gpu-optimization-workbench[torch]'."
+WITHOUT_TORCH = "Install PyTorch: pip install 'gpu-optimization-workbench[torch]'."
 
 
 def main() -> int:

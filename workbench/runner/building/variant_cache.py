@@ -43,7 +43,7 @@ FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
 
 
 def _tokens(situation: Situation) -> int:
-    """Return the tokens of a step; samples of a model whose inputs are no tokens."""
+    """Return the tokens of a step, or its samples if the model's inputs are not tokens."""
     tokens = int(situation.workload.tokens(situation.configuration.settings))
     if situation.is_own_model:
         tokens *= user_model.tokens_of_sample(situation.config)
@@ -60,7 +60,7 @@ def is_short(device: torch.device) -> bool:
 
 
 class VariantCache:
-    """Builds variants and keeps them, least recently used first to go."""
+    """Builds variants and keeps them; the least recently used variant is freed first."""
 
     def __init__(self) -> None:
         self._variants: dict[bytes, Variant] = {}
@@ -78,7 +78,7 @@ class VariantCache:
         return _variant_key(situation, copy) in self._variants
 
     def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Variant:
-        """Return a situation's variant, built now unless it exists; each ``copy`` is another."""
+        """Return a situation's variant; build it if missing. Each ``copy`` is separate."""
         key = _variant_key(situation, copy)
         variant = self._variants.pop(key, None)
         if variant is not None and variant.divided is not None and variant.divided.is_stale:
@@ -139,11 +139,11 @@ class VariantCache:
         return self._numbers.get(_numbers_key(situation))
 
     def keep_numbers(self, situation: Situation, checked: Numerics) -> None:
-        """Know what a check found for as long as there are weights of this model."""
+        """Store the result of a check until the weights of this model are freed."""
         self._numbers[_numbers_key(situation)] = checked
 
     def forget_all(self) -> None:
-        """Free all variants and weights, and know nothing of their numbers."""
+        """Free all variants and weights, and forget the results of their checks."""
         self._variants.clear()
         self._others.clear()
         self._weights.forget()

@@ -53,7 +53,7 @@ class Turns(NamedTuple):
 
 
 class _Inject(torch.autograd.Function):
-    """The stream as it is; in backward, the block's own loss gets its part of the gradient."""
+    """The unchanged residual stream; in backward, a block's loss gets its part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor, share: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class Pipeline:
         self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield what this rank trains."""
+        """Yield the parameters that this rank trains."""
         yield from (p for p in self._weights.own.parameters.values() if p.requires_grad)
 
     def part(self, model: Model) -> Compute:
-        """Return the stage's part of the loss and of the stream."""
+        """Return the stage's part of the loss and of the residual stream."""
         assert isinstance(model, LanguageModel)
 
         def stage(x: Tensor, targets: Tensor) -> StageOutput:
@@ -200,7 +200,7 @@ class Pipeline:
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
-        """Sum what more than one rank has: an embedding that is also the head, and replicas."""
+        """Sum gradients of parameters on several ranks: tied embedding and head, replicas."""
         layout, mesh = self._weights.layout, self._weights.mesh
         if layout.averaged > 1 and not self._build.sharding:
             gradients = [
@@ -230,7 +230,7 @@ class Pipeline:
             own += theirs  # equal to the last bit on both, whichever comes first
 
     def share_records(self, record: StepRecord) -> None:
-        """Tell all ranks what each did in the last step, and rank 0 which kernels others called."""
+        """Send all ranks the counts of the last step, and rank 0 the kernels that others called."""
         turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
         turns[dist.get_rank()] = torch.tensor(self._own_turns())
         turns = turns.to(self._device)

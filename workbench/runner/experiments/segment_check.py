@@ -1,8 +1,8 @@
 """The check of a run's segment against a reference: its time, and what is reported.
 
-A configuration is checked once; the result is reported for each of its segments. A segment that is
-to be looked at while it runs pauses for that, and a person's command comes first: the look is given
-up, and taken again later.
+A configuration is checked once; the result is reported for each of its segments. If a segment is
+checked while it runs, the run pauses. A command of the user comes first: the check is abandoned and
+repeated later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g
 
 
 class SegmentCheck:
-    """Looks at one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
+    """Checks one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
 
     def __init__(self, context: RunnerContext, when: str) -> None:
         self._context = context

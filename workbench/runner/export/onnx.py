@@ -162,7 +162,7 @@ def _why(error: BaseException) -> str:
 
 
 def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> None:
-    """Run the file and the model on every batch, and fill in how far apart they are."""
+    """Run the file and the model on every batch, and store the largest difference."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -177,8 +177,8 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
         outputs = torch.from_numpy(session.run(None, feeds)[0])
         if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
             answer.problem = (
-                f"onnxruntime gives {tuple(outputs.shape)}, or numbers that are not finite, where "
-                f"torch gives {tuple(expected.shape)}"
+                f"onnxruntime returns shape {tuple(outputs.shape)}, or numbers that are not "
+                f"finite; torch returns shape {tuple(expected.shape)}"
             )
             return
         own = max(own, float((expected - exact).abs().max()))

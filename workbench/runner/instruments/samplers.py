@@ -180,12 +180,12 @@ class _Gpm:
         """Return the reader, or None and the reason why there is none."""
         try:
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return None, "this GPU has no GPM metrics; Hopper and later have"
+                return None, "this GPU has no GPM metrics, which need Hopper or later"
             return cls(handle), ""
         except pynvml.NVMLError as error:
             return None, f"NVML: {error}"
         except AttributeError:
-            return None, "the installed nvidia-ml-py knows no GPM metrics"
+            return None, "the installed nvidia-ml-py does not support GPM metrics"
 
     def read(self) -> Sample:
         """Return the averages since the last reading, at every second call; otherwise nothing."""
@@ -241,13 +241,13 @@ class _Readings:
 def _cpu_mhz() -> tuple[float, str]:
     """Return the mean clock of the CPU's cores, and why it is unknown; empty if it is known."""
     if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
-        return math.nan, "psutil cannot ask for a CPU's clock on this platform"
+        return math.nan, "psutil cannot read a CPU's clock on this platform"
     try:
         frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError) as error:
         return math.nan, f"psutil cannot read the CPU's clock: {str(error) or type(error).__name__}"
     if frequency is None or not frequency.current > 0:
-        return math.nan, "psutil finds no clock of this CPU; many virtual machines report none"
+        return math.nan, "this CPU reports no clock to psutil, like many virtual machines"
     return float(frequency.current), ""
 
 

@@ -60,7 +60,7 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
             if not self._stopped.is_set():
                 of = "" if self._main else f"{self._sampler.device.upper()}: "
-                text = f"{of}{what} are not recorded any more: {type(error).__name__}: {error}"
+                text = f"{of}{what} are no longer recorded: {type(error).__name__}: {error}"
                 self._wire.send(protocol.Note(kind="warning", text=text))
 
     def _fast_lane(self) -> None:

@@ -68,7 +68,7 @@ class Carried:
                 made = self._with_constants(name, made, value, fresh, dtype)
                 fresh.set(made)
             elif not add_variable(model, name, made):
-                raise NotCarried(f"{name} appeared in a step")
+                raise NotCarried(f"{name} was created in a step")
 
     def _with_constants(
         self, name: str, made: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
@@ -103,9 +103,9 @@ def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> 
 
 
 def unclear(changed: Mapping[str, Any], fresh: Mapping[str, Variable]) -> tuple[str, ...]:
-    """Return the variables that steps changed, and that began from values that were rounded.
+    """Return the variables whose initial values were rounded, and that steps changed.
 
-    What the rounding has done cannot be told apart from what the steps have done.
+    The effect of the rounding cannot be separated from the effect of the steps.
     """
     names = []
     for name, value in changed.items():
@@ -185,7 +185,7 @@ def _portable(
         return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
     if isinstance(value, (*CODE, torch.Generator)):
         if fresh is None:
-            raise NotCarried(f"{name} is a {type(value).__name__}")
+            raise NotCarried(f"{name} is a {type(value).__name__}, which cannot be copied")
         return fresh
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or not attributes:

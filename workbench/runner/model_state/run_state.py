@@ -65,7 +65,7 @@ class RunState:
             if id(value) in self._seen or isinstance(value, _CLOSED):
                 continue
             if len(self._seen) > _MOST_OBJECTS:
-                raise NotRecordable(f"it holds more than {_MOST_OBJECTS:,} objects")
+                raise NotRecordable(f"the model holds more than {_MOST_OBJECTS:,} objects")
             self._seen[id(value)] = value
             waiting += self._record(name, value)
 
@@ -80,7 +80,7 @@ class RunState:
     def _record(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Record one object; return what it holds."""
         if isinstance(value, _ITERATORS):
-            raise NotRecordable(f"{name} is a {type(value).__name__}, which cannot be put back")
+            raise NotRecordable(f"{name} is a {type(value).__name__}, which cannot be restored")
         if isinstance(value, Tensor):
             return self._record_tensor(name, value)
         if isinstance(value, torch.Generator):

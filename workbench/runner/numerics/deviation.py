@@ -22,7 +22,7 @@ from workbench.runner.numerics.routing_ties import Nudge, Nudges
 from workbench.runner.numerics.structure_check import StructureError
 
 SLACK = 2.0  # times the error of the plain model in the same precision
-TIED = " where rounding decides between choices"
+TIED = " where rounding decides between two choices"
 USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 
 
@@ -74,11 +74,12 @@ class Deviation:
         if not math.isfinite(self.distance.relative_error):
             return "some outputs are not finite"
         text = f"relative error {self.distance.relative_error:.2g}{self.which}"
-        text += f", at most {self.tolerance:.2g} expected{self.tied}"
+        text += f", at most {self.tolerance:.2g} expected"
         if self.promise is not None:
             text += f" of {self.promise.text}"
+        text += self.tied
         if self.difference is not None:
-            text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+            text += f"; loss differs by {self.difference:+.2g}, at most {self.bound:.2g} expected"
         if self.layer is not None:
             text += f"; {self.layer.text}"
         return "; ".join((text, *self.skipped))
@@ -90,7 +91,7 @@ def other_shapes(own: Outputs, reference: Outputs) -> str:
     if own_shapes == shapes:
         return ""
     words = [", ".join(map(str, shapes_of)) for shapes_of in (own_shapes, shapes)]
-    return f"outputs of shape {words[0]}, and {words[1]} is expected"
+    return f"outputs have shape {words[0]}, expected {words[1]}"
 
 
 def find_deviation(

@@ -105,7 +105,7 @@ def _worst(
 ) -> LayerError | str | None:
     seen = {layer for layer, square in squares.items() if square > 0}
     if not seen:
-        return "no layer's scale moves the outputs"
+        return "no layer's scale affects the outputs"
     mean = sum(rounding[x] ** 2 / squares[x] for x in seen) / len(seen)
     spread = max(deviation, math.sqrt(mean))
     layers = []

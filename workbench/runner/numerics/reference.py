@@ -55,7 +55,7 @@ class Outputs:
         """Return the outputs that a model gives; raises ``Mistake`` if nothing is comparable."""
         comparable = tuple(measurable(output))
         if not comparable:
-            raise Mistake("the outputs hold no floating-point numbers, which could be compared")
+            raise Mistake("the outputs hold no floating-point numbers that could be compared")
         return cls(comparable[0], loss, promise, comparable if len(comparable) > 1 else ())
 
     @property
@@ -148,7 +148,7 @@ class Plain:
             hooks = count_hooks(model)
             values = wrap(model)(*inputs)
             if count_hooks(model) != hooks:
-                raise NotCarried("its calls register hooks")
+                raise NotCarried("calls of the model register hooks")
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             values = map_tensors(values, torch.clone)

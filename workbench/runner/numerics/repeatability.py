@@ -39,9 +39,10 @@ def choose_mode(
     if not first.drew:
         return Comparison("", _differs(plain, first, put_back))
     if not plain.situation.workload.trains:
-        return Comparison("", "it draws random numbers in evaluation mode")
+        return Comparison("", "the model draws random numbers in evaluation mode")
     if plain.variant.divided is not None:  # whose steps the other ranks make in training mode
-        return Comparison("", "it draws random numbers in training, each rank others")
+        why = "the model draws random numbers in training, different ones on each rank"
+        return Comparison("", why)
     with contextlib.ExitStack() as mode:
         mode.enter_context(rng.evaluating(plain.variant.model))
         mode.enter_context(plain.variant.compiles.aside())
@@ -56,13 +57,13 @@ def choose_mode(
                 raise
             why = failure.sentence
         if why:
-            drawing = "it draws random numbers in training, and in evaluation mode"
-            return Comparison("", f"{drawing} nothing can be compared: {why}")
+            drawing = "the model draws random numbers in training, and cannot be compared in"
+            return Comparison("", f"{drawing} evaluation mode: {why}")
         modes.push(mode.pop_all())
-    parts = ["it draws random numbers in training"]
-    parts += ["its buffers stay as they are"] if first.carries else []
+    parts = ["the model draws random numbers in training"]
+    parts += ["its buffers are not updated"] if first.carries else []
     if plain.situation.has(Trait.COMPILED):
-        parts.append("it was compiled once more for that")
+        parts.append("it was compiled once more for this")
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 
 
@@ -77,6 +78,6 @@ def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""
     return (
-        f"state outside buffers: two calls of the plain model on one batch, with another between "
-        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
+        "state outside buffers: two calls of the plain model on the same batch, with another batch "
+        f"between them, differ by {off:.2g} (relative) in the outputs, {loss:.2g} in the loss"
     )

@@ -86,8 +86,8 @@ class Curve:
     def text(self) -> str:
         """Both in words; of the weights the worst."""
         return (
-            f"off by {self.difference:.2g} over {len(self.losses)} steps of training, at most "
-            f"{self.allowed:.2g} expected; {self.updates.text}"
+            f"losses differ by {self.difference:.2g} over {len(self.losses)} training steps, at "
+            f"most {self.allowed:.2g} expected; {self.updates.text}"
         )
 
 

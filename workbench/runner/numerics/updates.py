@@ -1,14 +1,16 @@
 """A check that training moved a variant's weights as far as it should.
 
-A loss that hardly moves in a few steps hides an update that is wrong or missing. So the steps of
-the weights are compared with a standard's, group by group of the optimizer: their projection on its
-steps is 1 where all is right, 0 without an update, 0.5 if half of the weights stand still, -1 with
-the sign turned, 10 at ten times the rate. And no tensor may move far less than it should.
+A loss that hardly moves in a few steps hides a wrong or missing update. So the weight updates are
+compared with a standard's, for each parameter group of the optimizer. Their projection on the
+standard's updates is 1 if all is right, 0 without an update, 0.5 if half of the weights do not
+change, -1 with the wrong sign, and 10 at ten times the learning rate. And no tensor may move far
+less than it should.
 
-The standard is the reference, unless the plain model in the variant's precision does not follow
-that: in 16 bits most of an update is less than half of a weight's last digit and is rounded away.
-Then it is the plain model, and how far chance moves that is measured with the rows in another
-order. Where what is left is too little to show a missing half, nothing is said.
+The standard is the reference, unless the plain model in the variant's precision does not follow it:
+in 16 bits, most of an update is less than half of a weight's last digit and is rounded away. Then
+the standard is the plain model; a run with the rows in another order measures how much its updates
+vary by chance. If the remaining updates are too small to show a missing half, the result is "not
+checked".
 """
 
 from __future__ import annotations
@@ -102,10 +104,11 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
             unclear = (
-                f"the variant's precision rounds the update of {name} away: {moved} numbers moved"
+                f"the variant's precision rounds away the update of {name}: it changes only "
+                f"{moved} of their elements"
             )
         elif not allowed <= LARGEST:
-            unclear = f"what rounding leaves of the update of {name} differs by chance"
+            unclear = f"after rounding, the update of {name} varies too much by chance"
         ways.append(Way(name, project(own, plain, group), min(allowed, LARGEST), "plain model"))
     return Updates(ways, unclear)
 

@@ -116,7 +116,7 @@ class Quantized:
         weights = None if self._source is None else self._source()
         if weights is None:
             return ""
-        return "they were trained" if weights.changed else "other configurations compute with them"
+        return "they were trained" if weights.changed else "other configurations use them"
 
     def tensors(self) -> list[Tensor]:
         """Return the codes, their scales and the other parameters."""
@@ -281,8 +281,8 @@ class WeightSets:
         )
         if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
             raise Mistake(
-                f"own: build() gives other weights now than when they were quantized, under the "
-                f"same seed {seed}; let it draw all of them from torch's own generator"
+                f"own: build() returned other weights than before with the same seed {seed}, so "
+                "the quantized weights do not match; draw all weights from torch's own generator"
             )
         return made
 

@@ -92,8 +92,8 @@ CHUNK = Field(
     name="chunk",
     title="Prompt in pieces of",
     help=(
-        "Tokens of the prompt that are taken in at a time; 0 is all at once. Pieces need less "
-        "memory: a prompt can be as long as its cache fits."
+        "Tokens of the prompt that are processed at a time; 0 processes all at once. Smaller "
+        "pieces need less memory: then only the cache limits the length of a prompt."
     ),
     default=0,
     minimum=0,

@@ -121,7 +121,7 @@ def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate,
 def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_the_remedy():
     options = configured("forward"), configured("forward", quantization="int8_dynamic")
     for lacking, expected in (({"int8": "there are no units"}, "ceilings: there are no units"),
-                          ({}, "workbench ceilings --measure measures it")):  # fmt: skip
+                          ({}, "run workbench ceilings --measure")):  # fmt: skip
         roof = msgspec.structs.replace(ROOF, lacking=lacking)
         made = predictor_at(roof).of(*options)
         assert made.ratio is None and "matrix rate of int8 is not among" in made.text
@@ -241,6 +241,4 @@ def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure():
 
     situation = resolve(configured(), CPU)
     counted = predictors._counted(situation, breaks)
-    assert counted == (
-        "its step cannot be followed without running it (RuntimeError: no such thing)"
-    )
+    assert counted == ("its step cannot be traced without running it (RuntimeError: no such thing)")

@@ -64,7 +64,7 @@ class Alternation:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Return seconds of ``perf_counter``, which stand still in a pause."""
+        """Return seconds of ``perf_counter``, which stops during a pause."""
         return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:
@@ -97,7 +97,7 @@ class Alternation:
             raise
 
     def build(self, contender: Contender) -> Variant:
-        """Return the contender's arm after its first step; alone in memory if it must be."""
+        """Return the contender's arm after its first step, alone in memory if necessary."""
         if self.alone:
             self._make_room(contender)
         try:
@@ -111,7 +111,7 @@ class Alternation:
         return self._go_alone(contender, failure)
 
     def rebuilding(self) -> dict[str, Scalar]:
-        """Return the facts that say if each block builds its arm anew, and why."""
+        """Return the facts that report if each block builds its arm again, and why."""
         why = self.why_alone if self.alone else ""
         return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
@@ -148,7 +148,7 @@ class Alternation:
         return numerics
 
     def settle(self, contender: Contender) -> None:
-        """Warm up, send the evidence, and settle how long a block is."""
+        """Warm up, send the evidence, and set the length of a block."""
         context = self._context
         self.handle_commands()
         if contender.variant is None:  # it has made room for another
@@ -162,7 +162,7 @@ class Alternation:
         self.set_steps(contender)
 
     def set_steps(self, contender: Contender) -> None:
-        """Settle how long a block is: the budget is shared among all contenders."""
+        """Set the length of a block: the budget is shared among all contenders."""
         least_ms = 500 * contender.build_s if self.alone else 0.0
         contender.steps = blocks.block_steps(
             contender.step_ms, self._budget_s, self._rounds, least_ms, len(self.contenders)
@@ -192,7 +192,7 @@ class Alternation:
         contender.warm_up_s = self.now() - began
 
     def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
-        """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
+        """Run a block, repeat it while it is void; True if one is valid. ``keep`` gets all."""
         tries = 0
         while tries < TRIES:
             if contender.variant is None:
@@ -213,7 +213,7 @@ class Alternation:
         return False
 
     def _report_divergence(self, contender: Contender, done: TimedBlock) -> None:
-        """Tell, once of each, that what is timed computes with numbers that mean nothing."""
+        """Report, once for each contender, that its steps compute with meaningless numbers."""
         if done.diverged and not contender.diverged:
             contender.diverged = True
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
@@ -223,7 +223,7 @@ class Alternation:
             )
 
     def handle_commands(self) -> None:
-        """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
+        """Handle waiting commands; raises ``Cancelled`` or ``RunEnded``."""
         context = self._context
         self._context.check_cancelled()
         while (command := context.wire.pending()) is not None:
@@ -242,7 +242,7 @@ class Alternation:
                     raise RunEnded("stopped", command)
 
     def _pause(self) -> protocol.Command:
-        """Wait for the command that ends the pause; its time counts for no block."""
+        """Wait for the command that ends the pause; its time belongs to no block."""
         context, began = self._context, time.perf_counter()
         with context.unwatched():
             context.state("paused")
@@ -318,7 +318,7 @@ class Alternation:
         return arm
 
     def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
-        """Build the arm with the memory to itself; raises what fails even so."""
+        """Build the arm with no other arm in memory; raises if that fails too."""
         self.alone = True
         contender.variant = None
         self._make_room(contender)
@@ -326,13 +326,13 @@ class Alternation:
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
         if failure.kind == "capture":  # it hides what it failed of, which may have been memory
-            self.why_alone = f"{contender.name} could be captured only with the memory to itself"
-        self._context.note("warning", f"{self.why_alone}: each block builds its arm anew")
+            self.why_alone = f"{contender.name} could be captured only with no other arm in memory"
+        self._context.note("warning", f"{self.why_alone}: each block builds its arm again")
         self.when_alone()
         return arm
 
     def _make_room(self, contender: Contender) -> None:
-        """Free the other arms, whose place in memory this one needs."""
+        """Free the other arms, whose memory this one needs."""
         for other in self.contenders:
             if other is not contender:
                 other.variant = None

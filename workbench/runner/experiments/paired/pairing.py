@@ -37,7 +37,7 @@ from workbench.runner.variants.variant import Variant
 
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
-ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
+ONE_BUILD = "the blocks ran during a run, which builds each configuration only once"
 
 
 class Pairing:
@@ -60,12 +60,12 @@ class Pairing:
             self._choose(start.baseline)
 
     def begin(self, situation: Situation, segment: int) -> None:
-        """Follow another segment of the run; its first pair comes once it is steady."""
+        """Pair another segment of the run; its first pair runs once it is steady."""
         self._now = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
     def choose(self, command: protocol.Baseline) -> None:
-        """Take another baseline, which has run before in this runner, from the next toggle on."""
+        """Set another baseline, which has already run in this runner, from the next change on."""
         self._choose(command.configuration)
 
     def _choose(self, configuration: Configuration) -> None:
@@ -74,7 +74,7 @@ class Pairing:
             self._baseline = segment or self._baseline
 
     def see(self, laps: Sequence[Lap]) -> None:
-        """Take the present segment's last steps: how long they took, and that they are steady."""
+        """Record the present segment's last steps: their duration, and that they are steady."""
         segment = self._now
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
@@ -132,7 +132,7 @@ class Pairing:
         return made
 
     def end(self) -> None:
-        """End the comparison with what it has, until another segment begins."""
+        """End the comparison with the present pairs, until another segment begins."""
         self._due = math.inf
         if self._contenders:
             self._judge(final=True)
@@ -190,7 +190,7 @@ class Pairing:
         self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
     def _judge(self, final: bool = False) -> bool:
-        """Send what the pairs so far show; return True if more would change nothing."""
+        """Send the judgement of the pairs so far; return True if more pairs would not change it."""
         context, seconds = self._context, time.perf_counter() - self._began
         for arm, contender in enumerate(self._contenders):
             known = context.variants.numbers_of(contender.situation)

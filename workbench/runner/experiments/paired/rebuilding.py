@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def least(self) -> int:
-        """Return how many builds there must be before anything is claimed."""
+        """Return how many builds a verdict needs."""
         return 1 if math.isinf(self.slice_s) else LEAST_BUILDS
 
 
@@ -78,12 +78,12 @@ def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -
 
 
 def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:
-    """Divide the budget by what was seen of arms that are built and warm."""
+    """Divide the budget, given the build times of arms that are built and warm."""
     arms = [contender.variant for contender in contenders]
     if any(arm is None or not arm.made_s for arm in arms):
-        return Plan(why="how long building takes is not known")
+        return Plan(why="the time that building takes is unknown")
     if any(arm is not None and arm.divided is not None for arm in arms):
-        return Plan(why="arms of several ranks are built once")
+        return Plan(why="arms on several ranks are built only once")
     rebuild_s = sum(rebuild_seconds(contender) for contender in contenders)
     pair_s = sum(contender.steps * contender.step_ms for contender in contenders) / 1000
     return plan(count, budget_s, rebuild_s, pair_s, before)
@@ -95,7 +95,7 @@ def rebuild_seconds(contender: Contender) -> float:
 
 
 def release(variants: VariantCache, contenders: list[Contender]) -> None:
-    """Free the contenders' arms and give their memory back."""
+    """Free the contenders' arms and release their memory."""
     models = []
     for contender in contenders:
         if contender.variant is not None:
