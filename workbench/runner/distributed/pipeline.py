@@ -3,8 +3,8 @@
 ``models.parallel.pipeline_stages`` defines a stage. Losses of a stage's own blocks (the balance of
 experts) never reach the last rank: their gradients are injected where the stage's output passes.
 
-Each micro-batch costs the host what a full batch costs one device, so that autocast's casts of
-weights are made once per step, and the division by the number of micro-batches is part of the loss.
+Each micro-batch takes as much host time as a full batch on one device. Therefore autocast casts the
+weights once per step, and the division by the number of micro-batches is part of the loss.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class CompareRun:
             alternation.contenders, command.build_count, command.budget_s
         ):
             # The first build also filled caches, and the warm-up waited for the clock. A second
-            # one shows what building again takes.
+            # build shows how long building again takes.
             self._context.state("building", "Building A and B again")
             alternation.rebuild(self._random)
         if alternation.alone:

@@ -1,8 +1,8 @@
-"""A run that profiles: marked steps of their own under torch.profiler, never inside timed blocks.
+"""A run that profiles: separate, marked steps under torch.profiler, never inside timed blocks.
 
-Each configuration is built, warmed up and timed without a profiler; then some steps run under it,
-their modules marked. How long the GPU had nothing to do is what kernels leave of the *unprofiled*
-step: the profiler makes the host slower, and hardly the kernels.
+Each configuration is built, warmed up and timed without a profiler. Then some steps run under it,
+with marked modules. The idle time of the GPU is the *unprofiled* step time less the kernels' time,
+because the profiler makes the host slower, but hardly the kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One run: from Start to Finished, through a segment for every configuration on the way.
 
-Per step nothing happens but the step and the marking of its boundary. What was measured is sent
-about 30 times a second, between two steps, and the time of that belongs to neither.
+During a step, only its boundary is marked. Measurements are sent about 30 times a second, between
+two steps, and the time for this belongs to neither.
 """
 
 from __future__ import annotations

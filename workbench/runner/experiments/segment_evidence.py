@@ -1,8 +1,8 @@
 """Evidence of a run's segment: when it is collected, and when again.
 
-Heads that adapt may not have changed anything when a segment is steady. So what they chose is read
-again after twice as many steps each time, and at the end of the segment. Reading waits for the
-device, and new evidence is looked for only where a choice has changed, or can be final.
+Heads that adapt may not yet have changed anything when a segment is steady. So their choices are
+read again, each time after twice as many steps, and at the end of the segment. Reading waits for
+the device. New evidence is collected only if a choice has changed, or may be final.
 """
 
 from __future__ import annotations

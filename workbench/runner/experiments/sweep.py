@@ -1,12 +1,12 @@
 """A run that measures one configuration at many sizes: a point for each combination and each arm.
 
-The sizes come in random order and the arms in turn within each, in random order too, so that a
-clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
-together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be used, or fails, is a point with its reason, and the sweep goes on; a
-preset or an option that does not exist is refused before the first. Each arm's numbers are checked
-once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
-for each of its values.
+The sizes come in random order, and the arms of each size in random order, too. So a drifting clock
+looks like scatter and not like scaling, and arms of one size are measured close to each other. Each
+point is built alone in memory; everything that the next point cannot share is freed. A point that
+does not fit, cannot be used, or fails, has a reason instead, and the sweep continues. A preset or
+an option that does not exist is refused before the first point. Each arm's numbers are checked
+once, at its smallest size, after its timing; for a field that is not a size, such as a toggle, they
+are checked for each value.
 """
 
 from __future__ import annotations

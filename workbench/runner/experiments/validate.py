@@ -1,7 +1,7 @@
 """A run of the validation checklist for one configuration, check by check.
 
-The variant is built anew, so that what its first step compiles is seen. A check that raises has
-failed, with the sentence that a person would read; what was found so far is sent after each.
+The variant is built again, so that the compilations of its first step are seen. A check that raises
+an exception has failed, with the exception's sentence. Results are sent after each check.
 """
 
 from __future__ import annotations

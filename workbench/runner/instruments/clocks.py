@@ -48,7 +48,7 @@ class ClockMeter:
         self._broken = False
 
     def mark(self) -> Tensor | None:
-        """Return a reading after all that was queued, without waiting."""
+        """Queue a reading behind all queued work, and return it without waiting."""
         from kernels.measure import sm_clock  # torch, which only those need who count cycles
 
         if self._broken:

@@ -39,7 +39,7 @@ class GpuOthers:
         self.who = ""  # the busiest of them, by name and number
 
     def read(self) -> float | None:
-        """Return % of the multiprocessors' time used by others; None where the driver is silent.
+        """Return % of the multiprocessors' time used by others; None if the driver reports none.
 
         Between two readings the last one is returned.
         """
@@ -140,13 +140,13 @@ def _spent(before: Tree, now: Tree) -> float:
 
 
 class Alarm:
-    """Warning, once each time, that others begin to work on the GPU."""
+    """Warning, once each time, that other processes begin to use the GPU."""
 
     def __init__(self) -> None:
         self._last_s = -QUIET_S
 
     def warning(self, share: float | None, who: str, now_s: float) -> str:
-        """Return a sentence if they have just begun, otherwise nothing."""
+        """Return a sentence if they have just begun, otherwise an empty text."""
         if share is None or share < BUSY:
             return ""
         quiet_s, self._last_s = now_s - self._last_s, now_s

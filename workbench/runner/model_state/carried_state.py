@@ -1,4 +1,4 @@
-"""State of a person's model beside its weights: collected, compared, and carried to a reference.
+"""State of the user's model beside its weights: collected, compared, and copied to a reference.
 
 The state of a model is the difference between it and a fresh build: buffers, attributes of modules,
 global and class variables of its files, and variables of closures. What equals the fresh
@@ -31,7 +31,7 @@ from workbench.runner.user_models.user_model import OwnModel, kind
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error
-    """State that no reference can begin from; the text is a clause that says what it is."""
+    """State that no reference can start from; the text is a clause that names it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Carried:
     unclear: tuple[str, ...]
 
     def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
-        """Let a fresh build go on from this state, in ``dtype``, or as it is in the variant.
+        """Let a fresh build continue from this state, in ``dtype`` or in the variant's precision.
 
         Raises ``NotCarried``.
         """
@@ -207,7 +207,7 @@ def _child(value: Any, key: Any) -> Any:
 
 
 def _in_variant(variable: Variable, dtype: torch.dtype) -> Any:
-    """Return a fresh FP32 build's value as a variant in ``dtype`` begins with it."""
+    """Return a fresh FP32 build's value as a variant in ``dtype`` initialises it."""
     if variable.is_buffer and isinstance(variable.value, Tensor):
         return variable.value.to(kind(variable.value, dtype))
     return variable.value

@@ -64,15 +64,15 @@ from workbench.runner.variants.variant import Variant
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
-    """A check was ended for something more urgent, and nothing is known."""
+    """A check was abandoned for something more urgent, without a result."""
 
 
 def check(variant: Variant, situation: Situation, between: Between = go_on) -> Numerics:
     """Compare the variant with its reference, outside of all timing; raises only fatal errors.
 
-    What fails in the check, lacks the memory or has no reference is not checked. ``between`` is
-    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the variant is
-    left as it was, even so.
+    If the check fails, lacks memory or has no reference, the result is "not checked". ``between``
+    is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; even then
+    the variant is restored.
     """
     try:
         with undisturbed(variant) as put_back, contextlib.ExitStack() as modes:
@@ -243,7 +243,7 @@ def _curve(
 
 
 def _own(variant: Variant, situation: Situation, put_back: Callable[[], None]) -> Outputs:
-    """Return the variant's own outputs, compiled and captured if its step is; none of it adapts."""
+    """Return the variant's own outputs, compiled and captured if its step is, without adapting."""
     inputs = variant.batches.inputs
     put_back()
     match situation.workload.name:

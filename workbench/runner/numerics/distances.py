@@ -23,7 +23,7 @@ class Distance:
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     """Return the errors of ``values`` against ``reference``; not finite where a value is not.
 
-    Infinities (of a mask) and NaN are right where both have them, and enter no distance.
+    Infinities (of a mask) and NaN at the same positions in both are correct, and are ignored.
     """
     if values.shape != reference.shape:
         shapes = tuple(values.shape), tuple(reference.shape)

@@ -64,7 +64,7 @@ class Outputs:
         return self.several or (self.values,)
 
     def at(self, index: int) -> Outputs:
-        """Return the same with this output for ``values``."""
+        """Return a copy whose ``values`` are the output ``index``."""
         return replace(self, values=self.all[index])
 
 
@@ -99,7 +99,7 @@ class Plain:
     def outputs(
         self, adapted: bool = True, *, again: bool = False, quantized: bool = True
     ) -> Outputs:
-        """Return those in the variant's precision and flags, with its choices if ``adapted``.
+        """Return the outputs in the variant's precision and flags, with its choices if ``adapted``.
 
         ``again``: of the same model after a call for another batch, with its state put back.
         """
@@ -135,7 +135,7 @@ class Plain:
         wrap: Callable[[Compute], Compute] = lambda compute: compute,
         batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
-        """Return what a model gives for a batch (the variant's current one) without any cache."""
+        """Return a model's outputs for a batch (the variant's current one) without any cache."""
         batches, workload = self.variant.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
         given, targets = batch or (batches.inputs, batches.targets)
@@ -162,7 +162,7 @@ class Plain:
         return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)
 
     def inputs(self, inputs: Tensors | None = None) -> Tensors:
-        """Return what the model is called with: in decoding the prompt and a token after it."""
+        """Return the inputs of the model: in decoding, the prompt and one more token."""
         inputs = self.variant.batches.inputs if inputs is None else inputs
         if not self.situation.workload.decodes:
             return inputs
@@ -201,6 +201,6 @@ def count_hooks(model: Model) -> int:
 
 
 def copy_choices(model: Model, other: Model) -> None:
-    """Let a model that adapts go on from what another of its structure has chosen."""
+    """Copy the choices of a model that adapts to another model of its structure."""
     for name, tensor in other.adapted().items():
         model.adapted()[name].copy_(tensor)

@@ -21,7 +21,7 @@ ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 @dataclass(frozen=True)
 class Comparison:
-    """``words`` begin the text of a comparison; ``varies``: why it would mean nothing."""
+    """``words`` begin the text of a comparison; ``varies`` says why a comparison is meaningless."""
 
     words: str
     varies: str = ""
@@ -30,7 +30,7 @@ class Comparison:
 def choose_mode(
     plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
 ) -> Comparison:
-    """Return how a model that may draw is compared.
+    """Return how a model that may draw random numbers is compared.
 
     The variant is in that mode until ``modes`` ends.
     """
@@ -68,7 +68,7 @@ def choose_mode(
 
 
 def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
-    """Return why nothing can be compared if an equal call gives unequal outputs; else empty."""
+    """Return why nothing can be compared if equal calls give different outputs; else empty."""
     other, variant = plain.outputs(again=True), plain.variant
     put_back()
     off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))

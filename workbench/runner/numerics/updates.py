@@ -45,12 +45,12 @@ class Way:
 
     @property
     def ok(self) -> bool:
-        """Return True if it is as far as expected; False if it is not finite."""
+        """True if the projection is within its bound; False if it is not finite."""
         return abs(self.share - 1) <= self.allowed
 
     @property
     def text(self) -> str:
-        """The way in words."""
+        """The projection and its bound, in words."""
         return (
             f"update of {self.what}: {self.share:.2f} x the {self.standard}'s, "
             f"{max(0.0, 1 - self.allowed):.2f} to {1 + self.allowed:.2f} expected"
@@ -59,31 +59,31 @@ class Way:
 
 @dataclass(frozen=True)
 class Updates:
-    """The ways of groups and tensors, and why they do not suffice, if so."""
+    """The projections of groups and tensors, and why they are too few, if so."""
 
     ways: Sequence[Way]
     unclear: str = ""
 
     @property
     def ok(self) -> bool:
-        """Return True if every way is as far as expected."""
+        """True if every projection is within its bound."""
         return all(way.ok for way in self.ways)
 
     @property
     def text(self) -> str:
-        """The worst way in words."""
+        """The worst projection in words."""
         return max(self.ways, key=lambda way: _badness(way)).text
 
 
 def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
-    """Return True if the plain model's weights go the reference's way."""
+    """Return True if the plain model's updates follow the reference's."""
     return all(abs(project(plain, reference, group) - 1) <= FOLLOWS for group in groups)
 
 
 def against_reference(
     own: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
 ) -> Updates:
-    """Compare the steps with the reference's, whose way the plain model follows.
+    """Compare the updates with the reference's, which the plain model follows.
 
     ``short`` is what the variant's optimizer may be off by itself.
     """
@@ -96,7 +96,7 @@ def against_reference(
 
 
 def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
-    """Compare with the plain model's steps; ``turned`` are its own, rows in another order."""
+    """Compare with the plain model's updates; ``turned`` are its updates with reordered rows."""
     ways, unclear = [], ""
     for number, group in enumerate(groups, 1):
         noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
@@ -116,7 +116,7 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
 def of_tensors(
     named: Iterable[tuple[str, nn.Parameter]], own: Steps, plain: Steps, reference: Steps
 ) -> list[Way]:
-    """Return every tensor that stands still, or goes far less than it should, as a way."""
+    """Return the projections of tensors that do not move, or move far less than they should."""
     ways = []
     for name, parameter in named:
         key = id(parameter)
@@ -136,7 +136,7 @@ def of_tensors(
 
 
 def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
-    """Return the projection of steps on a standard's, in the latter's length."""
+    """Return the projection of updates on a standard's, relative to the standard's length."""
     along, length = (
         sum(
             float((moves[parameter].double() * standard[parameter].double()).sum())

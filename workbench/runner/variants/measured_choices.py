@@ -1,7 +1,7 @@
 """Measurement of the implementations that ``auto`` chooses from, before a variant's first step.
 
-Nothing can be measured inside that step: it is watched by a counter of operators, compiled or
-captured. Therefore its forward and backward pass run once before, without any of these.
+Nothing can be measured inside that step, because its operators are counted, and it may be compiled
+or captured. Therefore its forward and backward pass run once before, without any of these.
 """
 
 from __future__ import annotations

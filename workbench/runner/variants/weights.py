@@ -1,9 +1,9 @@
 """Weights that variants are built around: one set for each structure and precision, shared.
 
-A quantized variant needs codes in place of its linear layers' weights. They are a set of their own,
+A quantized variant has quantized weights ("codes") in its linear layers. They are a separate set
 for all variants of one scheme, which shares every other parameter with the plain set. Plain weights
-are freed once only their codes are needed, unless they were changed: the seed draws the same ones
-again for a plain variant or a check.
+are freed once only their codes are needed, unless they were changed: the seed gives the same
+weights again for a plain variant or a check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One block of a paired comparison: steps of one arm without a pause, and whether they count.
+"""One block of a paired comparison: steps of one arm without a pause, and whether they are valid.
 
-A block begins with a few steps that are not timed, because caches hold what the other arm left.
-Nothing looks into it while it is timed; what voids it is read before and after.
+A block begins with a few steps that are not timed, because caches hold data of the other arm.
+Nothing observes the block while it is timed; causes that make it void are read before and after.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def _pace(arm: Variant, timed: str) -> Pace:
 
 
 def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
-    """Step so many times, or until a command waits; how many were made, and the last's output.
+    """Run ``steps`` steps, or until a command waits; return their number and the last output.
 
-    Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
-    planned from steps that may have been slower.
+    Continue until ``least_ms`` have passed or ``MIN_BLOCK_STEPS`` were made: the number of steps
+    was planned from steps that may have been slower.
     """
     (ready, step), lap = pace, context.clock.lap
     phases, watchdog, wire = context.phases, context.watchdog, context.wire

@@ -1,7 +1,8 @@
 """Warm arms that take turns on one device, block by block.
 
-Each is built, looked at for evidence, checked against a reference and warmed up. Where they do not
-fit in memory together, each block builds its arm anew. Commands are taken between blocks.
+Each arm is built, its evidence is collected, its results are checked against a reference, and it is
+warmed up. If the arms do not fit in memory together, each block builds its arm again. Commands are
+handled between blocks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Background pairing: a run returns to its baseline in short blocks, for a small part of its time.
 
-What ran before a toggle and what ran after it share neither clock, temperature nor load, so that
-the ratio of the two says little. A block of the baseline beside a block of the present
-configuration, in random order, shares all of these. One such pair now and then makes the ratio in
-the table a paired one while the run goes on. Blocks are judged as those of a comparison are.
+Steps before and after a change of a toggle differ in clock, temperature and load, so their ratio
+says little. A block of the baseline next to a block of the present configuration, in random order,
+has the same conditions. One such pair now and then makes the ratio in the table a paired one while
+the run continues. Blocks are judged like those of a comparison.
 
-Both arms train the same weights, as in a comparison: a block of the baseline is some steps more.
+Both arms train the same weights, as in a comparison: a block of the baseline adds some steps.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Pairing:
         return now >= self._due and self._context.phases.phase is Phase.STEADY
 
     def run(self, arm: Variant) -> int:
-        """Run a pair; ``arm`` is the present one, and left. Return how many steps of it were made.
+        """Run a pair; ``arm`` is the present one, not entered. Return how many steps it made.
 
         What fails ends the pairing: the run goes on without, and says so once.
         """
