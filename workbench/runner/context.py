@@ -107,7 +107,7 @@ class RunnerContext:
         On a GPU with nothing built on it, ceilings that are not known are measured before; on the
         CPU only on request.
         """
-        self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
+        self.clock.drain(wait=True)  # remaining steps are from before a failure, and of another
         if self.device.type == "cuda" and self.roof.measured is None and not self.variants.count:
             with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
                 self.roof.measure()

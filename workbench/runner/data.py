@@ -68,7 +68,7 @@ def make_batches(
     buffers = [ring[0].clone() for ring in rings]
     unused = iter(buffers)
     current = map_tensors(cast[0], lambda _: next(unused))
-    few = current  # a model of one's own may take no other size
+    few = current  # the user's own model may support no other size
     return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
@@ -105,7 +105,7 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
     """Return True if all batches hold dense tensors of the same shapes and are otherwise equal."""
 
     def kind(x: Tensor) -> tuple[Any, ...]:
-        is_fake = hasattr(x, "fake_mode")  # of a step that is followed without numbers
+        is_fake = hasattr(x, "fake_mode")  # of a step on fake tensors
         return Tensor if is_fake else type(x), x.layout, x.dtype, tuple(x.shape)
 
     first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))

@@ -42,7 +42,7 @@ class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
     """A request that cannot be fulfilled: one sentence with values, what is allowed, what to do."""
 
 
-OWN_MODULE = "own_model_"  # how the names of modules from a person's file begin
+OWN_MODULE = "own_model_"  # prefix of the names of modules from the user's file
 
 
 class OwnModelError(RuntimeError):

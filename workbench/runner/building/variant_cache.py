@@ -89,7 +89,7 @@ class VariantCache:
             ):
                 old = self._variants.pop(next(iter(self._variants)))
                 left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
-                del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
+                del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
                 if is_short(situation.device) or any(x() is not None for x in left):
                     gc.collect()
             if is_short(situation.device):
@@ -148,7 +148,7 @@ class VariantCache:
         self._others.clear()
         self._weights.forget()
         self._numbers.clear()
-        gc.collect()  # variants that were compiled, or divided among ranks, are in cycles
+        gc.collect()  # compiled variants, and those of several ranks, are in cycles
         free_memory()
         world.forget_variants()
 
@@ -182,7 +182,7 @@ class VariantCache:
             weights, model = part.own, part.model(situation, along_sequence=build.along_sequence)
         else:
             weights = sets.plain(situation, dtype)
-            # Each variant has modules of its own over the same parameters: structure differs only.
+            # Each variant has its own modules around the same parameters.
             model = situation.family.share(situation.config, weights.parameters)
         sets.tidy(used)
         model.share_rope_cache(False)
@@ -264,5 +264,5 @@ def _variant_key(situation: Situation, copy: int) -> bytes:
 
 
 def _numbers_key(situation: Situation) -> bytes:
-    # The structure too: a file with a model of one's own may have changed under its name.
+    # The structure too: the user's own file may have changed under its name.
     return structure_key(situation) + _variant_key(situation, 0)

@@ -164,7 +164,7 @@ class Pipeline:
         if output.loss is not None and stream.requires_grad:
             stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
         if self._build.schedule == "zero_bubble" and stream._base is not None:
-            return stream.clone()  # torch detaches it in place, as it may no view
+            return stream.clone()  # torch detaches it in place, which is not allowed for a view
         return stream
 
     def outputs(self, variant: DividedVariant) -> Any:

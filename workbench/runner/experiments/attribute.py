@@ -40,9 +40,9 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
 
-HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
+HOPELESS_ROUNDS = 8  # the run ends after so many rounds without a complete pair of blocks
 MOST_ORDERS = 64
-LOOKING = 2 / 3  # of the time for building, where every arm is built once more after the looks
+LOOKING = 2 / 3  # share of the build time for the first builds, if every arm is built again later
 COUNTED = (
     "counted by the allocator for one arm at a time; exactly repeatable, so without an interval"
 )

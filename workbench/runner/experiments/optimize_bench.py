@@ -39,7 +39,7 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
-ROUNDS = 16  # of 5 blocks, that a tenth of the budget holds
+ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
 WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
 ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
 

@@ -81,7 +81,7 @@ class Run:
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._evidence = SegmentEvidence(self._send_evidence)
-        self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
+        self._least_ms = math.nan  # least time of a step of the segment; NaN once it was reported
         self._numbers = SegmentCheck(context, start.check)
         self._pairing = Pairing(context, start)
         self.configuration = start.configuration  # the last requested one
@@ -414,7 +414,7 @@ class Run:
                 case protocol.Apply():
                     toggles |= command.toggles
                 case protocol.Pause():
-                    self._apply(toggles)  # those that come in the pause are later ones
+                    self._apply(toggles)  # commands during the pause come later
                     toggles = {}
                     self._pause()
                 case protocol.Resume():

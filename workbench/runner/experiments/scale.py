@@ -39,7 +39,7 @@ from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
 
-LANE_STEPS = 3  # that are profiled at each point
+LANE_STEPS = 3  # steps that are profiled at each point
 MOST_RANKS = 1024
 BUSY = "Scaling is being measured; stop before changing a toggle."
 ON_CPU = (

@@ -18,8 +18,8 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
-STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
-SEEN_S = 1.0  # for which steady steps are to be seen before a pause
+STEADY_STEPS = 3  # after so many steps an option has had the chance to show an effect
+SEEN_S = 1.0  # duration of steady steps before the pause for the check
 EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g} s"
 
 

@@ -36,8 +36,8 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 
 MOST_POINTS = 2000
-BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another
-TRIES = 2  # so many times as many blocks are run at most, where some are void
+BLOCKS = 10  # blocks of a point; long blocks depend little on each other
+TRIES = 2  # at most so many times as many blocks are run if some are void
 
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
@@ -70,7 +70,7 @@ class SweepRun:
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1
-        # A point is alone in memory: that it does not fit is reported, and not worked around.
+        # A point is alone in memory: a lack of memory is reported and not worked around.
         self._builder = Alternation(context, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
         self.steps = 0

@@ -72,7 +72,7 @@ def export(request: Request) -> Answer:
     family = _family(request.family)
     preset = request.preset or next(iter(family.presets))
     config = family.configure(preset, request.model)
-    # What a process of the same memory could not run is not exported either.
+    # A model that does not fit in this process's memory is not exported either.
     family.check_memory(
         config,
         workload="forward",
@@ -94,7 +94,7 @@ def export(request: Request) -> Answer:
     with torch.no_grad(), kernels.using(all="torch", moe_experts="dense"):
         _settle(model, batches.inputs)
         file = Path(request.path)
-        # ONNX takes no spectra apart, as a causal filter needs: it is exported as its matrix.
+        # ONNX cannot split spectra, which a causal filter needs: it is exported as its matrix.
         with kernels.using(fourier_mix="matmul"):
             model(*batches.inputs)  # makes the matrix, of numbers; a tracer's would be kept as well
             opset = _write(model, batches.inputs, file)

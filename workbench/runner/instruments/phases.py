@@ -29,7 +29,7 @@ class PhaseTracker:
     def __init__(self, changed: Changed) -> None:
         self._changed = changed
         self.phase = Phase.WARM_UP
-        self._events = 0  # compiles, captures: whatever voids the step it happens in
+        self._events = 0  # compilations and captures: their steps are not steady
         self._event_phase = Phase.COMPILE
         self._seen = 0
         self._quiet_steps = 0

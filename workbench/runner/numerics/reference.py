@@ -83,9 +83,9 @@ class Plain:
             if self._fits(torch.float64):
                 try:
                     outputs = self._given(self.model(torch.float64))
-                    # An operator may compute in FP32 whatever it is given: say what came out.
+                    # An operator may compute in FP32 for any input: report the dtype of the result.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
-                except Exception as error:  # a model of one's own may know FP32 alone
+                except Exception as error:  # the user's own model may support only FP32
                     if is_fatal(error) or isinstance(error, NotCarried):
                         raise
             return self._given(self.model(torch.float32)), "float32"
@@ -140,7 +140,7 @@ class Plain:
         dtype = user_model.precision(model.parameters())
         given, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(given, dtype))
-        # What a person's file compiles by itself has one budget of recompiles for all copies of it.
+        # Code that the user's file compiles itself has one recompile limit for all its copies.
         with torch.no_grad(), eager():
             put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}

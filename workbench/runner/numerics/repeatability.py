@@ -40,7 +40,7 @@ def choose_mode(
         return Comparison("", _differs(plain, first, put_back))
     if not plain.situation.workload.trains:
         return Comparison("", "the model draws random numbers in evaluation mode")
-    if plain.variant.divided is not None:  # whose steps the other ranks make in training mode
+    if plain.variant.divided is not None:  # because the other ranks step in training mode
         why = "the model draws random numbers in training, different ones on each rank"
         return Comparison("", why)
     with contextlib.ExitStack() as mode:

@@ -82,7 +82,7 @@ def _error(model: Plain) -> float:
             plain = model.model(torch.float32)
             copy_choices(plain, variant.model)
             restore = kept_state(plain, variant.batches, variant.situation.device)
-            # Of each call its own, which a model may overwrite.
+            # Separate inputs for each call, because a model may overwrite them.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip
             expected = [y.clone() for y in measurable(plain(*inputs[0]))]

@@ -49,8 +49,8 @@ from workbench.runner.variants.variant import Variant
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
-SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
-ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
+SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
+ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
 ROUGH = 0.1  # of what training changes of the loss
 MOST_COURSES = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-Steps = Mapping[int, Tensor]  # by the address of the variant's parameter: where training moved it
+Steps = Mapping[int, Tensor]  # updates by the id of the variant's parameter
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
-FOLLOWS = 0.1  # so far from 1 is a plain model's projection that follows the reference
+FOLLOWS = 0.1  # largest distance from 1 of a plain model's projection that follows the reference
 SHORT = 0.1  # of the reference's steps
-COARSE = 0.25  # of the plain model's in 16 bits, which chance moves; and of moments in 8 bits
+COARSE = 0.25  # of the plain model's updates in 16 bits, which vary by chance; and of 8-bit moments
 LARGEST = 0.4  # a bound beyond it would let half of an update pass
 _LEAST_MOVED = 64  # elements; half of them show a missing half
 _LEAST_OF_TENSOR = 16  # elements that cannot stand still by chance

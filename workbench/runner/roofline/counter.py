@@ -71,7 +71,7 @@ class Tally:
         sdpa_flops.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
-        self.unknown = ""  # why ``calls`` say less than the step does, in a clause
+        self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self._device = device
         self._paused = 1  # until ``counting``
         self._label = ""

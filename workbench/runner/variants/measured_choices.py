@@ -40,7 +40,7 @@ def preparations(build: Build) -> list[Preparation]:
             try:
                 instrumented.call(variant, backward=True)
             except torch.OutOfMemoryError:
-                # Compiled it may fit. The operators' rules choose where nothing was measured.
+                # A compiled step may fit. Without measurements, the operators' rules choose.
                 free_memory()
         return {}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-LEAST_BYTES = 1 << 16  # smaller tensors stay: their copy would cost more than their place
+LEAST_BYTES = 1 << 16  # smaller tensors stay on the device: a copy costs more than it saves
 
 
 class Offload:

@@ -49,7 +49,7 @@ class Quantized:
         self.scheme = scheme
         self.codes: dict[str, Codes] = {}
         self.parameters: dict[str, nn.Parameter] = {}
-        self.plain_bytes = 0  # of the weights that codes stand for
+        self.plain_bytes = 0  # of the weights that were quantized
         named = {module: name for name, module in quantizable(structure, scheme).items()}
         every = structure.named_modules(remove_duplicate=False)
         self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
@@ -65,7 +65,7 @@ class Quantized:
         if layer not in self.codes:
             self.codes[layer] = kernels.quantize_weight(parameter.detach(), self.scheme)
             self.plain_bytes += parameter.nbytes
-            # Never to be read: a layer of codes takes the place of the one that has it.
+            # Never read: a quantized layer replaces the layer that has it.
             empty = parameter.detach().new_full((), torch.nan).expand(parameter.shape)
             self._nothing[layer] = nn.Parameter(empty, requires_grad=False)
         return self._nothing[layer]

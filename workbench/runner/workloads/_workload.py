@@ -36,7 +36,7 @@ class Bench:
     settings: Mapping[str, Scalar]
     trainer: Updates | None  # None where nothing is trained
     seed: int = 0
-    vocabulary: int = 0  # tokens that there are; the model's head may have more rows
+    vocabulary: int = 0  # number of tokens; the model's head may have more rows
     compiled: bool = False  # whether torch.compile will see the computation
 
     @property

@@ -31,7 +31,7 @@ SETTLING_STEPS = 2
 LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
 CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
 # Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
-# A power cap is none of them: under load it is the usual state, and cycles tell its effect.
+# A power cap is not one of them: it is usual under load, and cycles show its effect.
 THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
 
@@ -40,7 +40,7 @@ class Contender:
     """One side of a comparison; ``variant`` is None while its memory is freed for the others."""
 
     number: int
-    copy: int  # 1 where its configuration is the other's, so that it is built by itself
+    copy: int  # 1 if both sides have the same configuration, so that it is built separately
     situation: Situation
     name: str
     title: str = ""  # what tells it from the others; otherwise its configuration does

@@ -57,7 +57,7 @@ class Alternation:
         self._busy = busy
         self._number = before  # of the last block that was timed
         self.contenders: list[Contender] = []
-        self.alone = False  # each block builds its arm anew, with the memory to itself
+        self.alone = False  # each block builds its arm again, with no other arm in memory
         self.why_alone = ""  # a clause, once it is known
         self.when_alone: Callable[[], None] = lambda: None  # called once it is
         self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
@@ -184,7 +184,7 @@ class Alternation:
             done = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
             if done is None:
-                adapting = _steps_to_settle(contender)  # it may have been built anew
+                adapting = _steps_to_settle(contender)  # it may have been built again
             else:
                 adapting -= done.steps
                 self.steps += done.steps
@@ -203,7 +203,7 @@ class Alternation:
             done = self._attempt(contender, run)
             self.handle_commands()
             if done is None:
-                continue  # a command came in between, or memory was short: it goes on
+                continue  # a command interrupted it, or memory was short: continue
             tries += 1
             self._number += 1
             self.steps += done.steps
@@ -258,7 +258,7 @@ class Alternation:
         """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._context.wire.send(explain(Mistake(self._busy)))
-        # A prediction would be late: what it is of may be measured already.
+        # A prediction would be late: its configuration may already be measured.
         passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
         return isinstance(command, passed_over)
 
@@ -326,7 +326,7 @@ class Alternation:
         self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
-        if failure.kind == "capture":  # it hides what it failed of, which may have been memory
+        if failure.kind == "capture":  # it hides its cause, which may have been a lack of memory
             self.why_alone = f"{contender.name} could be captured only with no other arm in memory"
         self._context.note("warning", f"{self.why_alone}: each block builds its arm again")
         self.when_alone()

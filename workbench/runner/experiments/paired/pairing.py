@@ -45,7 +45,7 @@ class Pairing:
 
     def __init__(self, context: RunnerContext, start: protocol.Start) -> None:
         self._context, self._start = context, start
-        # Of so many steps none is another's, and a state is that of the configuration's own steps.
+        # With a number of steps or a decode state, only the configuration's own steps may run.
         exact = start.steps is not None or start.load_state or start.save_state
         self._share = 0.0 if exact else start.pairing_share
         self._random = random.Random(start.configuration.seed)

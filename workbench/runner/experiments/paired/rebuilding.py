@@ -23,11 +23,13 @@ from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
 SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
-TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
-LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
-GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds
+TRIAL_SHARE = (
+    0.5  # largest share of the budget for a first build if a second one is tried
+)
+LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, because the last may not end
+GROWTH = 1 / 8  # least share of the time so far for each build, so that hours do not need hundreds
 PAIRS = 2  # of a build, at least
-# A random piece of memory taken before each build moves what is built behind it.
+# A random allocation before each build changes the addresses of the build.
 STEP_BYTES = {"cuda": 2 << 20, "cpu": 64 << 10}
 MOST_STEPS = 32
 
