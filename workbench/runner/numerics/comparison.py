@@ -228,9 +228,7 @@ def _curve(
         needed = training_curve.bytes_needed(variant.plain_weights(), variant.weights_dtype, dtype)
         if needed > room:
             copies, free = size_text(needed), size_text(room)
-            why = (
-                f"the reference needs {copies}, more than half of the free memory, which is {free}"
-            )
+            why = f"the reference needs {copies}, but half of the free memory is only {free}"
             continue
         try:
             return training_curve.check(variant, dtype, between, lambda: nudges.size)

@@ -23,9 +23,7 @@ from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
 SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
-TRIAL_SHARE = (
-    0.5  # largest share of the budget for a first build if a second one is tried
-)
+TRIAL_SHARE = 0.5  # of the budget, at most, for the first build if a second one is tried
 LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, because the last may not end
 GROWTH = 1 / 8  # least share of the time so far for each build, so that hours do not need hundreds
 PAIRS = 2  # of a build, at least
