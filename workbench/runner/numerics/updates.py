@@ -104,8 +104,8 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
             unclear = (
-                f"the variant's precision rounds away the update of {name}: it changes only "
-                f"{moved} of their elements"
+                f"the variant's precision rounds away the update of {name}: only {moved} "
+                "elements change"
             )
         elif not allowed <= LARGEST:
             unclear = f"after rounding, the update of {name} varies too much by chance"
