@@ -174,7 +174,7 @@ class RunnerContext:
         self.wire.send(protocol.Note(kind=kind, text=text))
 
     def send_steps(self, laps: list[Lap], block: int = 0) -> None:
-        """Send finished steps, with the memory as it is now; ``block`` is 0 outside of one."""
+        """Send finished steps, with the present memory; ``block`` is 0 outside of one."""
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)

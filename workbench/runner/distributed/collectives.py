@@ -107,7 +107,7 @@ def all_gather_bytes(
 
 
 def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
-    """Return the sum of the ranks' ``x``, in a tensor of its own."""
+    """Return the sum of the ranks' ``x``, in a new tensor."""
     traffic, total = _along(axis), x.clone(memory_format=torch.contiguous_format)
     if traffic.group is None:
         return total

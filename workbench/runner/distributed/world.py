@@ -124,7 +124,7 @@ class World:
             raise RankError("the other ranks were ended because a step failed on rank 0")
 
     def fail(self, error: RankError) -> None:
-        """Record that a worker failed, and release whoever waits for it in a collective.
+        """Record that a worker failed, and release this process if it waits in a collective.
 
         What follows the first failure is its consequence, except that memory ran out.
         """
@@ -331,7 +331,7 @@ def abort() -> None:
 
 
 def _store_on_loopback(size: int) -> tuple[dist.TCPStore, int]:
-    """Return the store where ranks meet, and its port; by itself it would listen everywhere."""
+    """Return the store for the rendezvous, and its port; it listens only on loopback."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     store = dist.TCPStore(

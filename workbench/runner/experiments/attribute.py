@@ -393,7 +393,7 @@ class AttributeRun:
     # Messages
 
     def _report(self, final: bool = False) -> None:
-        """Send the arms and their effects as they are now."""
+        """Send the present arms and their effects."""
         command = self._command
         missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
         titles = [f"{name}={command.toggles[name]}" for name in self._names]

@@ -182,7 +182,7 @@ def _standing_bytes(model: Model, trainer: Trainer | None) -> int:
 
 
 def is_compiled(situation: Situation, compiles: Compiles) -> bool:
-    """Return True if torch.compile was requested, or an operator compiles a function of its own."""
+    """Return True if torch.compile was requested, or an operator compiles its own function."""
     return situation.has(Trait.COMPILED) or compiles.graphs > 0
 
 

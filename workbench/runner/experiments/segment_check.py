@@ -73,7 +73,7 @@ class SegmentCheck:
             )
 
     def end(self, variant: Variant, cancelled: bool) -> None:
-        """End the segment; ``cancelled``: whoever requested it has gone."""
+        """End the segment; ``cancelled``: the client that requested it is gone."""
         if self._is_reported:
             return
         if self._when == "steady":

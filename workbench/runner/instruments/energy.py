@@ -54,7 +54,7 @@ class EnergyCounter:
 
 
 class PowerMeter:
-    """Reads a counter in a thread of its own while a block runs.
+    """Reads a counter in a separate thread while a block runs.
 
     A counter stands still between two updates of the driver. The mean power is that between the
     first and the last change, each at the time of its reading.

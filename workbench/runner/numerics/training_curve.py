@@ -212,7 +212,7 @@ def _farthest(first: list[float], second: list[float]) -> float:
 
 
 def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.dtype) -> int:
-    """Count both models' weights, gradients and moments, and what is put back.
+    """Count both models' weights, gradients and moments, and the copies for restoring.
 
     And how far either moved, in FP32.
     """

@@ -125,7 +125,7 @@ class OwnModel(Model):
         self._names = frozenset(_parameters_of(module))
 
     def train(self, mode: bool = True) -> OwnModel:
-        """Set the mode of every module, also where a person's ``train()`` raises."""
+        """Set the mode of every module, even if the user's ``train()`` raises."""
         try:
             super().train(mode)
         except Exception:  # noqa: BLE001 - it may raise anything
@@ -134,13 +134,13 @@ class OwnModel(Model):
         return self
 
     def forward(self, *inputs: Any) -> Any:
-        """Return what the module returns; a dict of its parameters' names is its keywords."""
+        """Return the module's output; a dict of its parameters is passed as keywords."""
         if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
             return self.module(**inputs[0])
         return self.module(*inputs)
 
     def loss(self, *batch: Any) -> Tensor:
-        """Return the person's loss of the module's output."""
+        """Return the user's loss of the module's output."""
         if self.own_loss is None:
             raise Mistake(f"own: the training step needs a loss; build() must return {_WITH_LOSS}")
         value = self.own_loss(self(*batch), *batch)
@@ -164,7 +164,7 @@ class OwnModel(Model):
         }
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters alone: every structure has buffers of its own."""
+        """Return only the parameters: every structure has its own buffers."""
         state = self.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
 
@@ -428,7 +428,7 @@ def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
 
 
 def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
-    """Call what the person wrote; raise ``OwnModelError`` with that code's own traceback."""
+    """Call the user's code; raise ``OwnModelError`` with the traceback of that code."""
     try:
         return call()
     except torch.OutOfMemoryError:
@@ -453,7 +453,7 @@ def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
 
 
 def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
-    """Return the error for what a person's code raised: the line, and that code's traceback."""
+    """Return the error of the user's code, with its line and its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
     line = f", line {frames[own[-1]].lineno}" if own else ""
