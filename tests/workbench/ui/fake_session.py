@@ -181,8 +181,8 @@ def comparison(
 CHECKED = {  # check: status, evidence, lines
     "numerics": (
         "pass",
-        "against float64: relative error 0.0021, at most 0.0048 expected; loss off by +0.00031, at "
-        "most 0.02 expected",
+        "against float64: relative error 0.0021, at most 0.0048 expected; loss differs by "
+        "+0.00031, at most 0.02 expected",
         [],
     ),
     "syncs": (

@@ -262,9 +262,8 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(
     CompareRun(context, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
     comparison, session = recorded(context)
     voids = [block for block, void in enumerate(comparison.voids) if void]
-    assert [comparison.voids[block] for block in voids] == [
-        "a compile happened during the block"
-    ] * 2
+    reasons = [comparison.voids[block] for block in voids]
+    assert reasons == ["a compile happened during the block"] * 2
     assert {comparison.order[block] for block in voids} == {0}
     steps = session.segments[0].steps
     assert (steps["phase"][steps["block"] == voids[0] + 1] == Phase.COMPILE).all()
@@ -284,10 +283,8 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(context, sma
     CompareRun(context, protocol.Compare(base=small, other=small, budget_s=300)).execute()
     comparison, _ = recorded(context)
     assert comparison.verdict == "UNDECIDED" and comparison.facts["pairs"] == 0
-    assert any(
-        "not counted: a compile happened during the block" in reason
-        for reason in comparison.facts["reasons"]
-    )
+    reasons = comparison.facts["reasons"]
+    assert any("not counted: a compile happened during the block" in why for why in reasons)
 
 
 @pytest.mark.parametrize(
@@ -352,9 +349,8 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
     with contextlib.nullcontext() if cured else pytest.raises(CaptureError):
         run.execute()
     notes = [m.text for m in context.wire.sent if isinstance(m, protocol.Note)]
-    assert notes[0].startswith(
-        "B: trying again after freeing memory: The step could not be captured"
-    )
+    expected = "B: trying again after freeing memory: The step could not be captured"
+    assert notes[0].startswith(expected)
     assert "not permitted when stream is capturing" in notes[0]
     assert not any("fit in memory" in text for text in notes)
     if cured:

@@ -79,7 +79,7 @@ def test_a_wrong_loss_is_red_though_the_outputs_are_right(build):
     compute = arm.compute
     arm.compute = lambda *batch: compute(*batch) * 1.01
     result = comparison.check(arm, situation)
-    assert not result.ok and "loss off by +0.0" in result.text
+    assert not result.ok and "loss differs by +0.0" in result.text
     assert result.relative_error < result.tolerance
 
 
