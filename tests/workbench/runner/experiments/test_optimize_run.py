@@ -177,7 +177,7 @@ def test_whoever_ends_it_keeps_what_was_measured(context, small, command, error)
     ("options", "sentence"),
     [
         ({"include": ["turbo"]}, "toggle: unknown 'turbo'; expected one of"),
-        ({"include": ["window"]}, "toggle window makes another model"),
+        ({"include": ["window"]}, "toggle window changes the model"),
         ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
         ({"objective": "memory"}, "memory cannot be the objective or a limit here"),
         ({"memory_limit": 2e9}, "memory cannot be the objective or a limit here"),
@@ -203,7 +203,7 @@ def test_a_toggle_of_any_origin_that_makes_another_model_is_not_searched(
 ):
     toggle = dataclasses.replace(all_toggles()["rope_cache"], configure=lambda option, config: {})
     monkeypatch.setitem(all_toggles(), toggle.name, toggle)
-    with pytest.raises(Mistake, match="toggle rope_cache makes another model"):
+    with pytest.raises(Mistake, match="toggle rope_cache changes the model"):
         optimize(context, small, include=[toggle.name])
 
 
