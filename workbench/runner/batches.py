@@ -48,7 +48,7 @@ class Batches:
 
     @property
     def index(self) -> int:
-        """Which batch of the ring is current."""
+        """The index of the current batch in the ring."""
         return max(0, self.advances - 1) % RING
 
     @property
@@ -64,17 +64,17 @@ class Batches:
         return [*(tensor for tensor in dense if tensor.layout == torch.strided), *rings]
 
     def part(self, index: int, parts: int) -> Batches:
-        """Return the rows of one of so many equal parts, in the same buffers.
+        """Return the rows of part ``index`` of ``parts`` equal parts, in the same buffers.
 
-        Raises ``Mistake`` for batches that cannot be divided by rows.
+        Raises ``Mistake`` for batches that cannot be split by rows.
         """
         if parts == 1:
             return self
         current = tensors((self.inputs, self.targets))
         if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in current):
             raise Mistake(
-                f"own: batches cannot be divided among {parts} ranks unless every input is a dense "
-                "tensor whose first axis is the batch, of one shape in all batches"
+                f"own: batches cannot be split across {parts} ranks: every input must be a dense "
+                "tensor whose first dimension is the batch, with the same shape in all batches"
             )
         inputs, targets = (
             map_tensors(every, lambda x: x.chunk(parts)[index])
@@ -83,17 +83,17 @@ class Batches:
         return Batches(inputs, targets, self.few, self._buffers)
 
     def rewind(self) -> None:
-        """Let the first batch be the next."""
+        """Make the first batch the next one."""
         self.advances = 0
 
     def go_to(self, count: int) -> None:
-        """Be as after ``count`` advances."""
+        """Set the state that ``count`` advances lead to."""
         self.advances = max(0, count - 1)
         self.advance()
         self.advances = count
 
     def following(self) -> tuple[Tensors, Tensors]:
-        """Return copies of the inputs and targets of the next batch; the current one stays so."""
+        """Return copies of the next batch's inputs and targets; the current batch stays."""
         count, inputs = self.advances, self.inputs
         before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
         self.go_to(self.index + 2)

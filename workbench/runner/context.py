@@ -96,7 +96,7 @@ class RunnerContext:
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def set_variant(self, variant: Variant | None) -> None:
-        """Watch the memory and the devices of the variant that steps from here on, if any."""
+        """Watch the memory and the devices of the variant that steps from now on, if any."""
         self.memory.track(variant)
         self._variant = None if variant is None else weakref.ref(variant)
         self._companions.update()
@@ -107,7 +107,7 @@ class RunnerContext:
         On a GPU with nothing built on it, ceilings that are not known are measured before; on the
         CPU only on request.
         """
-        self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
+        self.clock.drain(wait=True)  # remaining steps are from before a failure, and of another
         if self.device.type == "cuda" and self.roof.measured is None and not self.variants.count:
             with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
                 self.roof.measure()
@@ -130,7 +130,7 @@ class RunnerContext:
         return statistics.median(shares) if shares else None
 
     def disturbance(self, start_ns: int, stop_ns: int) -> str:
-        """Say in a clause who else used the device in that stretch, and how much; or nothing."""
+        """Return a clause that names who else used the device then, and how much; else empty."""
         share = self.others_percent(start_ns, stop_ns)
         on_gpu = self.device.type == "cuda"
         if share is None or share < (BUSY if on_gpu else CPU_BUSY):
@@ -139,7 +139,7 @@ class RunnerContext:
         return f"{who} used {share:.0f} % of the {'GPU' if on_gpu else 'CPU'}"
 
     def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
-        """Return the GPU's mean SM clock in a stretch of time, by readings; None if unknown."""
+        """Return the GPU's mean SM clock in a period, from samples; None if unknown."""
         if self.device.type != "cuda":
             return None
         clocks_mhz = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
@@ -147,13 +147,13 @@ class RunnerContext:
         return statistics.fmean(clocks_mhz) if clocks_mhz else None
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was queued."""
+        """Wait until the device has completed all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Pause the watch for hangs where nothing steps; what raises inside ends the run."""
+        """Pause the hang watchdog while no steps run; an exception inside ends the run."""
         watched, self.watchdog.active = self.watchdog.active, False
         yield
         if watched:
@@ -166,7 +166,7 @@ class RunnerContext:
             raise Cancelled
 
     def state(self, state: str, text: str = "") -> None:
-        """Tell what the runner does now."""
+        """Report what the runner does now."""
         self.wire.send(protocol.State(state=state, text=text))
 
     def note(self, kind: str, text: str) -> None:
@@ -174,15 +174,15 @@ class RunnerContext:
         self.wire.send(protocol.Note(kind=kind, text=text))
 
     def send_steps(self, laps: list[Lap], block: int = 0) -> None:
-        """Send finished steps, with the memory as it is now; ``block`` is 0 outside of one."""
+        """Send finished steps, with the present memory; ``block`` is 0 outside of one."""
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)
         if names := timing.pop_replaced():
             self.note(
                 "warning",
-                f"the model's file replaced {', '.join(names)}: step times do not use it, and it "
-                "was put back",
+                f"the model's file replaced {', '.join(names)}: step times are not affected, and "
+                "the original was restored",
             )
         if not laps:
             return
@@ -203,7 +203,7 @@ class RunnerContext:
             self._send_own_peak(memory)
 
     def _send_own_peak(self, memory: Memory) -> None:
-        """Tell the segment's highest peak without what was held for other configurations."""
+        """Report the segment's highest peak without the memory of other configurations."""
         variant = None if self._variant is None else self._variant()
         peaks = [memory.peak - memory.others_bytes]
         if self.device.type == "cuda" and variant is not None and variant.divided is not None:
@@ -238,12 +238,12 @@ class RunnerContext:
         self._roofless.clear()
 
     def answer(self, request: protocol.Predict) -> None:
-        """Say what the roofline makes of two configurations."""
+        """Send the roofline's prediction for two configurations."""
         made = self.predictor.of(request.base, request.other)
         self.wire.send(protocol.Predicted(base=request.base, other=request.other, prediction=made))
 
     def _no_cycles(self, why: str) -> None:
-        self.note("warning", f"the clock of a block is the mean of its readings: {why}")
+        self.note("warning", f"a block's clock is the mean of sampled clocks: {why}")
 
     def _phase_changed(self, phase: Phase) -> None:
         self.watchdog.begin(phase)

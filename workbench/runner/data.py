@@ -55,7 +55,7 @@ def make_batches(
         return _language(ring[:1].to(device), LoadedBatches(windows, RING, loading))
     if source != SYNTHETIC:
         raise ValueError(
-            f"data: {family.name} draws its own batches, whose inputs are no text, and cannot take "
+            f"data: {family.name} generates its own inputs, which are not text, so it cannot read "
             f"{source!r}; choose {SYNTHETIC!r}"
         )
     drawn = [family.draw(config, batch, sequence, generator) for _ in range(RING)]
@@ -68,7 +68,7 @@ def make_batches(
     buffers = [ring[0].clone() for ring in rings]
     unused = iter(buffers)
     current = map_tensors(cast[0], lambda _: next(unused))
-    few = current  # a model of one's own may take no other size
+    few = current  # the user's own model may support no other size
     return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
 
 
@@ -102,10 +102,10 @@ def _rings(batches: Sequence[Tensors]) -> list[Tensor]:
 
 
 def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
-    """Return True if all hold dense tensors of the same shapes, and are alike in all else."""
+    """Return True if all batches hold dense tensors of the same shapes and are otherwise equal."""
 
     def kind(x: Tensor) -> tuple[Any, ...]:
-        is_fake = hasattr(x, "fake_mode")  # of a step that is followed without numbers
+        is_fake = hasattr(x, "fake_mode")  # of a step on fake tensors
         return Tensor if is_fake else type(x), x.layout, x.dtype, tuple(x.shape)
 
     first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))
@@ -139,7 +139,7 @@ def _file_bytes(source: str, vocabulary: int, needed: int) -> Tensor:
         raise ValueError(f"data: cannot read {source!r} on {host()}: {reason}") from None
     if len(content) < needed:
         raise ValueError(
-            f"data: {source!r} has {len(content)} bytes; a sequence needs {needed} of them"
+            f"data: {source!r} has {len(content)} bytes, but a sequence needs {needed}"
         )
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     largest = int(text.max())

@@ -1,4 +1,4 @@
-"""The engine: takes commands, one run after another, and outlives what goes wrong in them."""
+"""The engine: executes commands, one run after another, and survives their failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workbench.runner.wire import Wire
 
 
 class LongRun(Protocol):
-    """The run of a command: it goes on until it is done, or ends with one of run's exceptions."""
+    """The run of a command: it ends when it is done, or with one of the exceptions of ``run``."""
 
     @property
     def steps(self) -> int:
@@ -64,13 +64,13 @@ class Engine:
         self._wire = wire
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            # OpenMP's threads spin at barriers: where the window takes a core away from one of
+            # OpenMP's threads spin at barriers: if the window takes a core away from one of
             # them all wait, and a step of 30 ms was seen to take a second. One core is left free.
             torch.set_num_threads(max(1, usable_cores() - 1))
         self._context = RunnerContext(wire, device)
 
     def serve(self) -> int:
-        """Take commands until Quit; returns the exit code."""
+        """Execute commands until Quit; return the exit code."""
         device = self._context.device
         register_plugins()
         self._wire.answer = lambda check: availability(check.configuration, device)
@@ -95,13 +95,13 @@ class Engine:
                 self._clear_triton_cache()
                 self._context.state("idle")
             elif isinstance(command, protocol.Cancel):
-                self._context.state("idle")  # the answer that keeps us from being terminated
+                self._context.state("idle")  # the answer that prevents our termination
             # Apply, Pause, Resume and Stop were meant for a run that ended before they were read.
             command = passed_on or self._wire.next()
         return 0
 
     def _clear_triton_cache(self) -> None:
-        """Clear it, and send how much there was."""
+        """Clear Triton's cache, and report its size."""
         try:
             entries, size = triton_cache.clear()
         except OSError as error:
@@ -133,14 +133,14 @@ class Engine:
             reason, passed_on = end.reason, end.command
         except Cancelled:
             reason = "cancelled"
-        # A model may raise anything, also what is meant to end its process: we stay.
+        # A model may raise anything, even SystemExit: the runner continues.
         except BaseException as error:  # noqa: BLE001
             reason, failure = "failed", explain(error)
         if failure is not None:
             configuration = getattr(run, "configuration", getattr(command, "configuration", None))
             failure = cure(failure, configuration, self._context.device)
             self._wire.send(failure)
-            # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
+            # A mistake took no memory: variants, which may have compiled for minutes, are kept.
             if not failure.fatal and failure.kind != "mistake":
                 self._context.variants.forget_all()
         self._wire.send(protocol.Finished(reason=reason, steps=run.steps))

@@ -30,7 +30,7 @@ OPTIONAL = (
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Return as text by name whatever on this machine a measurement may depend on."""
+    """Return the facts of this machine that a measurement may depend on, as text by name."""
     facts = {
         "device": device_name(device),
         "torch": str(torch.__version__),

@@ -1,4 +1,4 @@
-"""Failures while building or running: a sentence for a person and a way out."""
+"""Failures while building or running: a sentence for the user and a fix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from workbench.runner.environment import host
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-# Kinds of failure that may not come again with more memory free: a capture that fails hides what it
-# failed of, which may have been memory.
+# Kinds of failure that free memory may prevent: a failed capture hides its cause, which may have
+# been a lack of memory.
 MEMORY_MAY_CURE = ("out-of-memory", "capture")
 _LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
 _DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
@@ -34,7 +34,7 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-# What the compilers put before the line that says what was wrong.
+# The lines that compilers print before the one that says what was wrong.
 _PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.]+:")
 
 
@@ -42,11 +42,11 @@ class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
     """A request that cannot be fulfilled: one sentence with values, what is allowed, what to do."""
 
 
-OWN_MODULE = "own_model_"  # how the names of modules from a person's file begin
+OWN_MODULE = "own_model_"  # prefix of the names of modules from the user's file
 
 
 class OwnModelError(RuntimeError):
-    """A person's own file failed: a sentence with its line, and its traceback for the log."""
+    """The user's own file failed: a sentence with its line, and its traceback for the log."""
 
     def __init__(self, sentence: str, detail: str) -> None:
         super().__init__(sentence)
@@ -84,7 +84,7 @@ def explain(error: BaseException) -> Failure:
         return Failure(
             kind="model",
             sentence=first,
-            fix="Correct the file and run again; the log has its traceback.",
+            fix="Correct the file and run again. The log has the traceback.",
             detail=error.detail,
         )
     if isinstance(error, RankError):
@@ -97,21 +97,21 @@ def explain(error: BaseException) -> Failure:
         return Failure(
             kind="ranks",
             sentence=sentence,
-            fix="Run again, which starts the other ranks anew; the log has what they printed.",
+            fix="Run again to restart the other ranks. The log has their output.",
             detail=detail,
         )
     if lacks_memory(error):
         return Failure(
             kind="out-of-memory",
             sentence=f"Out of memory: {_wanted(str(error))}",
-            fix="Use a smaller batch or sequence, checkpointing, or BF16; what was built is freed.",
+            fix="Use a smaller batch or sequence, checkpointing, or BF16. Built models are freed.",
             detail=detail,
         )
     if triton_cache.is_stale(_chain(error)):
         return Failure(
             kind="compile",
             sentence=f"A compiled Triton kernel on disk cannot be used: {first}",
-            fix="Clear Triton's cache; every kernel is then compiled again when it is next used. "
+            fix="Clear Triton's cache. Each kernel is then compiled again when it is next used. "
             f"The cache is {' and '.join(map(str, triton_cache.folders()))} on {host()}.",
             clears="triton",
             detail=detail,
@@ -120,8 +120,8 @@ def explain(error: BaseException) -> Failure:
         return Failure(
             kind="capture",
             sentence=f"The step could not be captured as a CUDA graph{_where(error)}: {first}",
-            fix="A capture holds fixed shapes and addresses, and nothing that makes the host wait: "
-            "switch CUDA graphs off, or change that line.",
+            fix="Switch CUDA graphs off, or change that line: a CUDA graph needs fixed shapes and "
+            "addresses, and operations that do not make the host wait.",
             detail=detail,
         )
     if is_of_compiler(error):
@@ -155,7 +155,7 @@ def explain(error: BaseException) -> Failure:
 
 
 def _own_frames(error: BaseException) -> str:
-    """Return the lines of a person's own file that led to an error; empty without any."""
+    """Return the lines of the user's own file that led to an error; empty if there are none."""
     frames = [
         traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -168,8 +168,8 @@ def _own_frames(error: BaseException) -> str:
 
 
 def trying_again(failure: Failure) -> str:
-    """Return a sentence: the failure may be due to memory, and the attempt is repeated."""
-    return f"trying again with the memory free: {failure.sentence}"
+    """Return a sentence that the attempt is repeated, because memory may be the cause."""
+    return f"trying again after freeing memory: {failure.sentence}"
 
 
 def is_of_compiler(error: BaseException) -> bool:
@@ -185,15 +185,15 @@ def is_of_triton(error: BaseException) -> bool:
 def is_fatal(error: BaseException) -> bool:
     """Return True if the CUDA context is lost, so that only a new process helps."""
     if isinstance(error, (CaptureError, RankError)) or lacks_memory(error):
-        # A capture that failed leaves the context usable, and so does what did not fit; what
-        # another rank has lost is not this one's.
+        # The context stays usable after a failed capture, after a lack of memory, and if another
+        # rank has lost its own.
         return False
     lost = getattr(torch, "AcceleratorError", ())
     return isinstance(error, lost or ()) or "CUDA error:" in str(error)
 
 
 def _why_not_compiled(text: str) -> str:
-    """Return the reason and the line of the model's source, if Dynamo tells both."""
+    """Return the reason and the line of the model's source, if Dynamo reports both."""
     reason, separator, source = text.strip().partition("from user code:")
     frames = re.findall(r'File "(.+)", line (\d+), in .+\n\s*(.+)', source)
     if not separator or not frames:
@@ -210,7 +210,7 @@ def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
     return Failure(
         kind="unwritten",
         sentence=f"{what} could not be written to {path} on {host()}: {error.strerror}.",
-        fix="Make room there, or name another place.",
+        fix="Free disk space there, or choose another path.",
     )
 
 
@@ -228,7 +228,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from."""
+    """Yield the error and the errors that caused it."""
     current: BaseException | None = error
     while current is not None:
         yield current

@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent e
 
 
 class Loading(NamedTuple):
-    """Settings of a loader: its processes (0: none of its own), and whether memory is pinned."""
+    """Settings of a loader: its worker processes (0: none), and whether memory is pinned."""
 
     workers: int
     pinned: bool

@@ -16,7 +16,7 @@ from workbench.runner.wire import Wire
 if TYPE_CHECKING:
     from workbench.runner.engine import Engine
 
-WITHOUT_TORCH = "Install what runs models: pip install 'gpu-optimization-workbench[torch]'."
+WITHOUT_TORCH = "Install PyTorch: pip install 'gpu-optimization-workbench[torch]'."
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     atexit.register(descendants.kill_descendants)  # first, and so called last
     os.environ.setdefault(descendants.VARIABLE, uuid.uuid4().hex)
     wire = Wire.from_standard_streams()
-    wire.listen()  # before what takes long: a window that goes meanwhile takes us along
+    wire.listen()  # before slow imports: if the window ends meanwhile, this process ends too
     provenance.ask()
     try:
         return _engine()(wire).serve()
@@ -42,7 +42,7 @@ def main() -> int:
         )
         return 1
     finally:
-        gc.unfreeze()  # else extensions complain at the end of what they take for leaks
+        gc.unfreeze()  # else extensions report leaks at exit that are none
 
 
 def _engine() -> type[Engine]:

@@ -37,7 +37,7 @@ def _tensors(value: Any, seen: set[int]) -> list[Tensor]:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Return ``value`` with ``function`` of each tensor in its place; ``value`` stays as it is."""
+    """Return ``value`` with ``function`` of each tensor in its place; ``value`` does not change."""
     if isinstance(value, Tensor):
         return function(value)
     if not tensors(value):

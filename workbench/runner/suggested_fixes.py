@@ -45,10 +45,10 @@ def not_finite(what: str) -> protocol.Failure:
     """Return the failure of steps whose ``what`` (loss, output) is not finite."""
     return protocol.Failure(
         kind="nan",
-        sentence=f"The {what} is not finite (NaN or infinite): the steps go on, but their numbers "
-        "mean nothing.",
-        fix="In FP32 with plain kernels that is the model's or its data's: look for a division by "
-        "zero, a logarithm of zero, an overflow, or weights that diverged.",
+        sentence=f"The {what} is not finite (NaN or infinite): the steps continue, but their "
+        "results mean nothing.",
+        fix="In FP32 with plain kernels, the cause is the model or its data: look for a division "
+        "by zero, a logarithm of zero, an overflow, or weights that diverged.",
     )
 
 
@@ -64,7 +64,7 @@ def slower_when_switched_on(
             words = judgement_words(judgement, REGION)
             return protocol.Failure(
                 kind="slower",
-                sentence=f"{toggle.title} made it {words}.",
+                sentence=f"{toggle.title} made the step {words}.",
                 fix=f"Set {toggle.title} to {toggle.options[toggle.off]}. "
                 f"{toggle.causes_of_slowness}",
                 set={name: toggle.off},
@@ -73,14 +73,14 @@ def slower_when_switched_on(
 
 
 def _fixes(failure: protocol.Failure, situation: Situation) -> list[Fix]:
-    """Return what may help, the first to try first."""
+    """Return the fixes that may help, in the order in which to try them."""
     needed = footprint(situation) if failure.kind == OUT_OF_MEMORY else None
     fixes = [
         fix for toggle in all_toggles().values() for fix in toggle.fixes(failure, situation, needed)
     ]
     batch = int(situation.configuration.settings[BATCH])
     if failure.kind == OUT_OF_MEMORY and batch > 1:
-        meaning = f"half of the {batch} sequences that a step has now"
+        meaning = f"half of the present {batch} sequences per step"
         fixes.append(Fix(50, {BATCH: str(batch // 2)}, meaning))
     if failure.kind == "ranks":
         fixes.append(_on_one_device(situation))
@@ -90,7 +90,7 @@ def _fixes(failure: protocol.Failure, situation: Situation) -> list[Fix]:
 def _on_one_device(situation: Situation) -> Fix:
     devices = [toggle for toggle in all_toggles().values() if toggle.group == "Devices"]
     used = [toggle for toggle in devices if situation.option(toggle.name) != toggle.off]
-    meaning = "one device continues alone; running again starts the other ranks instead"
+    meaning = "one device continues alone; run again without this to restart the other ranks"
     return Fix(10, {toggle.name: toggle.off for toggle in used}, meaning)
 
 

@@ -95,7 +95,7 @@ class Wire:
         A process that a model forked has no say here; it ends if it tries to. And the other end is
         to hear that this runner is gone although such a process lives.
         """
-        self._lock = threading.Lock()  # which no thread of the child's would ever give back
+        self._lock = threading.Lock()  # which no thread of the child would release
         output, self._output = self._output, -1
         os.close(output)
 
@@ -113,7 +113,7 @@ class Wire:
                 while line:
                     line = line[os.write(self._output, line) :]
         except OSError:
-            leave()  # no process listens any more: the window is gone, and with it our purpose
+            leave()  # no process listens any more: the window is gone, so this process ends
 
     def listen(self) -> None:
         """Start the thread that reads commands until the other end closes."""
@@ -165,7 +165,7 @@ class Wire:
         assert self.answer is not None
         try:
             self.send(self.answer(check))
-        except Exception as error:  # noqa: BLE001 - without this thread the runner would be deaf
+        except Exception as error:  # noqa: BLE001 - without this thread the runner would read no commands
             self.send(
                 protocol.Failure(
                     kind="wire",

@@ -48,7 +48,7 @@ def test_a_run_that_failed_is_1_with_its_reason_for_people_and_programs(name, ra
 
 def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys):
     detail = 'File "net.py", line 7, in forward\nValueError: x\n'
-    for fix in ("Correct the file and run again; the log has its traceback.", "Use less."):
+    for fix in ("Correct the file and run again. The log has the traceback.", "Use less."):
         failed = protocol.Failure(kind="model", sentence="It burst.", fix=fix, detail=detail)
         sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
         assert main(["run", "hydra"]) == 1

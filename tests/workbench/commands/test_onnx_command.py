@@ -137,7 +137,7 @@ def test_bits_taken_for_a_type_that_is_not_known_are_refused_in_one_sentence(tmp
     with pytest.raises(Mistake) as refusal:
         onnx._write(halves, (torch.ones(4),), tmp_path / "a.onnx")
     assert str(refusal.value) == (
-        "Calls cannot be exported: Tensor.view: the bits of a tensor cannot be taken for INT16; "
+        "Calls cannot be exported: Tensor.view: cannot reinterpret the bits of a tensor as INT16; "
         "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
     )
 

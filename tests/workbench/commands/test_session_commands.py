@@ -78,7 +78,7 @@ def test_the_peak_that_programs_are_told_is_that_of_the_table(pair, capsys):
 
 
 def checked() -> Study:
-    rows = {"check": ["syncs"], "status": ["fail"], "evidence": ["twice a step the host waits"]}
+    rows = {"check": ["syncs"], "status": ["fail"], "evidence": ["the host waits twice per step"]}
     lines = {"check": ["syncs"], "line": ["net.py:7 in forward: item()"]}
     tables = {"checks": rows, "lines": lines}
     columns = {name: {key: np.array(cells, object) for key, cells in table.items()}

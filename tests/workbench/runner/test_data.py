@@ -58,6 +58,6 @@ def test_drawn_inputs_take_the_dtype_of_the_weights_and_targets_stay():
 
 
 def test_a_family_that_draws_takes_no_file():
-    with pytest.raises(ValueError, match="measuring draws its own batches") as refusal:
+    with pytest.raises(ValueError, match="measuring generates its own inputs") as refusal:
         batches(measuring_family.FAMILY, source="/some/text.txt")
     assert "/some/text.txt" in str(refusal.value) and "\n" not in str(refusal.value)

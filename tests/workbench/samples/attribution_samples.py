@@ -76,7 +76,9 @@ def messages(
         options = [f"{name}={toggles[name]}" for name in blocked]
         rows = {"toggle": options, "reason": [*blocked.values()]}
         yield protocol.StudyRows(t_s=now, study=index, table="blocked", columns=rows)
-    counted = "counted by the allocator, each arm alone" if memory else "not measured: on the CPU"
+    counted = (
+        "counted by the allocator for one arm at a time" if memory else "not measured: on the CPU"
+    )
     yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})
     missing = {n: arm.reason for n, arm in enumerate(arms) if arm.state != "measured"}
     wanted = design.contrasts(mode, titles, subsets, missing, orders)

@@ -19,8 +19,8 @@ OUTCOMES = (
     (HOLDS, 0.412, None, None, ""),
     (
         NOT_MEASURED, None, None, None,
-        "+ checkpointing=full: not built: building those before it took 121 s, of 120 s that "
-        "building may take; compiling took 97 s",
+        "+ checkpointing=full: not built: building earlier arms took 121 s, 120 s are "
+        "allowed; compiling took 97 s",
     ),
     (FAILS, 3.9, 3.8, 4.0, "+ compile=default computed wrong numbers"),
 )  # fmt: skip

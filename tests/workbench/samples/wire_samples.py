@@ -138,7 +138,7 @@ def comparison(
     for pair in range(pairs):
         for arm, void in (
             (0, ""),
-            *([(1, "a compile happened in it")] if not pair else []),
+            *([(1, "a compile happened during the block")] if not pair else []),
             (1, ""),
         ):
             median = float(10 * rng.normal(1, 0.001) * (1, 0.9)[arm])

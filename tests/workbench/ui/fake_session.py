@@ -152,7 +152,11 @@ def comparison(
     first = 1 + max((block.pair for block in before), default=-1)
     for pair in range(first, first + pairs):
         for arm in rng.permutation(2).tolist():
-            voids = ["a compile happened in it", ""] if (pair, arm) in ((3, 1), (9, 0)) else [""]
+            voids = (
+                ["a compile happened during the block", ""]
+                if (pair, arm) in ((3, 1), (9, 0))
+                else [""]
+            )
             for void in voids:
                 median = 31.0 * ratio**arm * float(rng.normal(1 + pair / 500, 0.004))
                 block = protocol.Block(
@@ -177,13 +181,13 @@ def comparison(
 CHECKED = {  # check: status, evidence, lines
     "numerics": (
         "pass",
-        "against float64: relative error 0.0021, at most 0.0048 expected; loss off by +0.00031, at "
-        "most 0.02 expected",
+        "against float64: relative error 0.0021, at most 0.0048 expected; loss differs by "
+        "+0.00031, at most 0.02 expected",
         [],
     ),
     "syncs": (
         "fail",
-        "3 times a step the host waits, or would on a GPU",
+        "the host waits, or would on a GPU, 3 times per step",
         [
             "models/layers/routing.py:88 in forward: count = int(mask.sum()) "
             "(aten._local_scalar_dense.default needs values)",
@@ -198,11 +202,10 @@ CHECKED = {  # check: status, evidence, lines
     ),
     "memory": (
         "pass",
-        "nothing is left behind by 20 steps; 2,310.4 MiB at most, 0.94 of the 2,457.9 MiB that "
-        "were estimated",
+        "20 steps leak no memory; the peak is 2,310.4 MiB, 0.94 times the estimate of 2,457.9 MiB",
         [],
     ),
-    "speedup": ("not applicable", "nothing is switched on that could make it faster", []),
+    "speedup": ("not applicable", "no toggle is on that could make it faster", []),
     "batches": ("pass", "batch 1: against float64: relative error 0.0019", []),
 }
 

@@ -32,7 +32,7 @@ def swept(run: FakeRun, command: protocol.Sweep, index: int = 0) -> Iterator[pro
             "arms": [*names],
             "toggles": ["{}"] * len(arms),
             "points": len(points),
-            "order": "sizes in random order, the arms in turn within each",
+            "order": "sizes in random order, and the arms of each size in random order",
         },
     )
     columns: dict[str, list] = {}

@@ -26,5 +26,5 @@ def _evidence_of(toggle: Toggle, observed: Observed) -> Evidence | None:
     except Exception as error:  # evidence may run the model, which may raise anything
         if is_fatal(error):
             raise
-        finding = unknown(f"looking for the evidence failed: {explain(error).sentence}")
+        finding = unknown(f"the evidence could not be collected: {explain(error).sentence}")
     return Evidence(toggle.name, option, finding.status, finding.text)

@@ -11,7 +11,7 @@ MOST_LETTERS = 24  # of a value in a title: a path, a checksum
 
 
 def label(configuration: Configuration, device: torch.device) -> str:
-    """Return what a configuration switches differently from the defaults, in a few words."""
+    """Return the options of a configuration that are not the defaults, in a few words."""
     parts = [
         f"{toggle.title}: {toggle.options[option]}"
         for toggle in all_toggles().values()
@@ -21,7 +21,7 @@ def label(configuration: Configuration, device: torch.device) -> str:
 
 
 def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
-    """Return a variant's name: its toggles, after whatever else differs from the other variant."""
+    """Return a variant's name: what else differs from the other variant, then its toggles."""
     switched = label(configuration, device)
     if configuration.family != beside.family:
         return f"{configuration.family} {configuration.preset}: {switched}"

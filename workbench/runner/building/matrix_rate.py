@@ -9,7 +9,7 @@ from workbench.runner.toggles import all_toggles
 def matrix_dtype(situation: Situation) -> str:
     """Return the name of the matrix rate of a step's linear layers.
 
-    The last toggle that decides on it wins: 8-bit codes are multiplied whatever the precision.
+    The last toggle that sets it wins: quantized weights are multiplied in 8 bits in any precision.
     """
     rates = [
         toggle.matrix_rate(situation.option(name), situation)

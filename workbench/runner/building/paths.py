@@ -11,9 +11,9 @@ from workbench.runner.toggles._adapting import ranks_text
 
 
 def path_text(usage: Mapping[str, Mapping[str, int]], config: Any, model: Model) -> str:
-    """Say which path ran where PyTorch has several, and which ranks are in use; empty for none.
+    """Return which of several paths ran, and which ranks the heads use; empty for none.
 
-    The former is of the step that was watched. Reading the ranks waits for the device.
+    The paths are those of the watched step. Reading the ranks waits for the device.
     """
     clauses = [
         f"{name} by {' and '.join(calls)}"

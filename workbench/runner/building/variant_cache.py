@@ -43,7 +43,7 @@ FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
 
 
 def _tokens(situation: Situation) -> int:
-    """Return the tokens of a step; samples of a model whose inputs are no tokens."""
+    """Return the tokens of a step, or its samples if the model's inputs are not tokens."""
     tokens = int(situation.workload.tokens(situation.configuration.settings))
     if situation.is_own_model:
         tokens *= user_model.tokens_of_sample(situation.config)
@@ -60,7 +60,7 @@ def is_short(device: torch.device) -> bool:
 
 
 class VariantCache:
-    """Builds variants and keeps them, least recently used first to go."""
+    """Builds variants and keeps them; the least recently used variant is freed first."""
 
     def __init__(self) -> None:
         self._variants: dict[bytes, Variant] = {}
@@ -78,7 +78,7 @@ class VariantCache:
         return _variant_key(situation, copy) in self._variants
 
     def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Variant:
-        """Return a situation's variant, built now unless it exists; each ``copy`` is another."""
+        """Return a situation's variant; build it if missing. Each ``copy`` is separate."""
         key = _variant_key(situation, copy)
         variant = self._variants.pop(key, None)
         if variant is not None and variant.divided is not None and variant.divided.is_stale:
@@ -89,7 +89,7 @@ class VariantCache:
             ):
                 old = self._variants.pop(next(iter(self._variants)))
                 left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
-                del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
+                del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
                 if is_short(situation.device) or any(x() is not None for x in left):
                     gc.collect()
             if is_short(situation.device):
@@ -139,16 +139,16 @@ class VariantCache:
         return self._numbers.get(_numbers_key(situation))
 
     def keep_numbers(self, situation: Situation, checked: Numerics) -> None:
-        """Know what a check found for as long as there are weights of this model."""
+        """Store the result of a check until the weights of this model are freed."""
         self._numbers[_numbers_key(situation)] = checked
 
     def forget_all(self) -> None:
-        """Free all variants and weights, and know nothing of their numbers."""
+        """Free all variants and weights, and forget the results of their checks."""
         self._variants.clear()
         self._others.clear()
         self._weights.forget()
         self._numbers.clear()
-        gc.collect()  # variants that were compiled, or divided among ranks, are in cycles
+        gc.collect()  # compiled variants, and those of several ranks, are in cycles
         free_memory()
         world.forget_variants()
 
@@ -182,7 +182,7 @@ class VariantCache:
             weights, model = part.own, part.model(situation, along_sequence=build.along_sequence)
         else:
             weights = sets.plain(situation, dtype)
-            # Each variant has modules of its own over the same parameters: structure differs only.
+            # Each variant has its own modules around the same parameters.
             model = situation.family.share(situation.config, weights.parameters)
         sets.tidy(used)
         model.share_rope_cache(False)
@@ -264,5 +264,5 @@ def _variant_key(situation: Situation, copy: int) -> bytes:
 
 
 def _numbers_key(situation: Situation) -> bytes:
-    # The structure too: a file with a model of one's own may have changed under its name.
+    # The structure too: the user's own file may have changed under its name.
     return structure_key(situation) + _variant_key(situation, 0)

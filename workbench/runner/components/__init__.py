@@ -1,1 +1,1 @@
-"""Components of the bundled families as models of their own, in files that a run can name."""
+"""Components of the bundled families as separate models, in files that a run can name."""

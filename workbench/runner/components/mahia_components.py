@@ -1,4 +1,4 @@
-"""MAHIA-X's three components, each as a model of its own: ``FILE.py:function`` names one.
+"""MAHIA-X's three components as separate models: ``FILE.py:function`` names one.
 
 Those whose name ends in ``as_tested`` have the sizes of the document's own tests; the others are
 large enough for a GPU. What a component computes with is chosen by the toggles of its operators.

@@ -1,1 +1,1 @@
-"""Configurations: what they may hold, and what a runner makes of them."""
+"""Configurations: their allowed values, and how a runner resolves them."""

@@ -26,7 +26,7 @@ def why_blocked(name: str, option: str, situation: Situation) -> Blocked | None:
 
 
 def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
-    """Return why a toggle does not act on a model of one's own, and what to do."""
+    """Return why a toggle does not affect the user's own model, and what to do."""
     if toggle.bundled:
         return toggle.bundled, "Choose a bundled family."
     if not toggle.operators:
@@ -40,11 +40,11 @@ def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
         }
     if not called.isdisjoint(toggle.operators):
         return None
-    acts = f"acts on kernels.{toggle.operators[0]}"
+    affected = f"kernels.{toggle.operators[0]}"
     if len(toggle.operators) > 1:
-        acts = "acts on operators of kernels"
-    fix = "Let it compute inside your model (toggles of Your model), or choose a bundled family."
-    return f"{acts}, which your file does not call", fix
+        affected = "operators of kernels"
+    fix = "Replace modules of your model (toggles of Your model), or choose a bundled family."
+    return f"affects only {affected}, which your file does not call", fix
 
 
 def configured(situation: Situation) -> Any:
@@ -70,8 +70,8 @@ def require_unblocked(situation: Situation) -> None:
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
     """Return every option that cannot be used in this situation, by toggle.
 
-    If two options exclude each other and only one toggle knows why, both are blocked. A fix by
-    toggles names all that could not stay as they are.
+    If two options exclude each other and only one toggle knows why, both are blocked. A fix
+    names all toggles that it must change.
     """
     blocked: dict[str, dict[str, Blocked]] = {}
     chosen = {
@@ -92,9 +92,9 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
 def _opposed(
     name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked | None:
-    """Return which ``chosen`` options of other toggles cannot be used beside this one, and why.
+    """Return the first ``chosen`` option of another toggle that this option would block, and why.
 
-    None of an option that is chosen itself, or leaves the model alone.
+    Return None for an option that is itself chosen, or that leaves the model alone.
     """
     if option in (all_toggles()[name].off, situation.option(name)):
         return None
@@ -102,7 +102,7 @@ def _opposed(
     for other, its_option in chosen.items():
         if other != name and (why := why_blocked(other, its_option, beside)):
             toggle = all_toggles()[other]
-            reason = f"does not go with {toggle.title}: {why.reason}"
+            reason = f"cannot be combined with {toggle.title}: {why.reason}"
             fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
             return Blocked(reason, fix, {other: toggle.off})
     return None
@@ -111,9 +111,9 @@ def _opposed(
 def _complete(
     why: Blocked, name: str, option: str, situation: Situation, chosen: Mapping[str, str]
 ) -> Blocked:
-    """Return the reason with a fix after which all ``chosen`` options can be used, or are off.
+    """Return the reason with a fix that also switches off ``chosen`` options that it would block.
 
-    Where the fix would need what cannot be used either, that is the reason.
+    If the fix needs an option that is blocked too, return that option's reason.
     """
     toggles = all_toggles()
     if not why.set or not why.set.keys() <= toggles.keys():
@@ -140,7 +140,7 @@ def _complete(
     fix = why.fix
     if given_up:
         titles = " and ".join(sorted(toggles[other].title for other in given_up))
-        fix = f"{fix} {titles} cannot stay as chosen then."
+        fix = f"{fix} This also switches off {titles}."
     return msgspec.structs.replace(why, fix=fix, set={**needed, **given_up})
 
 

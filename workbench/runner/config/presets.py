@@ -23,50 +23,50 @@ class _Preset:
 PRESETS: Mapping[str, _Preset] = {
     "eager": _Preset(
         "Eager",
-        "Nothing is optimized: FP32, PyTorch's own kernels, one after another. What all else is "
-        "measured against.",
+        "No optimization: FP32 and PyTorch's own kernels, launched one by one. The baseline for "
+        "all other configurations.",
     ),
     "development": _Preset(
         "Development",
         "Starts at once and needs little memory: mixed precision and gradient checkpointing, "
-        "nothing compiled. As the mixture-of-experts guide recommends.",
+        "without compilation. Recommended by the mixture-of-experts guide.",
     ),
     "production-inference": _Preset(
         "Production inference",
-        "Compiled with max-autotune in mixed precision. As the mixture-of-experts guide "
-        "recommends. Tuning takes minutes, for a large model many.",
+        "Compiled with max-autotune in mixed precision. Recommended by the mixture-of-experts "
+        "guide. Autotuning takes minutes, and many minutes for a large model.",
     ),
     "production-training": _Preset(
         "Production training",
-        "Mixed precision and gradient checkpointing, nothing compiled. As the mixture-of-experts "
-        "guide recommends, which gives training the same switches as development.",
+        "Mixed precision and gradient checkpointing, without compilation. Recommended by the "
+        "mixture-of-experts guide, which uses the same options for training and development.",
     ),
     "low-memory": _Preset(
         "Low memory",
-        "Weights in BF16, in inference those of linear layers in INT8, the optimizer's state in 8 "
-        "bits, nothing kept for the backward pass that can be computed again, and compiled, which "
-        "halved what checkpointing left of HYDRA's peak on an H200.",
+        "BF16 weights (INT8 in linear layers for inference), 8-bit optimizer states, full "
+        "checkpointing, and torch.compile. After checkpointing, compilation halved the remaining "
+        "peak memory of HYDRA on an H200.",
     ),
     "latency": _Preset(
         "Latency",
-        "For small batches and decoding, which wait for the host: one CUDA graph for the whole "
-        "step, the bundled kernels, BF16. Nothing is compiled, so it starts soon.",
+        "For small batches and decoding, where the GPU waits for the host: one CUDA graph for the "
+        "complete step, the bundled kernels, BF16. Nothing is compiled, so it starts quickly.",
     ),
     "throughput": _Preset(
         "Throughput",
-        "The most tokens a second: mixed precision, compiled, captured as one CUDA graph, fused "
-        "AdamW. The fastest training of HYDRA on an H200.",
+        "The most tokens per second: mixed precision, torch.compile, one CUDA graph for the "
+        "complete step, fused AdamW. The fastest training of HYDRA on an H200.",
     ),
     "flash-first": _Preset(
         "FlashAttention first",
-        "The newest FlashAttention that is here, else PyTorch's, in mixed precision, which it "
-        "needs. Where none can be used, attention is left to the automatic choice.",
+        "The newest installed FlashAttention, else PyTorch's, in mixed precision, which "
+        "FlashAttention needs. If none can be used, the choice of attention stays automatic.",
     ),
 }
 
 
 def all_presets() -> list[TogglePreset]:
-    """Return the presets for the catalogue, each toggle's last resort being to be off."""
+    """Return the presets for the catalogue. The last option of every toggle is "off"."""
     return [
         TogglePreset(
             name=name,

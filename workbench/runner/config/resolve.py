@@ -127,7 +127,7 @@ def report_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
     ):
         toggle = all_toggles()[option.toggle]
         text = (
-            f"{toggle.title}: {toggle.options[option.taken]} in place of "
+            f"{toggle.title}: {toggle.options[option.taken]} is used instead of "
             f"{toggle.options[option.option]}, which cannot be used: {option.reason}"
         )
         wire.send(protocol.Note(kind="warning", text=text))

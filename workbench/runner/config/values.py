@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
     """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
 
-    It checks the preset, workload, toggles and model fields that are choices, each by itself.
+    It checks each preset, workload, toggle and model field that is a choice separately.
 
     ``field`` is named as by ``Configuration.replaced``.
     """

@@ -31,7 +31,7 @@ class SavedRound:
     @property
     def note(self) -> str:
         """Return the note for the timeline after the state was restored."""
-        return f"went on after {self.saved.position} tokens from {self.saved.path}"
+        return f"continued after {self.saved.position} tokens from {self.saved.path}"
 
     def restore(self, decoder: Decoder, rounds: Rounds, batches: Batches) -> None:
         """Load the saved round into these, in place; raises ``Mistake`` if the cache differs."""
@@ -75,7 +75,7 @@ def read_round(path: str, identity: Mapping[str, Any]) -> SavedRound:
         if made_with.get(name) != expected:
             raise Mistake(
                 f"--load-state: {path!r} was made with {name} = {made_with.get(name)}, but this "
-                f"run has {expected}; ask for the configuration that made it."
+                f"run has {expected}; use the configuration that made it."
             )
     return SavedRound(saved)
 

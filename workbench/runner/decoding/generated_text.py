@@ -23,7 +23,7 @@ PERIOD_NS = 250_000_000
 
 
 class _Reading(NamedTuple):
-    """A copy on its way: of round ``number``, with its count of written tokens."""
+    """A copy in progress: of round ``number``, with its count of written tokens."""
 
     t_s: float
     number: int

@@ -1,18 +1,18 @@
-"""Collectives inside a model whose layers are divided among ranks, and their gradients.
+"""Collectives inside a model whose layers are sharded across ranks, and their gradients.
 
 Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a layer's input is passed on unchanged
 and the parts of its gradient are summed; the parts of its output are summed and the gradient is
-passed on. Korthikanti et al. (arXiv 2205.05198), section 4.2, split the stream between the layers
-along the sequence, too: a layer's input is gathered, and of the sums of its output each rank takes
-its own tokens; the other way round for gradients.
+passed on. Korthikanti et al. (arXiv 2205.05198), section 4.2, also split the residual stream
+between the layers along the sequence: a layer's input is all-gathered and its output is
+reduce-scattered, and the reverse for gradients.
 
 Each operator names the axis of the device mesh whose ranks it communicates with. The collectives
-are those of ``torch.distributed``. They are wrapped into operators of torch, which a compiler calls
-as they are: calls are counted when they run, however they were traced. Inside such an operator,
-torch's functional collectives have no advantage, and took the host about 0.4 ms each beside a stack
-sampler (two H200s, HYDRA *base*, about 100 in a step with sequence parallelism). Ranks communicate
-only inside steps that all of them make. A computation of one rank alone (a probe, a trace, a
-tuning) uses its own part instead of the others'.
+are those of ``torch.distributed``. They are wrapped into custom operators of torch, which a
+compiler calls unchanged: calls are counted when they run, however they were traced. Inside such an
+operator, torch's functional collectives have no advantage, and took the host about 0.4 ms each
+beside a stack sampler (two H200s, HYDRA *base*, about 100 in a step with sequence parallelism).
+Ranks communicate only inside steps that all of them make. A computation on a single rank (a probe,
+a trace, a tuning) uses its own part instead of the others'.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def all_gather_bytes(
 
 
 def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
-    """Return the sum of the ranks' ``x``, in a tensor of its own."""
+    """Return the sum of the ranks' ``x``, in a new tensor."""
     traffic, total = _along(axis), x.clone(memory_format=torch.contiguous_format)
     if traffic.group is None:
         return total

@@ -84,7 +84,7 @@ class Connection:
         hand_over(self._socket)
 
     def hang_up(self) -> None:
-        """Send nothing more; what the other end still sends arrives."""
+        """Send nothing more; messages from the other end still arrive."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -112,7 +112,7 @@ def end_connections(addresses: Collection[str]) -> None:
 
 
 class Observer(Protocol):
-    """The receiver of what happens to a worker."""
+    """The receiver of a worker's events."""
 
     def fail(self, error: RankError) -> None:
         """Record that the worker failed."""
@@ -155,7 +155,7 @@ class Worker:
             self._connection.send(order)
         except OSError:
             self.drain()
-            self._observer.fail(self.error(" ended without a request"))
+            self._observer.fail(self.error(" ended unexpectedly"))
             self._observer.check()
 
     def answer(self, limit_s: float) -> Ready | None:
@@ -201,8 +201,8 @@ class Worker:
         return self.process is not None and is_stopped(self.process.pid)
 
     def report_stopped(self) -> None:
-        """Report that a signal stopped the process, which is ended for that."""
-        self._observer.fail(self.error(" was stopped by a signal, and was ended"))
+        """Report that a signal stopped the process; the caller ends it."""
+        self._observer.fail(self.error(" was stopped by a signal, and was then ended"))
 
     def error(self, predicate: str, failure: Failure | None = None) -> RankError:
         """Return an error whose sentence names the rank, its host and its step."""
@@ -217,7 +217,7 @@ class Worker:
         if code is None and self.is_unreachable:
             return self.error(" cannot be reached: its host does not answer")
         if code is None:
-            return self.error(" ended without a reported reason")
+            return self.error(" ended without reporting a reason")
         how = how_ended(code)
         if code == -signal.SIGKILL:
             how += ", as the system does when memory runs out"

@@ -318,7 +318,7 @@ class LocalWeights:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; any other tensor as it is."""
+    """Return this rank's part of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

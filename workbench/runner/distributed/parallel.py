@@ -1,4 +1,4 @@
-"""A variant whose steps several ranks make together: what happens around its steps on each rank."""
+"""A variant whose steps run on several ranks: the work around its steps on each rank."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class Parallel:
             return gather_lanes(own, self._device, self.weights.mesh.group)
 
     def _compare(self, variant: DividedVariant) -> None:
-        """Compare what the ranks have, on all of them at the same time."""
+        """Compare the ranks' parameters; all ranks take part."""
         own, keeper = self._optimizers
         if not self._is_replica:
             self.weights.store(own, keeper)
@@ -305,7 +305,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def _on_all_ranks(self, order: Order) -> Iterator[dict[str, Traffic]]:
-        """Run what all ranks do at the same time; if it fails, some ranks cannot leave it."""
+        """Run an action of all ranks; if it fails, some ranks cannot leave it."""
         if self._world is not None:
             self._world.send(order)
         mesh, layout = self.weights.mesh, self.layout
@@ -364,7 +364,7 @@ class Parallel:
             self.pipeline.prepare()
 
     def _load_buffers(self, variant: DividedVariant) -> None:
-        """Give every rank the buffers of rank 0, by which a model that adapts goes."""
+        """Broadcast the buffers of rank 0 that control how a model adapts."""
         if self.pipeline is not None:
             return  # constants and metrics: no model that adapts has stages
         for buffer in variant.model.buffers():
@@ -420,9 +420,9 @@ class Parallel:
 
 
 def _may_diverge(build: DividedBuild) -> bool:
-    """Return True if ranks could compute by different roundings what all of them should have.
+    """Return True if replicated results could differ between ranks by rounding.
 
-    Compilers choose kernels in each process, and backward passes of layers that are not divided may
+    Compilers choose kernels in each process, and backward passes of unsharded layers may
     add in any order.
     """
     from models.parallel.tensor_parallel_plan import divisible

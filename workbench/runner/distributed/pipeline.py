@@ -3,8 +3,8 @@
 ``models.parallel.pipeline_stages`` defines a stage. Losses of a stage's own blocks (the balance of
 experts) never reach the last rank: their gradients are injected where the stage's output passes.
 
-Each micro-batch costs the host what a full batch costs one device, so that autocast's casts of
-weights are made once per step, and the division by the number of micro-batches is part of the loss.
+Each micro-batch takes as much host time as a full batch on one device. Therefore autocast casts the
+weights once per step, and the division by the number of micro-batches is part of the loss.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Turns(NamedTuple):
 
 
 class _Inject(torch.autograd.Function):
-    """The stream as it is; in backward, the block's own loss gets its part of the gradient."""
+    """The unchanged residual stream; in backward, a block's loss gets its part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor, share: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class Pipeline:
         self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield what this rank trains."""
+        """Yield the parameters that this rank trains."""
         yield from (p for p in self._weights.own.parameters.values() if p.requires_grad)
 
     def part(self, model: Model) -> Compute:
-        """Return the stage's part of the loss and of the stream."""
+        """Return the stage's part of the loss and of the residual stream."""
         assert isinstance(model, LanguageModel)
 
         def stage(x: Tensor, targets: Tensor) -> StageOutput:
@@ -164,7 +164,7 @@ class Pipeline:
         if output.loss is not None and stream.requires_grad:
             stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
         if self._build.schedule == "zero_bubble" and stream._base is not None:
-            return stream.clone()  # torch detaches it in place, as it may no view
+            return stream.clone()  # torch detaches it in place, which is not allowed for a view
         return stream
 
     def outputs(self, variant: DividedVariant) -> Any:
@@ -200,7 +200,7 @@ class Pipeline:
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
-        """Sum what more than one rank has: an embedding that is also the head, and replicas."""
+        """Sum gradients of parameters on several ranks: tied embedding and head, replicas."""
         layout, mesh = self._weights.layout, self._weights.mesh
         if layout.averaged > 1 and not self._build.sharding:
             gradients = [
@@ -230,7 +230,7 @@ class Pipeline:
             own += theirs  # equal to the last bit on both, whichever comes first
 
     def share_records(self, record: StepRecord) -> None:
-        """Tell all ranks what each did in the last step, and rank 0 which kernels others called."""
+        """Send all ranks the counts of the last step, and rank 0 the kernels that others called."""
         turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
         turns[dist.get_rank()] = torch.tensor(self._own_turns())
         turns = turns.to(self._device)

@@ -93,7 +93,7 @@ def _supervise(worker: subprocess.Popen[bytes], handed_over: socket.socket) -> i
         if connection is not None and _has_closed(connection):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(GRACE_S)
-            # A worker that a signal was ending is perhaps why rank 0 has closed.
+            # Perhaps rank 0 closed because a signal was ending the worker.
             released = (worker.poll() or 0) >= 0
             break
         if not is_stopped(worker.pid):

@@ -121,10 +121,10 @@ class World:
         if (error := self._failure) is not None:  # a copy: it would keep the frames it passed
             raise error.copy()
         if self._closed:
-            raise RankError("the other ranks were ended, because a step failed here")
+            raise RankError("the other ranks were ended because a step failed on rank 0")
 
     def fail(self, error: RankError) -> None:
-        """Record that a worker failed, and release whoever waits for it in a collective.
+        """Record that a worker failed, and release this process if it waits in a collective.
 
         What follows the first failure is its consequence, except that memory ran out.
         """
@@ -144,7 +144,7 @@ class World:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run what all ranks do at the same time; if it fails here, end the other ranks."""
+        """Run an action of all ranks; if it fails on this rank, end the other ranks."""
         try:
             yield
         except BaseException:
@@ -273,7 +273,7 @@ class World:
                 if silence_s > STOPPED_S and worker.is_stopped():
                     worker.report_stopped()
                 elif silence_s > limit_s and not self._closing:
-                    self.fail(worker.error(f" gave no sign of life for {limit_s:g} s"))
+                    self.fail(worker.error(f" sent no heartbeat for {limit_s:g} s"))
                 else:
                     continue
                 self._cut_off(worker)
@@ -296,7 +296,7 @@ def of(size: int, device: torch.device) -> World:
     if world is not None and (world.size, world.device.type) == (size, device.type):
         return world
     if size_from_outside() and _world is not None:
-        raise RankError("ranks that were started from outside have ended; start the command again")
+        raise RankError("the externally launched ranks have ended; start the command again")
     close()
     _world = World(size, device)
     return _world
@@ -331,7 +331,7 @@ def abort() -> None:
 
 
 def _store_on_loopback(size: int) -> tuple[dist.TCPStore, int]:
-    """Return the store where ranks meet, and its port; by itself it would listen everywhere."""
+    """Return the store for the rendezvous, and its port; it listens only on loopback."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     store = dist.TCPStore(

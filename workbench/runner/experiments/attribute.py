@@ -40,11 +40,13 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
 
-HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
+HOPELESS_ROUNDS = 8  # the run ends after so many rounds without a complete pair of blocks
 MOST_ORDERS = 64
-LOOKING = 2 / 3  # of the time for building, where every arm is built once more after the looks
-COUNTED = "counted by the allocator, each arm alone: it repeats exactly and needs no interval"
-NOT_COUNTED = "not measured: on the CPU nothing counts what one arm among others allocates"
+LOOKING = 2 / 3  # share of the build time for the first builds, if every arm is built again later
+COUNTED = (
+    "counted by the allocator for one arm at a time; exactly repeatable, so without an interval"
+)
+NOT_COUNTED = "not measured: on the CPU, the memory of a single arm cannot be counted"
 
 
 class AttributeRun:
@@ -132,7 +134,7 @@ class AttributeRun:
                 allowed = expected(option, toggle.options)
                 raise Mistake(f"toggle {name}: unknown {option!r}; expected {allowed}")
             if base.option(name) == option:
-                raise Mistake(f"toggle {name}: the base has {option!r} already; leave it out")
+                raise Mistake(f"toggle {name}: the base already has {option!r}; leave it out")
 
     def _find_usable(self, base: Situation) -> None:
         """Find the toggles that can be used together, in any order, and why others cannot."""
@@ -257,7 +259,7 @@ class AttributeRun:
             arm.peak_bytes = self._peak(contender)
 
     def _look_at_all(self) -> None:
-        """Look at each arm; on a GPU alone in memory, so that the peak is its own."""
+        """Examine each arm; on a GPU it is alone in memory, so that the peak is its own."""
         alternation = self._alternation
         share = LOOKING if self._counts_memory else 1.0
         for contender in list(alternation.contenders):
@@ -280,9 +282,9 @@ class AttributeRun:
             return False
         arm = self._arms[contender.number]
         arm.state = "not built"
-        once = ", the rest being kept for building them again" if share < 1 else ""
+        once = "; the rest is reserved for building them again" if share < 1 else ""
         arm.reason = (
-            f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that it may{once}"
+            f"building earlier arms took {spent_s:.0f} s, {allowed_s:.0f} s are allowed{once}"
         )
         contender.variant = None
         self._alternation.contenders.remove(contender)
@@ -391,7 +393,7 @@ class AttributeRun:
     # Messages
 
     def _report(self, final: bool = False) -> None:
-        """Send the arms and their effects as they are now."""
+        """Send the present arms and their effects."""
         command = self._command
         missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
         titles = [f"{name}={command.toggles[name]}" for name in self._names]

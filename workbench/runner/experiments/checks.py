@@ -25,7 +25,7 @@ from workbench.runner.variants.variant import Variant
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
 ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
-# A graph's pool holds whole segments: one of 2 MiB for what is small, of 20 MiB for what is not.
+# A graph's pool holds complete segments: 2 MiB for small tensors, 20 MiB for large ones.
 SEGMENTS_BYTES = 22 << 20
 
 
@@ -81,15 +81,15 @@ def no_syncs(variant: Variant) -> Result:
     if waits:
         total = sum(waits.values()) / SYNC_STEPS
         lines = [str(line) for line, _ in waits.most_common()]
-        return fails(f"{total:g} times a step the host waits, or would on a GPU", lines)
+        return fails(f"the host waits, or would on a GPU, {total:g} times per step", lines)
     if variant.situation.on_gpu:
-        return passed(f"{SYNC_STEPS} steps, and CUDA reported no operation that waits")
+        return passed(f"CUDA reported no synchronizing operation in {SYNC_STEPS} steps")
     hidden = (
-        "; compiled code was not looked into"
+        "; compiled code was not inspected"
         if is_compiled(variant.situation, variant.compiles)
         else ""
     )
-    return passed(f"{SYNC_STEPS} steps, and no operation would wait on a GPU{hidden}")
+    return passed(f"no operation in {SYNC_STEPS} steps would wait on a GPU{hidden}")
 
 
 def fixed_graph(
@@ -108,8 +108,7 @@ def fixed_graph(
     again = variant.compiles.recompiles[known:]
     if events() != before or again or variant.compiles.given_up:
         return fails(
-            f"in {count} steps after the first there were {events() - before} more compilations or "
-            "captures",
+            f"{events() - before} more compilations or captures in {count} steps after the first",
             list(dict.fromkeys(again + variant.compiles.given_up)),
         )
     if breaks:
@@ -120,7 +119,7 @@ def fixed_graph(
         if is_compiled(variant.situation, variant.compiles)
         else "captured"
     )
-    return passed(f"{what} in the first step, and nothing anew in {count} more")
+    return passed(f"{what} in the first step, and not again in {count} more steps")
 
 
 def _if_it_were_compiled(variant: Variant) -> Result:
@@ -137,10 +136,9 @@ def _if_it_were_compiled(variant: Variant) -> Result:
         if is_fatal(error):
             raise
         return not_applicable(f"{nothing}; torch.compile would fail: {explain(error).sentence}")
-    would = (
-        f"torch.compile would make {traced.graphs} graph{'' if traced.graphs == 1 else 's'} of it"
-    )
-    result = not_applicable(f"{nothing}; {would}, with {len(traced.breaks)} breaks")
+    would = f"torch.compile would make {traced.graphs} graph{'' if traced.graphs == 1 else 's'}"
+    breaks = f"{len(traced.breaks)} graph break{'' if len(traced.breaks) == 1 else 's'}"
+    result = not_applicable(f"{nothing}; {would}, with {breaks}")
     return Result(result.status, result.evidence, [str(break_) for break_ in traced.breaks])
 
 
@@ -155,10 +153,10 @@ def steady_memory(variant: Variant, steps: int) -> Result:
         standing = _standing_bytes(variant.model, variant.trainer)
     if first.left > 0 and second.left > 0:
         return fails(
-            f"each step leaves {second.left / half:,.0f} bytes behind: {first.left:,} after "
-            f"{half} steps, {first.left + second.left:,} after {2 * half}"
+            f"each step leaks {second.left / half:,.0f} bytes: {first.left:,} after {half} steps, "
+            f"{first.left + second.left:,} after {2 * half}"
         )
-    text = f"nothing is left behind by {2 * half} steps"
+    text = f"{2 * half} steps leak no memory"
     estimate = footprint(variant.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
@@ -166,11 +164,11 @@ def steady_memory(variant: Variant, steps: int) -> Result:
     measured = standing + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache - estimate.workspaces  # neither is measured
     text += (
-        f"; {size_text(measured)} at most, {measured / estimated:.2f} times the "
-        f"{size_text(estimated)} that were estimated"
+        f"; the peak is {size_text(measured)}, {measured / estimated:.2f} times the estimate of "
+        f"{size_text(estimated)}"
     )
     if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if pools else 0):
-        return fails(f"{text}, and at most {ESTIMATE_FACTOR:g} is expected")
+        return fails(f"{text}, at most {ESTIMATE_FACTOR:g} times is expected")
     return passed(text)
 
 
@@ -184,7 +182,7 @@ def _standing_bytes(model: Model, trainer: Trainer | None) -> int:
 
 
 def is_compiled(situation: Situation, compiles: Compiles) -> bool:
-    """Return True if torch.compile was requested, or an operator compiles a function of its own."""
+    """Return True if torch.compile was requested, or an operator compiles its own function."""
     return situation.has(Trait.COMPILED) or compiles.graphs > 0
 
 

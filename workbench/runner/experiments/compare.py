@@ -86,12 +86,12 @@ class CompareRun:
 
     @property
     def configuration(self) -> Configuration:
-        """The one to change if the comparison fails."""
+        """The configuration to change if the comparison fails."""
         return self._command.other
 
     @property
     def contenders(self) -> list[Contender]:
-        """Return both sides; what was measured of them stays after the end."""
+        """Return both sides; their measurements stay after the end."""
         return self._alternation.contenders
 
     @property
@@ -101,7 +101,7 @@ class CompareRun:
 
     @property
     def judgement(self) -> Judgement | None:
-        """Return what the pairs show so far."""
+        """Return the judgement of the pairs so far."""
         return self._judgement
 
     @property
@@ -112,7 +112,7 @@ class CompareRun:
 
     @property
     def seconds(self) -> float:
-        """Return how long the pairs took so far."""
+        """Return the seconds that the pairs took so far."""
         if not self._began:
             return self._command.before_s
         return self._command.before_s + (self._ended or self._alternation.now()) - self._began
@@ -154,8 +154,8 @@ class CompareRun:
         kind, fields = difference_of_situations(*situations)
         if kind and command.require_same_work:
             raise Mistake(
-                f"A and B are {kind} ({', '.join(fields)}), and the ratio of their steps is no "
-                "speed-up; compare two ways to run one model, or leave --expect out"
+                f"A and B are {kind} ({', '.join(fields)}), so the ratio of their step times is no "
+                "speed-up; compare two configurations of one model, or leave --expect out"
             )
         a, b = (situation.configuration for situation in situations)
         titles = title(a, b, context.device), title(b, a, context.device)
@@ -208,7 +208,7 @@ class CompareRun:
             self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
 
     def _look_at(self, contender: Contender) -> None:
-        """Warm up, ask for evidence, check the numbers."""
+        """Warm up, collect evidence, check the numbers."""
         self._alternation.settle(contender)
         known = None if contender.number else self._base_numerics
         numerics = self._alternation.check(contender, known)
@@ -254,7 +254,7 @@ class CompareRun:
                 return
 
     def _measure_energy(self) -> None:
-        """Send the energy of both arms; a failure there leaves the verdict as it is."""
+        """Send the energy of both arms; a failure does not change the verdict."""
         if not self._command.energy:
             return
         budget_s = self._command.budget_s / 2
@@ -273,7 +273,7 @@ class CompareRun:
             alternation.contenders, command.build_count, command.budget_s
         ):
             # The first build also filled caches, and the warm-up waited for the clock. A second
-            # one shows what building again takes.
+            # build shows how long building again takes.
             self._context.state("building", "Building A and B again")
             alternation.rebuild(self._random)
         if alternation.alone:

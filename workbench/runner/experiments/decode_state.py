@@ -13,7 +13,7 @@ from workbench.runner.interfaces import Situation
 
 
 def read(situation: Situation, load: str, save: str) -> SavedRound | None:
-    """Return the state to go on from, if any; ``load`` and ``save`` are paths or empty.
+    """Return the state to continue from, if any; ``load`` and ``save`` are paths or empty.
 
     Raises ``Mistake`` if the file does not fit, or the workload has no decode state.
     """
@@ -21,7 +21,7 @@ def read(situation: Situation, load: str, save: str) -> SavedRound | None:
         return None
     if not situation.workload.decodes:
         raise Mistake(
-            f"workload {situation.workload.name!r} has no decode state to save or go on from; "
+            f"workload {situation.workload.name!r} has no decode state to save or load; "
             "choose decode or generate."
         )
     return read_round(load, _identity(situation)) if load else None
@@ -48,5 +48,5 @@ def save(
 
 
 def _identity(situation: Situation) -> dict[str, Any]:
-    """Return what must be equal for a saved state to fit."""
+    """Return the properties that must be equal for a saved state to fit."""
     return identity_of(situation.configuration, situation.family.of_weights(situation.config))

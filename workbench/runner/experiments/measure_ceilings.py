@@ -1,4 +1,4 @@
-"""A run that measures the device's ceilings, or tells those that are stored."""
+"""A run that measures the device's ceilings, or reports the stored ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workbench.runner.context import RunnerContext
 
 
 class CeilingsRun:
-    """A run that tells the ceilings."""
+    """A run that reports the ceilings."""
 
     def __init__(self, context: RunnerContext, command: protocol.MeasureCeilings) -> None:
         self._context = context
@@ -15,7 +15,7 @@ class CeilingsRun:
         self.steps = 0
 
     def execute(self) -> None:
-        """Measure, or tell what is known."""
+        """Measure, or report the stored ceilings."""
         roof = self._context.roof
         if self._command.anew or roof.measured is None:
             roof.measure()

@@ -48,8 +48,8 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
 
 PERIOD_S = 0.5  # between two reports, while rounds run
-COUNTED = "counted by the allocator, without what is held for other configurations"
-NOT_COUNTED = "not measured: on the CPU nothing counts what one configuration allocates"
+COUNTED = "counted by the allocator, without the memory of other configurations"
+NOT_COUNTED = "not measured: on the CPU, the memory of a single configuration cannot be counted"
 
 
 class OptimizeRun:
@@ -79,7 +79,7 @@ class OptimizeRun:
             search.run()
             verdicts.run()
         except StartFailed as error:
-            raise Mistake(f"the start cannot be measured: {error}") from None
+            raise Mistake(f"the start configuration cannot be measured: {error}") from None
         finally:
             self._context.watchdog.active = False
             self._report("", final=True)
@@ -100,7 +100,7 @@ class OptimizeRun:
             if (limit := getattr(command, name)) is not None and not limit > 0:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
         if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
-            raise Mistake(f"memory can be neither the objective nor limited here: {NOT_COUNTED}")
+            raise Mistake(f"memory cannot be the objective or a limit here: {NOT_COUNTED}")
         (base,) = demand(context.wire, context.device, command.base)
         dimensions = self._dimensions(base)
         bench = RunnerBench(
@@ -128,15 +128,15 @@ class OptimizeRun:
             if name not in toggles:
                 raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, toggles)}")
             if toggles[name].makes_other_model and name in command.include:
-                raise Mistake(f"toggle {name} makes another model, so that it is not searched")
+                raise Mistake(f"toggle {name} changes the model, so it cannot be searched")
         blocked = blocked_options(base)
         dimensions = []
         for name, toggle in toggles.items():
             is_left_out = toggle.makes_other_model or name in command.exclude
             if is_left_out or (command.include and name not in command.include):
                 continue
-            # What only another machine or family could use is no part of the space. What another
-            # toggle would enable is.
+            # The space leaves out options that need another machine or family. It includes options
+            # that another toggle would enable.
             refusals = blocked.get(name, {})
             hopeless = {option for option, why in refusals.items() if why.absent or not why.set}
             start = base.option(name)
@@ -154,7 +154,7 @@ class OptimizeRun:
             dimensions.append(Dimension(BATCH, batches, start_batch))
         if not dimensions:
             raise Mistake(
-                "no toggle that may be searched has a second option that can be used here"
+                "nothing to search: each toggle that may be searched has only one usable option"
             )
         return dimensions
 
@@ -218,7 +218,7 @@ class OptimizeRun:
             self._blocks.setdefault(name, []).append(value)
 
     def _report(self, text: str, final: bool = False) -> None:
-        """Send the candidates, options and verdicts as they are now; often is not always."""
+        """Send the present candidates, options and verdicts, at most once per ``PERIOD_S``."""
         search, verdicts, bench = self._search, self._verdicts, self._bench
         if search is None or verdicts is None or bench is None:
             return

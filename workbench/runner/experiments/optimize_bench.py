@@ -39,7 +39,7 @@ from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
-ROUNDS = 16  # of 5 blocks, that a tenth of the budget holds
+ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
 WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
 ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
 
@@ -70,7 +70,7 @@ class RunnerBench:
         self.on_block: Callable[[Candidate, TimedBlock, float], None] = lambda *_: None
 
     def now(self) -> float:
-        """Return the seconds of a clock that stands still in a pause."""
+        """Return the seconds of a clock that stops during a pause."""
         return self.alternation.now()
 
     def situation(self, point: Point) -> Situation:
@@ -80,7 +80,7 @@ class RunnerBench:
         return situation
 
     def usable(self, point: Point) -> tuple[Point | None, str]:
-        """Return the point, or with what its changes need; None and why if it cannot be used."""
+        """Return the point, with the options that it needs; None and why if it cannot be used."""
         if point not in self._usable:
             self.alternation.handle_commands()
             self._usable[point] = self._find_usable(point)
@@ -116,7 +116,7 @@ class RunnerBench:
         return Built(self.now() - began, peak_bytes, contender.variant.find_evidence())
 
     def release(self, candidate: Candidate) -> None:
-        """Let the candidate's arm be freed when memory is short; then arms may fit again."""
+        """Allow the candidate's arm to be freed if memory is short."""
         contender = self._contenders.get(candidate.number)
         if contender is not None:
             contender.variant = None
@@ -131,7 +131,7 @@ class RunnerBench:
         return {number: block for number, block in measured.items() if block is not None}
 
     def rebuild(self, candidates: Sequence[Candidate]) -> None:
-        """Build candidates again, at other addresses; what fails then fails in its next block."""
+        """Build candidates again, at other addresses; a failure is reported by the next block."""
         contenders = [self._contenders[candidate.number] for candidate in candidates]
         for contender in contenders:
             self._join(contender)
@@ -154,7 +154,7 @@ class RunnerBench:
         return msgspec.structs.replace(base, toggles={**base.toggles, **toggles}, settings=settings)
 
     def _scale(self, point: Point) -> float:
-        """Return what turns a step's time or energy into that of as many samples as the base's."""
+        """Return the factor that scales a step's time or energy to the base's number of samples."""
         batches = (
             int(base.settings["batch"])
             for base in (self._base.configuration, self._configuration(point))
@@ -162,7 +162,7 @@ class RunnerBench:
         return next(batches) / next(batches)
 
     def _find_usable(self, point: Point) -> tuple[Point | None, str]:
-        """Return the point with the options that a blocked one needs, or why that is no way out."""
+        """Return the point with the options that a blocked one needs, or why they do not help."""
         try:
             self.situation(point)
         except (Mistake, ConfigurationError) as error:
@@ -224,7 +224,7 @@ class RunnerBench:
             contender.steps = max(contender.steps, steps)
 
     def _peak(self, contender: Contender) -> float:
-        """Return the peak memory of a few steps, without what is held for other candidates."""
+        """Return the peak memory of a few steps, without the memory of other candidates."""
         context = self._context
         if context.device.type != "cuda":
             return math.nan
@@ -268,7 +268,7 @@ class RunnerBench:
         )
 
     def _guard(self, contender: Contender, act: Callable[[], Result]) -> Result | Failure:
-        """Do something with a candidate, which may fail or not fit: that is a data point."""
+        """Call ``act`` for a candidate; return a failure or a lack of memory as a result."""
         try:
             return act()
         except Exception as error:

@@ -1,8 +1,8 @@
-"""A run that profiles: marked steps of their own under torch.profiler, never inside timed blocks.
+"""A run that profiles: separate, marked steps under torch.profiler, never inside timed blocks.
 
-Each configuration is built, warmed up and timed without a profiler; then some steps run under it,
-their modules marked. How long the GPU had nothing to do is what kernels leave of the *unprofiled*
-step: the profiler makes the host slower, and hardly the kernels.
+Each configuration is built, warmed up and timed without a profiler. Then some steps run under it,
+with marked modules. The idle time of the GPU is the *unprofiled* step time less the kernels' time,
+because the profiler makes the host slower, but hardly the kernels.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class ProfileRun:
     def _check(self) -> None:
         command = self._command
         if not command.configurations:
-            raise Mistake("configurations: none was named; a profile needs one at least")
+            raise Mistake("configurations: none was given; a profile needs at least one")
         if not 1 <= command.steps <= MOST_STEPS:
             raise Mistake(f"steps = {command.steps} is outside of 1 to {MOST_STEPS}")
         if len(command.traces) not in (0, len(command.configurations)):
             raise Mistake(
                 f"traces: {len(command.traces)} files for {len(command.configurations)} "
-                "configurations; name one for each, or none"
+                "configurations; give one for each configuration, or none"
             )
         for file in map(Path, command.traces):
             if not file.parent.is_dir():
@@ -162,7 +162,7 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, variant: Variant) -> float:
-        """Return the peak bytes over a plain step, pools of graphs too; NaN if unknown."""
+        """Return the peak bytes over an unprofiled step, with graph pools; NaN if unknown."""
         if self._context.device.type != "cuda":
             return math.nan
         with variant.entered():
@@ -175,7 +175,7 @@ class ProfileRun:
     def _without_graphs(
         self, variant: Variant, path: Path, compilation: findings.Compilation
     ) -> roles.Known | None:
-        """Write the trace of the same step without its CUDA graphs, where it has any and can."""
+        """Write the trace of the same step without its CUDA graphs, if it has any."""
         if uncaptured := getattr(variant.step, "uncaptured", None):
             return self._record(variant, path, uncaptured, 1, compilation)[0]
         index = self._context.device.index
@@ -192,7 +192,7 @@ class ProfileRun:
         steps: int,
         compilation: findings.Compilation,
     ) -> tuple[roles.Known, float]:
-        """Run the marked steps and write their trace; what was held, and the time of a step."""
+        """Run the marked steps and write their trace; return the known memory and the step time."""
         context = self._context
         on_gpu = context.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -324,7 +324,7 @@ def known_memory(variant: Variant, device: torch.device) -> roles.Known:
 def _modules_marked(
     model: Model, modules_compiled: bool, blocks_compiled: bool
 ) -> AbstractContextManager[None]:
-    """Mark modules where that disturbs nothing: of compiled code only the compiled blocks."""
+    """Mark modules if that changes nothing; in compiled code, only compiled blocks."""
     if not modules_compiled:
         return marks.modules_marked(model)
     if blocks_compiled:

@@ -1,7 +1,7 @@
 """One run: from Start to Finished, through a segment for every configuration on the way.
 
-Per step nothing happens but the step and the marking of its boundary. What was measured is sent
-about 30 times a second, between two steps, and the time of that belongs to neither.
+During a step, only its boundary is marked. Measurements are sent about 30 times a second, between
+two steps, and the time for this belongs to neither.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FLUSH_NS = 33_000_000
 
 
 class RunEnded(Exception):  # noqa: N818 - carries a reason, not an error
-    """The run is over; ``command`` is what the engine has to do next, if anything."""
+    """The run has ended; ``command`` is the engine's next command, if any."""
 
     def __init__(self, reason: str, command: protocol.Command | None = None) -> None:
         super().__init__(reason)
@@ -81,7 +81,7 @@ class Run:
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._evidence = SegmentEvidence(self._send_evidence)
-        self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
+        self._least_ms = math.nan  # least time of a step of the segment; NaN once it was reported
         self._numbers = SegmentCheck(context, start.check)
         self._pairing = Pairing(context, start)
         self.configuration = start.configuration  # the last requested one
@@ -111,7 +111,7 @@ class Run:
     # Segments
 
     def _switch(self, configuration: Configuration) -> None:
-        """Begin a segment; if that fails, go back to the configuration before, if there is one."""
+        """Begin a segment; if that fails, return to the previous configuration, if there is one."""
         before = self._situation
         self.configuration = configuration
         try:
@@ -136,7 +136,7 @@ class Run:
         self._context.wire.send(failure)
         self.configuration = before.configuration
         if self._variant is None:
-            self._context.note("warning", "went back to the configuration before")
+            self._context.note("warning", "returned to the previous configuration")
             self._begin(before)
 
     def _begin(self, situation: Situation) -> None:
@@ -160,7 +160,7 @@ class Run:
         variant = self._enter(situation, reused)
         if isinstance(variant, protocol.Failure):
             count = context.variants.forget_variants()
-            context.note("info", f"freed what was built before ({count}); {trying_again(variant)}")
+            context.note("info", f"freed the earlier builds ({count}); {trying_again(variant)}")
             variant = self._enter(situation, reused, again=True)
             assert isinstance(variant, Variant)
         context.set_variant(variant)
@@ -220,7 +220,7 @@ class Run:
         return failure
 
     def _first_step(self, variant: Variant) -> None:
-        """Run the step in which all that is lazy happens: compiles, captures, allocations."""
+        """Run the first step, in which compilation, capture and lazy allocations happen."""
         context, began = self._context, time.perf_counter()
         with variant.watched():
             variant.restart()
@@ -397,7 +397,7 @@ class Run:
                 context.phases.restart()
 
     def _not_finite(self) -> None:
-        """Tell, once a segment, that the numbers mean nothing any more."""
+        """Report, once a segment, that the results have become meaningless."""
         context = self._context
         assert self._variant is not None
         what = "loss" if self._variant.trainer is not None else "output"
@@ -414,7 +414,7 @@ class Run:
                 case protocol.Apply():
                     toggles |= command.toggles
                 case protocol.Pause():
-                    self._apply(toggles)  # those that come in the pause are later ones
+                    self._apply(toggles)  # commands during the pause come later
                     toggles = {}
                     self._pause()
                 case protocol.Resume():
@@ -451,7 +451,7 @@ class Run:
         context.state("running")
 
     def _predict(self, request: protocol.Predict) -> None:
-        """Answer between two steps; the time counts for neither."""
+        """Answer between two steps; the time belongs to neither."""
         self._flush(wait=True)
         with self._context.unwatched():
             self._context.answer(request)

@@ -39,16 +39,17 @@ from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
 
-LANE_STEPS = 3  # that are profiled at each point
+LANE_STEPS = 3  # steps that are profiled at each point
 MOST_RANKS = 1024
 BUSY = "Scaling is being measured; stop before changing a toggle."
 ON_CPU = (
-    "Without a GPU the ranks are processes that share the CPU: results are checked, and times do "
-    "not show how GPUs scale"
+    "Without a GPU, the ranks are processes that share the CPU: results are checked, but the times "
+    "do not show how GPUs scale"
 )
 RECORDED = (
-    "Exposed communication and skew come from {steps} steps under the profiler, after all timing: "
-    "time in collectives in which a rank computes nothing, which includes waiting for slower ranks"
+    "Exposed communication and skew come from {steps} profiled steps after all timing; exposed "
+    "communication is time in collectives in which a rank computes nothing, including waiting for "
+    "slower ranks"
 )
 NOT_RECORDED = "Exposed communication and skew were not measured"
 _OUTCOMES = {"out-of-memory": OUT_OF_MEMORY}
@@ -66,7 +67,7 @@ Row = dict[str, float | str | None]
 
 @dataclass
 class Point:
-    """A kind on a number of ranks: what is to be compared, and what came of it."""
+    """A kind on a number of ranks: what to compare, and the result."""
 
     kind: str
     count: int
@@ -121,7 +122,10 @@ class ScaleRun:
         for kind in command.kinds:
             require_kind(kind)
         if layout_of(base).ranks > 1:
-            raise Mistake("the configuration has several ranks; leave them to the kinds")
+            raise Mistake(
+                "the configuration already has several ranks; switch its Devices toggles off, "
+                "because the kinds set them"
+            )
         points = [self._point(kind, count) for count in counts for kind in command.kinds]
         if all(point.refused for point in points):
             raise Mistake(points[0].refused)
@@ -182,7 +186,7 @@ class ScaleRun:
     # Comparisons
 
     def _measure(self, point: Point) -> None:
-        """Compare a point with one device, or report why that cannot be."""
+        """Compare a point with one device, or report why that is impossible."""
         if point.situation is None or point.refused:
             self._report(point, outcome=REFUSED, reason=point.refused)
             return
@@ -217,7 +221,7 @@ class ScaleRun:
         else:
             self._report_point(point, run)
             if not point.row:
-                self._report(point, outcome=FAILED, reason="no pair of blocks counted")
+                self._report(point, outcome=FAILED, reason="no pair of blocks was valid")
             return
         finally:
             self.steps += run.steps
@@ -241,7 +245,7 @@ class ScaleRun:
         estimate = efficiency(self._command.mode, point.count, ratio, low, high)
         peaks = self._peaks(other)
         if self._base_numerics is None and run.numerics[0].ok is not None:
-            text = f"{run.numerics[0].text}; checked in the first comparison alone"
+            text = f"{run.numerics[0].text}; checked only in the first comparison"
             self._base_numerics = msgspec.structs.replace(run.numerics[0], text=text)
         if not self._one_device:
             self._one_device = {
@@ -278,14 +282,14 @@ class ScaleRun:
         )
 
     def _peaks(self, contender: Contender) -> list[float]:
-        """Return the highest memory in steps of each rank; none where it made room for others."""
+        """Return each rank's highest memory in steps; empty if the variant was freed."""
         divided = None if contender.variant is None else contender.variant.divided
         return [] if divided is None else [float(peak) for peak in divided.peaks]
 
     # Lanes
 
     def _record_all(self) -> None:
-        """Record the lanes of all points, the most ranks first: they are there."""
+        """Record the lanes of all points, the most ranks first, because those ranks still run."""
         measured = [point for point in self._points if point.contender is not None]
         for point in reversed(measured):
             self._send_progress(1.0, f"recording the ranks of {point.name}")
@@ -340,7 +344,7 @@ class ScaleRun:
         self._send_all()
 
     def _send_all(self) -> None:
-        """Send all rows as they are now."""
+        """Send all present rows."""
         rows = [self._one_device, *(point.row for point in self._points)]
         self._send(POINTS, [row for row in rows if row])
         self._send(
@@ -377,8 +381,8 @@ def _step_ms(run: CompareRun, arm: int) -> float:
 
 
 def _without_effect(contender: Contender) -> list[str]:
-    """Return a clause if toggles of several ranks took no effect."""
+    """Return a clause if toggles of several ranks had no effect."""
     if contender.variant is None:
         return []
     idle = [e.toggle for e in contender.variant.find_evidence() if e.status == "no effect"]
-    return [f"took no effect: {', '.join(idle)}"] if idle else []
+    return [f"no effect: {', '.join(idle)}"] if idle else []

@@ -1,8 +1,8 @@
 """The check of a run's segment against a reference: its time, and what is reported.
 
-A configuration is checked once; the result is reported for each of its segments. A segment that is
-to be looked at while it runs pauses for that, and a person's command comes first: the look is given
-up, and taken again later.
+A configuration is checked once; the result is reported for each of its segments. If a segment is
+checked while it runs, the run pauses. A command of the user comes first: the check is abandoned and
+repeated later.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
-STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
-SEEN_S = 1.0  # for which steady steps are to be seen before a pause
+STEADY_STEPS = 3  # after so many steps an option has had the chance to show an effect
+SEEN_S = 1.0  # duration of steady steps before the pause for the check
 EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g} s"
 
 
 class SegmentCheck:
-    """Looks at one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
+    """Checks one run's segments, one after another; ``when`` as in ``protocol.Start.check``."""
 
     def __init__(self, context: RunnerContext, when: str) -> None:
         self._context = context
@@ -73,7 +73,7 @@ class SegmentCheck:
             )
 
     def end(self, variant: Variant, cancelled: bool) -> None:
-        """End the segment; ``cancelled``: whoever requested it has gone."""
+        """End the segment; ``cancelled``: the client that requested it is gone."""
         if self._is_reported:
             return
         if self._when == "steady":

@@ -1,8 +1,8 @@
-"""Evidence of a run's segment: when it is looked for, and when again.
+"""Evidence of a run's segment: when it is collected, and when again.
 
-Heads that adapt may not have changed anything when a segment is steady. So what they chose is read
-again after twice as many steps each time, and at the end of the segment. Reading waits for the
-device, and new evidence is looked for only where a choice has changed, or can be final.
+Heads that adapt may not yet have changed anything when a segment is steady. So their choices are
+read again, each time after twice as many steps, and at the end of the segment. Reading waits for
+the device. New evidence is collected only if a choice has changed, or may be final.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workbench.runner.variants.variant import Variant
 
 
 class SegmentEvidence:
-    """Evidence of one segment after another; ``send`` gets it."""
+    """Evidence of one segment after another; ``send`` is called with it."""
 
     def __init__(self, send: Callable[[list[Evidence]], None]) -> None:
         self._send = send
@@ -34,7 +34,7 @@ class SegmentEvidence:
             self.show(variant)
 
     def show(self, variant: Variant) -> None:
-        """Send evidence unless the segment's last message still holds."""
+        """Send evidence unless the segment's last message is still correct."""
         state = (choices(variant.model), variant.steps_to_settle() == 0)
         if state != self._shown:
             self._shown = state

@@ -1,12 +1,12 @@
 """A run that measures one configuration at many sizes: a point for each combination and each arm.
 
-The sizes come in random order and the arms in turn within each, in random order too, so that a
-clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
-together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be used, or fails, is a point with its reason, and the sweep goes on; a
-preset or an option that does not exist is refused before the first. Each arm's numbers are checked
-once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
-for each of its values.
+The sizes come in random order, and the arms of each size in random order, too. So a drifting clock
+looks like scatter and not like scaling, and arms of one size are measured close to each other. Each
+point is built alone in memory; everything that the next point cannot share is freed. A point that
+does not fit, cannot be used, or fails, has a reason instead, and the sweep continues. A preset or
+an option that does not exist is refused before the first point. Each arm's numbers are checked
+once, at its smallest size, after its timing; for a field that is not a size, such as a toggle, they
+are checked for each value.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 
 MOST_POINTS = 2000
-BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another
-TRIES = 2  # so many times as many blocks are run at most, where some are void
+BLOCKS = 10  # blocks of a point; long blocks depend little on each other
+TRIES = 2  # at most so many times as many blocks are run if some are void
 
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
@@ -70,7 +70,7 @@ class SweepRun:
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1
-        # A point is alone in memory: that it does not fit is reported, and not worked around.
+        # A point is alone in memory: a lack of memory is reported and not worked around.
         self._builder = Alternation(context, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
         self.steps = 0
@@ -102,18 +102,18 @@ class SweepRun:
             raise Mistake(f"seconds = {command.seconds:g} is outside of 0 to {LONGEST_S:g}")
         if len(self._fields) not in (1, 2):
             raise Mistake(
-                f"{len(self._fields)} fields were given to sweep over, expected 1 or 2; name each "
-                "with its values"
+                f"{len(self._fields)} fields were given, but a sweep has 1 or 2; give each field "
+                "its values"
             )
         for field, values in command.axes.items():
             _check_axis(field, values)
-            for value in values:  # one that no situation allows is misspelt, and no point
+            for value in values:  # a value that is never possible is a mistake, not a point
                 check_choice(command.base, field, value)
         sizes = list(itertools.product(*command.axes.values()))
         count = len(sizes) * len(self._arms)
         if count > MOST_POINTS:
             raise Mistake(
-                f"{count} points were asked for, at most {MOST_POINTS} are measured; name fewer "
+                f"{count} points were requested, but at most {MOST_POINTS} are allowed; give fewer "
                 "values or arms"
             )
         shuffled = random.Random(command.seed)
@@ -133,11 +133,11 @@ class SweepRun:
         return points
 
     def _kind(self, point: Point) -> Kind:
-        """Return what the numbers of a point have in common with those of others."""
+        """Return the key of points whose numbers are checked once."""
         return (point.arm, *self._distinguishing_values(point).values())
 
     def _distinguishing_values(self, point: Point) -> dict[str, Scalar]:
-        """Return its values of the fields that are no sizes, by the columns of the tables."""
+        """Return a point's values of fields that are not sizes, by the columns of the tables."""
         axes = zip("xy", self._command.axes.items(), point.values, strict=False)
         return {name: value for name, axis, value in axes if not _is_size(*axis)}
 
@@ -185,7 +185,7 @@ class SweepRun:
                     "seconds": command.seconds,
                     "seed": command.seed,
                     "points": len(points),
-                    "order": "sizes in random order, the arms in turn within each",
+                    "order": "sizes in random order, and the arms of each size in random order",
                 },
             )
         )
@@ -196,7 +196,7 @@ class SweepRun:
         )
 
     def _arm_names(self, points: list[Point]) -> list[str]:
-        """Return what each arm switches, as segments are named; numbered if two are alike."""
+        """Return the label of each arm, as for segments; numbered if two are equal."""
         names: list[str] = []
         for arm, toggles in enumerate(self._arms):
             known = [p.situation for p in points if p.arm == arm and p.situation is not None]
@@ -219,7 +219,7 @@ class SweepRun:
     # Measuring
 
     def _measure_point(self, point: Point, name: str) -> None:
-        """Measure a point, or learn why not; report it either way."""
+        """Measure a point; report its result, or why it could not be measured."""
         self._kinds.setdefault(self._kind(point), point)
         if point.situation is None or point.mistake:
             self._send_point(point, sweep.REFUSED, point.mistake)
@@ -258,11 +258,11 @@ class SweepRun:
             self._check(point, contender, name)
         notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
         if not steady:
-            notes.append(f"the steps had not become steady after {WARM_UP_S:g} s")
+            notes.append(f"the steps were not yet steady after {WARM_UP_S:g} s")
         if contender.diverged:
-            notes.append("its loss is not finite (NaN or infinite): its numbers mean nothing")
+            notes.append("its loss is not finite (NaN or infinite): its results mean nothing")
         if idle := [item.toggle for item in evidence if item.status == "no effect"]:
-            notes.append(f"took no effect: {', '.join(idle)}")
+            notes.append(f"no effect: {', '.join(idle)}")
         typical = sweep.typical(medians)
         tokens = float(arm.ledger.get("tokens_per_step", math.nan))
         self._send_point(
@@ -305,9 +305,9 @@ class SweepRun:
                 self._send_numbers(point, Numerics(reference="", ok=None, text=text))
 
     def _warm_up(self, contender: Contender) -> bool:
-        """Step until the phase is steady, and what adapts has chosen; whether it became steady.
+        """Step until the phase is steady and adapting parts have settled; True if it is steady.
 
-        The last block tells the time.
+        The last block gives the step time.
         """
         context = self._context
         assert contender.variant is not None
@@ -363,7 +363,7 @@ class SweepRun:
         return medians, voids, max(peaks)
 
     def _make_room(self, following: Configuration | None) -> None:
-        """Free all that the next point does not share: weights stay where only sizes differ."""
+        """Free everything that the next point does not share; weights stay if only sizes differ."""
         before, self._before = self._before, following
         if before is not None and following is not None:
             before = msgspec.structs.replace(before, settings=following.settings)
@@ -377,7 +377,7 @@ class SweepRun:
     def _send_point(
         self, point: Point, outcome: str, reason: str, blocks: int = 0, **measures: float
     ) -> None:
-        """Send a point, and the exponents anew."""
+        """Send a point, and the exponents of all points."""
         row = _cells(dict(zip("xy", point.values, strict=False)))
         row |= {"arm": point.arm, "outcome": outcome, "reason": reason, "blocks": blocks}
         row |= {name: measures.get(name, math.nan) for name in _MEASURED}
@@ -427,10 +427,10 @@ def _is_size(field: str, values: list[Scalar]) -> bool:
 
 def _check_axis(field: str, values: list[Scalar]) -> None:
     if not values:
-        raise Mistake(f"{field}: no values were given to sweep over; name at least one")
+        raise Mistake(f"{field}: no values were given to sweep over; give at least one")
     if len(set(values)) < len(values):
-        raise Mistake(f"{field}: a value is given twice in {values}; name each once")
+        raise Mistake(f"{field}: {values} contains a value twice; give each value once")
     if len({sweep.is_number(value) for value in values}) > 1:
-        raise Mistake(f"{field}: {values} mixes numbers and words; name values of one kind")
+        raise Mistake(f"{field}: {values} mixes numbers and words; give values of one kind")
     if not all(math.isfinite(float(value)) for value in values if sweep.is_number(value)):
-        raise Mistake(f"{field}: {values} holds a number that is not finite; leave it out")
+        raise Mistake(f"{field}: {values} contains a number that is not finite; leave it out")

@@ -1,7 +1,7 @@
-"""A run that goes through the validation checklist for one configuration, check by check.
+"""A run of the validation checklist for one configuration, check by check.
 
-The variant is built anew, so that what its first step compiles is seen. A check that raises has
-failed, with the sentence that a person would read; what was found so far is sent after each.
+The variant is built again, so that the compilations of its first step are seen. A check that raises
+an exception has failed, with the exception's sentence. Results are sent after each check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BUSY = "A configuration is being checked; stop before changing it."
 
 
 class ValidateRun:
-    """Goes through the checks; one that cannot be built at all fails the run."""
+    """Runs the checks; if the configuration cannot be built, the run fails."""
 
     def __init__(self, context: RunnerContext, command: protocol.Validate) -> None:
         self._context = context
@@ -145,7 +145,7 @@ class ValidateRun:
         return self._contender.variant
 
     def _leave_variant(self) -> Situation:
-        """Make room for other variants; what was checked."""
+        """Free the variant for others; return the checked situation."""
         assert self._situation is not None
         self._contender = None
         self._context.variants.forget(self._situation, COPY)
@@ -190,7 +190,7 @@ class ValidateRun:
         command, situation = self._command, self._leave_variant()
         base = _eager(situation)
         if base == situation.configuration:
-            return not_applicable("nothing is switched on that could make it faster")
+            return not_applicable("no toggle is on that could make it faster")
         margin = max(command.region, command.floor)
         wanted = command.expect_speedup
         most = 1 / wanted if wanted is not None else 1 + margin  # of the base's step time
@@ -278,7 +278,7 @@ class ValidateRun:
 def _speed_text(judgement: Judgement, region: float) -> str:
     """Return how much faster or slower the variant is than with everything off."""
     pairs = f"{judgement.pairs} pair{'' if judgement.pairs == 1 else 's'}"
-    return f"{judgement_words(judgement, region)} against everything off, {pairs}"
+    return f"{judgement_words(judgement, region)} compared with everything off, {pairs}"
 
 
 def _eager(situation: Situation) -> Configuration:

@@ -68,7 +68,7 @@ def view_as(x: Any, dtype: Any) -> Any:
         from onnxscript import ir
 
         raise NotImplementedError(
-            f"Tensor.view: the bits of a tensor cannot be taken for {ir.DataType(dtype).name}; "
+            f"Tensor.view: cannot reinterpret the bits of a tensor as {ir.DataType(dtype).name}; "
             "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
         )
     return known[int(dtype)](x)

@@ -72,7 +72,7 @@ def export(request: Request) -> Answer:
     family = _family(request.family)
     preset = request.preset or next(iter(family.presets))
     config = family.configure(preset, request.model)
-    # What a process of the same memory could not run is not exported either.
+    # A model that does not fit in this process's memory is not exported either.
     family.check_memory(
         config,
         workload="forward",
@@ -94,7 +94,7 @@ def export(request: Request) -> Answer:
     with torch.no_grad(), kernels.using(all="torch", moe_experts="dense"):
         _settle(model, batches.inputs)
         file = Path(request.path)
-        # ONNX takes no spectra apart, as a causal filter needs: it is exported as its matrix.
+        # ONNX cannot split spectra, which a causal filter needs: it is exported as its matrix.
         with kernels.using(fourier_mix="matmul"):
             model(*batches.inputs)  # makes the matrix, of numbers; a tracer's would be kept as well
             opset = _write(model, batches.inputs, file)
@@ -162,7 +162,7 @@ def _why(error: BaseException) -> str:
 
 
 def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> None:
-    """Run the file and the model on every batch, and fill in how far apart they are."""
+    """Run the file and the model on every batch, and store the largest difference."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -177,8 +177,8 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
         outputs = torch.from_numpy(session.run(None, feeds)[0])
         if outputs.shape != expected.shape or not torch.isfinite(outputs).all():
             answer.problem = (
-                f"onnxruntime gives {tuple(outputs.shape)}, or numbers that are not finite, where "
-                f"torch gives {tuple(expected.shape)}"
+                f"onnxruntime returns shape {tuple(outputs.shape)}, or numbers that are not "
+                f"finite; torch returns shape {tuple(expected.shape)}"
             )
             return
         own = max(own, float((expected - exact).abs().max()))

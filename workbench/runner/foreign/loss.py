@@ -131,7 +131,7 @@ def _fused(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return the loss by the operator; None for what it cannot compute."""
+    """Return the loss by the operator; None if it cannot compute it."""
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
     is_index = not target.is_floating_point() and target.dim() == logits.ndim - 1
     if not plain or not is_index or logits.ndim != 2 or reduction not in ("mean", "sum"):

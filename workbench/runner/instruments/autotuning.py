@@ -1,8 +1,8 @@
-"""When Inductor times kernels against one another: told apart from the compiling around it.
+"""Detection of Inductor's autotuning, as distinct from the compilation around it.
 
-Torch names what it times while it compiles ("mm_template_autotuning", a Triton kernel's
-"benchmark_all_configs") to its log of events, in which it is seen here. Nothing else of torch tells
-it as it happens; where that log is another one, what is tuned counts as compiled, as torch has it.
+While it compiles, torch writes the names of what it times ("mm_template_autotuning", a Triton
+kernel's "benchmark_all_configs") to its event log, which is read here. Nothing else in torch
+reports it as it happens. If the log has changed, tuning counts as compilation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TUNES = re.compile(
 
 
 def watch(logger: type[Any], tuning: Callable[[], AbstractContextManager[None]]) -> bool:
-    """Enter ``tuning()`` while something is tuned, by whatever thread; False where no event tells.
+    """Enter ``tuning()`` while any thread tunes something; return False without such events.
 
     ``logger``: torch's class with ``log_event_start`` and ``log_event_end``, changed from now on.
     """

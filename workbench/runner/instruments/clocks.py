@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-FEW = 4  # readings of a half, which do not show how far they jump
-JUMPS = 0.12  # so far, then: a little more than an H200's do at its power limit
+FEW = 4  # readings of a half; fewer do not show how far readings jump
+JUMPS = 0.12  # assumed for so few: a little more than an H200's jumps at its power limit
 
 
 def moved(readings: Sequence[float], tolerance: float) -> bool:
@@ -48,7 +48,7 @@ class ClockMeter:
         self._broken = False
 
     def mark(self) -> Tensor | None:
-        """Return a reading after all that was queued, without waiting."""
+        """Queue a reading behind all queued work, and return it without waiting."""
         from kernels.measure import sm_clock  # torch, which only those need who count cycles
 
         if self._broken:

@@ -17,9 +17,9 @@ import pynvml
 READ_S = 0.25  # between two readings
 RETRY_S = 10.0  # before a reading that failed is tried again
 COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
-BUSY = 5.0  # % of the device that others use, from which on they count as working
-CPU_BUSY = 25.0  # the same of the CPU, where something always runs
-QUIET_S = 5.0  # before others that come back are reported again
+BUSY = 5.0  # % of the device's time from which on other processes count as active
+CPU_BUSY = 25.0  # the same for the CPU, where some process always runs
+QUIET_S = 5.0  # before returning processes are reported again
 VOID = "another process used the GPU"
 
 # Of each process: seconds of CPU that it spent, and that those spent which it waited for.
@@ -39,7 +39,7 @@ class GpuOthers:
         self.who = ""  # the busiest of them, by name and number
 
     def read(self) -> float | None:
-        """Return % of the multiprocessors' time used by others; None where the driver is silent.
+        """Return % of the multiprocessors' time used by others; None if the driver reports none.
 
         Between two readings the last one is returned.
         """
@@ -60,7 +60,7 @@ class GpuOthers:
         }
         own = {pid for pid in running if _is_in(self._group, pid)}
         if not own and len(running) > 1:
-            return None  # numbers of another namespace: one of them is ours, and none says which
+            return None  # process ids of another namespace: ours is unknown
         own = own or running
         used: dict[int, int] = {}
         for sample in self._samples():
@@ -140,13 +140,13 @@ def _spent(before: Tree, now: Tree) -> float:
 
 
 class Alarm:
-    """Warning, once each time, that others begin to work on the GPU."""
+    """Warning, once each time, that other processes begin to use the GPU."""
 
     def __init__(self) -> None:
         self._last_s = -QUIET_S
 
     def warning(self, share: float | None, who: str, now_s: float) -> str:
-        """Return a sentence if they have just begun, otherwise nothing."""
+        """Return a sentence if they have just begun, otherwise an empty text."""
         if share is None or share < BUSY:
             return ""
         quiet_s, self._last_s = now_s - self._last_s, now_s

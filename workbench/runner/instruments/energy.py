@@ -13,7 +13,7 @@ import torch
 from workbench.runner.instruments.cpu_energy import CpuEnergy
 
 POLL_S = 0.01  # between two readings of a meter
-LAG_S = 0.1  # after which a driver's counter has forgotten what ran before
+LAG_S = 0.1  # after which a driver's counter no longer includes earlier work
 LEAST_CHANGES = 4
 
 
@@ -54,7 +54,7 @@ class EnergyCounter:
 
 
 class PowerMeter:
-    """Reads a counter in a thread of its own while a block runs.
+    """Reads a counter in a separate thread while a block runs.
 
     A counter stands still between two updates of the driver. The mean power is that between the
     first and the last change, each at the time of its reading.

@@ -80,7 +80,7 @@ class PeakReader:
 
 
 class GpuMemory(Generic[Stepping]):
-    """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
+    """Samples PyTorch's caching allocator; memory that CUDA graphs hold is added to its peak.
 
     ``pool_bytes`` counts what the graphs of a variant hold beside the allocator's count, and
     ``others_bytes`` what is held for others than a variant.
@@ -126,7 +126,7 @@ class GpuMemory(Generic[Stepping]):
 
 
 class HostMemory:
-    """Samples the resident set of this process, and the highest that it has been."""
+    """Samples the resident set of this process and its peak."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -185,13 +185,13 @@ def make_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of the device's memory, or of the host's where that computes."""
+    """Return the free bytes of the device's memory, or of the host's if the CPU computes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 
 def free_memory() -> None:
-    """Give the allocator's cached memory back, for what is built next."""
+    """Release the allocator's cached memory for the next build."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Live metrics: what a model measures of itself, read a few times a second between two steps.
+"""Live metrics that a model measures itself, read a few times a second between two steps.
 
 No step waits for a reading. On the GPU it is a copy into pinned memory, queued behind the steps so
 far and sent once its event has passed; on the CPU the numbers are there already.
@@ -50,7 +50,7 @@ class MetricReader:
         self._due_ns = ended_ns + max(PERIOD_NS, int((ended_ns - began_ns) / SHARE))
 
     def finish(self, steps: int) -> None:
-        """Send how the segment ended, unless that was read already; waits for its last step."""
+        """Send the metrics at the segment's end, unless already read; waits for its last step."""
         if not self._sources or (self._taken_s is None and self._taken_step == steps):
             return
         self._start_copy(steps)

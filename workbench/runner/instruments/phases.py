@@ -1,7 +1,7 @@
-"""Phases of a run: what a step was spent on, and when steps become comparable.
+"""Phases of a run: how each step's time was spent, and when steps become comparable.
 
-A step is steady when nothing was compiled or captured in it and for a while before, the allocator
-holds what it held, and the GPU's clock has not moved by more than 2 % within the last second.
+A step is steady if nothing was compiled or captured in it or shortly before, the allocator's
+reserved memory did not change, and the GPU's clock changed by at most 2 % within the last second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PhaseTracker:
     def __init__(self, changed: Changed) -> None:
         self._changed = changed
         self.phase = Phase.WARM_UP
-        self._events = 0  # compiles, captures: whatever voids the step it happens in
+        self._events = 0  # compilations and captures: their steps are not steady
         self._event_phase = Phase.COMPILE
         self._seen = 0
         self._quiet_steps = 0
@@ -50,7 +50,7 @@ class PhaseTracker:
         return self._event_phase
 
     def watch_compiles(self) -> None:
-        """Let torch say when it compiles or tunes; backward graphs do so in autograd's threads."""
+        """Let torch report compilation and tuning; autograd's threads do so for backward graphs."""
         if self._watches_compiles:
             return
         self._watches_compiles = True
@@ -120,13 +120,13 @@ class PhaseTracker:
         return Phase.WARM_UP
 
     def memory_reserved(self, reserved: float) -> None:
-        """Take the allocator's reserved bytes, at any moment; a change voids steadiness."""
+        """Record the allocator's reserved bytes; after a change, steps are not steady."""
         if reserved != self._reserved and self._reserved == self._reserved:
             self._restart_warm_up()
         self._reserved = reserved
 
     def clock_mhz(self, clock: float) -> None:
-        """Take the SM clock, at any moment; a change voids steadiness."""
+        """Record the SM clock; after a change, steps are not steady."""
         with self._clocks_lock:
             self._clocks.append(clock)
             recent = list(self._clocks)

@@ -1,4 +1,4 @@
-"""Telemetry of the devices that the other ranks of a divided step use, beside the runner's own.
+"""Telemetry of the devices that the other ranks of a step use, beside the runner's own.
 
 They are sampled as long as the ranks are there, whichever variant steps: a GPU that waits for its
 turn shows that too. Without a GPU a rank is a process; only its resident memory is known.
@@ -40,7 +40,7 @@ class ProcessSampler:
         return {}
 
     def how(self) -> dict[str, str]:
-        """Return nothing: the runner's own telemetry tells how the host's counters are sampled."""
+        """Return nothing: the runner's telemetry reports how the host's counters are sampled."""
         return {}
 
 
@@ -67,7 +67,7 @@ class Companions:
         self._others: dict[str, tuple[float, str]] = {}  # by device: share of others, and who
 
     def update(self) -> None:
-        """Sample the present ranks if they are others than before."""
+        """Sample the present ranks if they have changed."""
         group = self._present()
         if group is self._group:
             return

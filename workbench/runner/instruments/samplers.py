@@ -32,11 +32,11 @@ class Sampler(Protocol):
     other_processes: GpuOthers | CpuOthers
 
     def fast(self) -> Sample:
-        """Return what is cheap to read."""
+        """Return the readings that are cheap."""
         ...
 
     def slow(self) -> Sample:
-        """Return what takes milliseconds to read; empty if there is nothing of the kind."""
+        """Return the readings that take milliseconds; empty if there are none."""
         ...
 
     def how(self) -> dict[str, str]:
@@ -77,7 +77,7 @@ class HostSampler:
         return {} if joules is None else {"energy_j": joules}
 
     def how(self) -> dict[str, str]:
-        """Return the sampling of the host: as fast as everything; what a GPU counts is absent."""
+        """Return the sampling of the host; the counters of a GPU are absent."""
         absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
         clock = f"{ABSENT}{self._why_no_clock}" if self._why_no_clock else OFTEN
         why_not = self._energy.why_not
@@ -138,7 +138,7 @@ class NvmlSampler:
         return self._slow_readings.read()
 
     def how(self) -> dict[str, str]:
-        """Say how each is read: busy is the driver's mean of 1/6 to 1 s, GPM's between reads."""
+        """Return how each is read: busy is the driver's mean of 1/6 to 1 s, GPM's between reads."""
         why_not = dict(self._readings.why_not)
         why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
         if self.other_processes.why_not:
@@ -180,12 +180,12 @@ class _Gpm:
         """Return the reader, or None and the reason why there is none."""
         try:
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return None, "this GPU has no GPM metrics; Hopper and later have"
+                return None, "this GPU has no GPM metrics, which need Hopper or later"
             return cls(handle), ""
         except pynvml.NVMLError as error:
             return None, f"NVML: {error}"
         except AttributeError:
-            return None, "the installed nvidia-ml-py knows no GPM metrics"
+            return None, "the installed nvidia-ml-py does not support GPM metrics"
 
     def read(self) -> Sample:
         """Return the averages since the last reading, at every second call; otherwise nothing."""
@@ -224,7 +224,7 @@ class _Readings:
         self.why_not: dict[str, str] = {}  # of those that failed
 
     def read(self) -> Sample:
-        """Return what can be read."""
+        """Return the available readings."""
         sample, now_s = {}, time.monotonic()
         for name, call in self._calls.items():
             if self._again_s.get(name, 0.0) > now_s:
@@ -241,13 +241,13 @@ class _Readings:
 def _cpu_mhz() -> tuple[float, str]:
     """Return the mean clock of the CPU's cores, and why it is unknown; empty if it is known."""
     if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
-        return math.nan, "psutil cannot ask for a CPU's clock on this platform"
+        return math.nan, "psutil cannot read a CPU's clock on this platform"
     try:
         frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError) as error:
         return math.nan, f"psutil cannot read the CPU's clock: {str(error) or type(error).__name__}"
     if frequency is None or not frequency.current > 0:
-        return math.nan, "psutil finds no clock of this CPU; many virtual machines report none"
+        return math.nan, "this CPU reports no clock to psutil, like many virtual machines"
     return float(frequency.current), ""
 
 
@@ -264,7 +264,7 @@ def _contention(other_processes: GpuOthers | CpuOthers) -> Sample:
 
 
 def make_sampler(device: torch.device) -> Sampler:
-    """Return NVML on a GPU whose driver answers, otherwise the host."""
+    """Return the NVML sampler on a GPU whose driver answers, otherwise the host's."""
     if device.type == "cuda":
         try:
             return nvml_sampler(device.index or 0)

@@ -1,4 +1,4 @@
-"""Samples the device in threads of its own: NVML for a GPU, psutil where there is none.
+"""Samples the device in separate threads: NVML for a GPU, psutil without one.
 
 Fast readings (1 to 10 us a call on an H200) come 20 times a second. GPM metrics, where offered, are
 averages over the time since the previous sample. Slow ones (energy 4 ms, PCIe 21 ms a call) have a
@@ -21,7 +21,7 @@ BATCH = 2
 class Telemetry:
     """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample.
 
-    Sampling periods are sent of the ``main`` device; the others are sampled alike.
+    Sampling periods are sent only for the ``main`` device; the others use the same.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Telemetry:
         self._stopped.set()
 
     def _run_lane(self, lane: Callable[[], None], what: str) -> None:
-        """Run a lane; report if it dies, because all that it reads is missing from then on."""
+        """Run a lane; report if it fails, because all its readings are missing from then on."""
         try:
             lane()
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
             if not self._stopped.is_set():
                 of = "" if self._main else f"{self._sampler.device.upper()}: "
-                text = f"{of}{what} are not recorded any more: {type(error).__name__}: {error}"
+                text = f"{of}{what} are no longer recorded: {type(error).__name__}: {error}"
                 self._wire.send(protocol.Note(kind="warning", text=text))
 
     def _fast_lane(self) -> None:

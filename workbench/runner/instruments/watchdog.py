@@ -61,7 +61,7 @@ class Watchdog:
             protocol.Failure(
                 kind="hang",
                 sentence=f"No step has ended for {elapsed_s:.0f} s.",
-                fix="Cancel the run: a runner that does not answer is terminated, and a new one "
-                "can be started; everything measured so far is kept.",
+                fix="Cancel the run. If the runner does not answer, it is terminated, and you can "
+                "start a new one. Everything measured so far is kept.",
             )
         )

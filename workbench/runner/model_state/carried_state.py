@@ -1,4 +1,4 @@
-"""State of a person's model beside its weights: collected, compared, and carried to a reference.
+"""State of the user's model beside its weights: collected, compared, and copied to a reference.
 
 The state of a model is the difference between it and a fresh build: buffers, attributes of modules,
 global and class variables of its files, and variables of closures. What equals the fresh
@@ -31,7 +31,7 @@ from workbench.runner.user_models.user_model import OwnModel, kind
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error
-    """State that no reference can begin from; the text is a clause that says what it is."""
+    """State that no reference can start from; the text is a clause that names it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Carried:
     unclear: tuple[str, ...]
 
     def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
-        """Let a fresh build go on from this state, in ``dtype``, or as it is in the variant.
+        """Let a fresh build continue from this state, in ``dtype`` or in the variant's precision.
 
         Raises ``NotCarried``.
         """
@@ -68,7 +68,7 @@ class Carried:
                 made = self._with_constants(name, made, value, fresh, dtype)
                 fresh.set(made)
             elif not add_variable(model, name, made):
-                raise NotCarried(f"{name} appeared in a step")
+                raise NotCarried(f"{name} was created in a step")
 
     def _with_constants(
         self, name: str, made: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
@@ -103,9 +103,9 @@ def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> 
 
 
 def unclear(changed: Mapping[str, Any], fresh: Mapping[str, Variable]) -> tuple[str, ...]:
-    """Return the variables that steps changed, and that began from values that were rounded.
+    """Return the variables whose initial values were rounded, and that steps changed.
 
-    What the rounding has done cannot be told apart from what the steps have done.
+    The effect of the rounding cannot be separated from the effect of the steps.
     """
     names = []
     for name, value in changed.items():
@@ -185,7 +185,7 @@ def _portable(
         return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
     if isinstance(value, (*CODE, torch.Generator)):
         if fresh is None:
-            raise NotCarried(f"{name} is a {type(value).__name__}")
+            raise NotCarried(f"{name} is a {type(value).__name__}, which cannot be copied")
         return fresh
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or not attributes:
@@ -207,7 +207,7 @@ def _child(value: Any, key: Any) -> Any:
 
 
 def _in_variant(variable: Variable, dtype: torch.dtype) -> Any:
-    """Return a fresh FP32 build's value as a variant in ``dtype`` begins with it."""
+    """Return a fresh FP32 build's value as a variant in ``dtype`` initialises it."""
     if variable.is_buffer and isinstance(variable.value, Tensor):
         return variable.value.to(kind(variable.value, dtype))
     return variable.value

@@ -30,7 +30,7 @@ def states(model: nn.Module, device: torch.device) -> list[Hashable]:
 
 @contextlib.contextmanager
 def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put the generators back where they were."""
+    """Restore the states of the generators."""
     generators = _generators(model, device)
     states_before = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), _numpy()
@@ -62,7 +62,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def copy_modes(model: nn.Module, other: nn.Module) -> None:
-    """Let every module be in the mode of its namesake in another of the same structure."""
+    """Set every module to the mode of the module with its name in another model."""
     modes = {name: module.training for name, module in other.named_modules()}
     for name, module in model.named_modules():
         module.training = modes.get(name, other.training)

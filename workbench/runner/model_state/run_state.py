@@ -1,4 +1,4 @@
-"""The state of a person's model and of its process: recorded, and put back as it was.
+"""The state of the user's model and of its process: recorded and restored.
 
 A check calls the model several times. Afterwards everything must be as before: parameters, buffers,
 attributes of modules, global and class variables of the model's files, variables of closures, hooks
@@ -45,11 +45,11 @@ Restore = Callable[[], None]
 
 
 class NotRecordable(Exception):  # noqa: N818 - a reason, not an error
-    """A model holds something that cannot be put back; the text is a clause that says what."""
+    """A model holds something that cannot be restored; the text is a clause that names it."""
 
 
 class RunState:
-    """A record of what ``roots`` hold, which have names for messages; ``skipped`` is left out."""
+    """A record of the contents of ``roots``, which have names for messages, without ``skipped``."""
 
     def __init__(
         self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
@@ -65,7 +65,7 @@ class RunState:
             if id(value) in self._seen or isinstance(value, _CLOSED):
                 continue
             if len(self._seen) > _MOST_OBJECTS:
-                raise NotRecordable(f"it holds more than {_MOST_OBJECTS:,} objects")
+                raise NotRecordable(f"the model holds more than {_MOST_OBJECTS:,} objects")
             self._seen[id(value)] = value
             waiting += self._record(name, value)
 
@@ -78,9 +78,9 @@ class RunState:
                 overwrite(tensor, copy)
 
     def _record(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        """Record one object; return what it holds."""
+        """Record one object; return its contents."""
         if isinstance(value, _ITERATORS):
-            raise NotRecordable(f"{name} is a {type(value).__name__}, which cannot be put back")
+            raise NotRecordable(f"{name} is a {type(value).__name__}, which cannot be restored")
         if isinstance(value, Tensor):
             return self._record_tensor(name, value)
         if isinstance(value, torch.Generator):
@@ -238,7 +238,7 @@ def recorded(
     free_bytes: int,
     skipped: Iterable[Any] = (),
 ) -> Iterator[RunState]:
-    """Record the state of a model and of the process; put all of it back at the end.
+    """Record the state of a model and of the process; restore all of it at the end.
 
     Raises ``NotRecordable`` before anything has happened.
     """

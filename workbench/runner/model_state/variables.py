@@ -1,4 +1,4 @@
-"""The variables in which a person's model may keep state: buffers, attributes, globals, cells."""
+"""The variables in which the user's model may keep state: buffers, attributes, globals, cells."""
 
 from __future__ import annotations
 

@@ -1,30 +1,31 @@
-"""Are a variant's numbers still right? Its outputs on one batch against a reference in more digits.
+"""The check of a variant's numbers: its outputs on one batch against a more precise reference.
 
 The reference is the plain model of the variant's own weights, every operator in PyTorch, in FP64
-where that fits, else in FP32. What a variant may be off is measured too, and not typed in: twice
-the error that the plain model makes in the variant's precision, and one rounding of its dtype.
+where that fits, else in FP32. The tolerance is measured, not typed in: twice the error of the plain
+model in the variant's precision, plus one rounding of its dtype.
 
-Where a variant quantizes, that plain model is quantized too, by the operator's definition; so what
-is allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is
-bounded: at most ``SLACK`` times what independent roundings, one a layer, would add up to, but never
-less than the rounding of the plain model. A bound above ``USEFUL`` would let zeros pass: then the
-numbers are not checked. In 16 bits, faults of single layers are looked for by themselves, in FP32
+If a variant is quantized, that plain model is quantized too, by the operator's definition. So the
+tolerance is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
+at most ``SLACK`` times the sum of independent roundings, one for each layer, but never less than
+the rounding of the plain model. A tolerance above ``USEFUL`` would accept zeros: then the numbers
+are not checked. In 16 bits, separate checks look for faults of single layers, in FP32
 (``structure_check``) and in the outputs (``layer_errors``).
 
-A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
-of each other: a variant that is too far off is red only if ``ties`` finds none that explain it.
+A model that chooses (experts, tokens) may choose differently if two candidates are within a
+rounding of each other. A variant that is too far off is wrong only if ``routing_ties`` finds no
+such ties that explain it.
 
-A model of one's own may draw random numbers. If it draws in training and not in evaluation mode,
-all that is compared is so in evaluation mode, losses and weights over steps of training too; the
-check says so. If two calls of the plain one, with another batch between them, differ all the same,
-it is not checked. Every copy of it goes on from what steps have left in it (``carried``), and takes
-constants from a fresh build. Everything is put back afterwards (``undisturbed``).
+The user's own model may draw random numbers. If it draws them in training mode only, everything is
+compared in evaluation mode, including losses and weights over training steps, and the text says so.
+If two calls of the plain model, with another batch between them, differ nevertheless, it is not
+checked. Every copy continues from the state that steps have left in it (``carried``), and takes
+constants from a fresh build. Everything is restored afterwards (``undisturbed``).
 
-What fails in the check is not checked, and never wrong.
+If the check itself fails, the result is "not checked", never "wrong".
 
-A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
-in the variant's precision makes the same choices, and the reference none. So what is allowed is
-twice what the choices do by their definition, and at most what the model promises of them.
+A model that adapts is checked in its present state, which the check does not change. The plain
+model in the variant's precision makes the same choices, and the reference makes none. So the
+tolerance is twice the effect of the choices by their definition, and at most the model's promise.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ from workbench.runner.variants.variant import Variant
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
-    """A check was ended for something more urgent, and nothing is known."""
+    """A check was abandoned for something more urgent, without a result."""
 
 
 def check(variant: Variant, situation: Situation, between: Between = go_on) -> Numerics:
     """Compare the variant with its reference, outside of all timing; raises only fatal errors.
 
-    What fails in the check, lacks the memory or has no reference is not checked. ``between`` is
-    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the variant is
-    left as it was, even so.
+    If the check fails, lacks memory or has no reference, the result is "not checked". ``between``
+    is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; even then
+    the variant is restored.
     """
     try:
         with undisturbed(variant) as put_back, contextlib.ExitStack() as modes:
@@ -104,13 +105,13 @@ def _not_checked(why: str) -> Numerics:
 
 
 def _unclear(remembered: Remembered | None, weights_dtype: torch.dtype) -> str:
-    """Return why state cannot be told apart from constants, as a clause; empty where it can."""
+    """Return why state cannot be separated from constants, as a clause; empty if it can."""
     if remembered is None or not (names := remembered.carried.unclear):
         return ""
     dtype = str(weights_dtype).removeprefix("torch.")
     return (
-        f"{dtype} rounded the first values of {', '.join(names)}, and steps have changed them: "
-        "what the rounding did cannot be told apart from what the steps did"
+        f"{dtype} rounded the initial values of {', '.join(names)}, and steps changed them: the "
+        "two changes cannot be separated"
     )
 
 
@@ -146,9 +147,9 @@ def _judge(
     text = f"{how.words}{outcome.text()}"
     right: bool | None = False
     if outcome.means_nothing:
-        right, text = None, f"not checked: no bound is useful here: {text}"
+        right, text = None, f"not checked: the tolerance would accept wrong outputs: {text}"
     elif outcome.hides_layers:
-        right, text = None, f"not checked: nothing can show an error of one layer here: {text}"
+        right, text = None, f"not checked: no check can detect a wrong layer here: {text}"
     elif finite:
         captured = situation.has(Trait.CAPTURED)
         right, text = _with_curve(text, outcome.fits, course, captured)
@@ -174,7 +175,7 @@ def _look_at_layers(
     outputs: tuple[Outputs, Outputs, Outputs],
     put_back: Callable[[], None],
 ) -> None:
-    """Look for errors of single layers, which a tolerance of 16 bits hides, and say what cannot.
+    """Look for errors of single layers, which a 16-bit tolerance hides; record skipped checks.
 
     ``outputs``: the variant's, the plain model's and the reference's.
     """
@@ -194,23 +195,23 @@ def _look_at_layers(
 def _with_curve(
     text: str, fits: bool, course: Curve | str, captured: bool
 ) -> tuple[bool | None, str]:
-    """Return True if all is right, None if unknown, and words for it.
+    """Return True if all is right, None if unknown, and the text of the result.
 
-    ``text`` and ``fits`` are of the outputs. ``course``: of some steps of training, or why there
-    are none; ``captured``: in a CUDA graph.
+    ``text`` and ``fits`` describe the outputs. ``course``: the comparison of some training steps,
+    or why there is none. ``captured``: whether the steps are a CUDA graph.
     """
     if isinstance(course, Curve):
         text += f"; {course.text}"
         if captured:
-            text += "; all of it by replays of the captured graph, with its optimizer"
+            text += "; all steps replayed the captured graph, with its optimizer"
         if fits and course.ok and course.updates.unclear:
             return None, f"not checked: {course.updates.unclear}; {text}"
         return fits and course.ok, text
     if course:
         text += f"; loss curve not checked: {course}"
-        if captured and fits:  # what replays has been compared with nothing
-            graph = "not checked: the captured graph and the optimizer in it; outside of it"
-            return None, f"{graph} {text}"
+        if captured and fits:  # no replay has been compared
+            graph = "not checked: the captured graph and the optimizer in it"
+            return None, f"{graph}; without the graph: {text}"
     return fits, text
 
 
@@ -221,13 +222,13 @@ def _curve(
     if not situation.workload.trains:
         return ""
     if situation.has(Trait.CAPTURED) and not variant.model.training:
-        return "the captured graph computes in training mode"
+        return "the captured graph computes in training mode, and the check in evaluation mode"
     room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         needed = training_curve.bytes_needed(variant.plain_weights(), variant.weights_dtype, dtype)
         if needed > room:
             copies, free = size_text(needed), size_text(room)
-            why = f"copies to compare with take {copies}, and half of the free memory is {free}"
+            why = f"the reference needs {copies}, but half of the free memory is only {free}"
             continue
         try:
             return training_curve.check(variant, dtype, between, lambda: nudges.size)
@@ -240,7 +241,7 @@ def _curve(
 
 
 def _own(variant: Variant, situation: Situation, put_back: Callable[[], None]) -> Outputs:
-    """Return the variant's own outputs, compiled and captured if its step is; none of it adapts."""
+    """Return the variant's own outputs, compiled and captured if its step is, without adapting."""
     inputs = variant.batches.inputs
     put_back()
     match situation.workload.name:

@@ -1,8 +1,8 @@
 """The deviation of a variant's outputs and loss from the reference's, and how large it may be.
 
 An output may be off by ``SLACK`` times the error of the plain model in the variant's precision, and
-one rounding of its dtype. Choices that rounding decides, and promises of a model that adapts, widen
-it.
+one rounding of its dtype. Choices that rounding decides, and promises of a model that adapts,
+increase the tolerance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.runner.numerics.routing_ties import Nudge, Nudges
 from workbench.runner.numerics.structure_check import StructureError
 
 SLACK = 2.0  # times the error of the plain model in the same precision
-TIED = " where rounding decides between choices"
+TIED = " where rounding decides between two choices"
 USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 
 
@@ -30,8 +30,8 @@ USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 class Deviation:
     """The deviation of one output and the loss, and how large it may be.
 
-    ``which``: of several outputs, in words. ``promise``: of a model that has adapted. ``tied``:
-    that choices were found which explain more, in words.
+    ``which`` names one of several outputs. ``promise`` is that of a model that has adapted.
+    ``tied`` says that choices which rounding decides explain a larger error.
     """
 
     distance: Distance
@@ -70,27 +70,28 @@ class Deviation:
         self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
 
     def text(self) -> str:
-        """Describe the deviation in words."""
+        """Return a description of the deviation."""
         if not math.isfinite(self.distance.relative_error):
             return "some outputs are not finite"
         text = f"relative error {self.distance.relative_error:.2g}{self.which}"
-        text += f", at most {self.tolerance:.2g} expected{self.tied}"
+        text += f", at most {self.tolerance:.2g} expected"
         if self.promise is not None:
             text += f" of {self.promise.text}"
+        text += self.tied
         if self.difference is not None:
-            text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+            text += f"; loss differs by {self.difference:+.2g}, at most {self.bound:.2g} expected"
         if self.layer is not None:
             text += f"; {self.layer.text}"
         return "; ".join((text, *self.skipped))
 
 
 def other_shapes(own: Outputs, reference: Outputs) -> str:
-    """Return words on outputs of other shapes than the reference's; empty if they are equal."""
+    """Return a clause on outputs whose shapes differ from the reference's; empty if equal."""
     own_shapes, shapes = ([tuple(y.shape) for y in outputs.all] for outputs in (own, reference))
     if own_shapes == shapes:
         return ""
     words = [", ".join(map(str, shapes_of)) for shapes_of in (own_shapes, shapes)]
-    return f"outputs of shape {words[0]}, and {words[1]} is expected"
+    return f"outputs have shape {words[0]}, expected {words[1]}"
 
 
 def find_deviation(
@@ -145,7 +146,7 @@ def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
 def _worst(
     weights_dtype: torch.dtype, own: Outputs, errors: list[Distance], least: list[Distance]
 ) -> tuple[int, str]:
-    """Return the output with the largest error relative to its bound, and words for it.
+    """Return the output with the largest error relative to its bound, and its description.
 
     ``least`` are the plain model's distances.
     """
@@ -162,7 +163,7 @@ def _worst(
 
 
 def is_ruined(own: Outputs, reference: Outputs) -> bool:
-    """Return True if an output is NaN, or infinite where none is: no random numbers explain it."""
+    """Return True if an output is NaN, or infinite unlike the reference: not by random numbers."""
     return any(
         bool(values.isnan().any()) or bool(values.isinf().any() and not exact.isinf().any())
         for values, exact in zip(own.all, reference.all, strict=True)
@@ -170,9 +171,9 @@ def is_ruined(own: Outputs, reference: Outputs) -> bool:
 
 
 def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> float:
-    """Return how far the loss may be off: as the plain model's, and by its scatter.
+    """Return how far the loss may be off: by the plain model's error and its scatter.
 
-    A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
+    A loss is a mean over rows, and errors of the outputs scatter over these rows.
     """
     assert plain.loss is not None and reference.loss is not None
     rows = [values.numel() // (values.shape[-1] if values.ndim else 1) for values in plain.all]
@@ -184,7 +185,7 @@ def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> fl
 def _nudges(
     plain: Plain, reference: Outputs, name: str, rounding: float, aim: float, output_index: int
 ) -> Nudges:
-    """Return the reference, nudged by what a variant that is as far off as allowed rounds away."""
+    """Return nudged references; a nudge is as large as the allowed rounding errors of a variant."""
 
     def moved(nudge: Nudge) -> tuple[float, float]:
         outputs = plain.moved(getattr(torch, name), nudge)

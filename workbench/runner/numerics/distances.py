@@ -23,10 +23,11 @@ class Distance:
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     """Return the errors of ``values`` against ``reference``; not finite where a value is not.
 
-    Infinities (of a mask) and NaN are right where both have them, and enter no distance.
+    Infinities (of a mask) and NaN at the same positions in both are correct, and are ignored.
     """
     if values.shape != reference.shape:
-        raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
+        shapes = tuple(values.shape), tuple(reference.shape)
+        raise ValueError(f"outputs have shape {shapes[0]}, those of the reference {shapes[1]}")
     largest, masked = 0.0, 0
     sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
     pieces = (x.detach().flatten().split(_PIECE) for x in (values, reference))

@@ -33,7 +33,7 @@ def loss(variant: Variant) -> torch.Tensor:
 
 
 def evaluate(what: str, variant: Variant) -> None:
-    """Take part in what rank 0 evaluates."""
+    """Take part in an evaluation of rank 0."""
     outputs(variant) if what == OUTPUTS else loss(variant)
 
 

@@ -1,4 +1,4 @@
-"""A check's surroundings: what a variant's model remembers is known, and all is put back."""
+"""Isolation of a check: the state of a variant's model is recorded, and everything is restored."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights show
 
 @contextlib.contextmanager
 def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
-    """Let calls inside change nothing of the run; give what puts the model's state back.
+    """Let calls inside not change the run; yield a function that restores the model's state.
 
-    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be handled so.
+    Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be restored or copied.
     """
     model, device = variant.model, variant.situation.device
     advances = variant.batches.advances
@@ -57,7 +57,7 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def probed(model: Model, device: torch.device) -> Iterator[None]:
-    """Let one call of a person's model, before its first step, change nothing."""
+    """Let one call of the user's model, before its first step, change nothing."""
     if not isinstance(model, OwnModel):
         yield
         return
@@ -82,7 +82,7 @@ def share(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype | None,
 ) -> Model:
-    """Return a plain model around ``weights`` that goes on from what ``source`` remembers.
+    """Return a plain model around ``weights`` that continues from the state of ``source``.
 
     In ``dtype``, or in the precision of ``source``.
     """
@@ -109,13 +109,13 @@ def constants_of(
 
 
 def begin_from(model: Model, values: Mapping[str, Tensor]) -> None:
-    """Let a model go on from what calls have left, of itself or of another of its structure."""
+    """Set a model's buffers to those of an earlier state, of itself or of an equal structure."""
     for name, tensor in values.items():
         model.carried()[name].copy_(tensor)
 
 
 def kept_state(model: Model, batches: Batches, device: torch.device) -> Callable[[], None]:
-    """Return what puts a plain model's state, and the inputs, back to where they are."""
+    """Return a function that restores the present state of a plain model and of the inputs."""
     if not isinstance(model, OwnModel):
         before = {name: tensor.clone() for name, tensor in model.carried().items()}
         return lambda: begin_from(model, before)
@@ -126,7 +126,7 @@ def kept_state(model: Model, batches: Batches, device: torch.device) -> Callable
 
 @contextlib.contextmanager
 def _choices(model: Model) -> Iterator[Callable[[], None]]:
-    """Give what puts back the choices that calls have changed; that is done at the end, too."""
+    """Yield a function that restores the choices that calls changed; call it at the end, too."""
     adapted, left = (
         {name: tensor.clone() for name, tensor in state.items()}
         for state in (model.adapted(), model.carried())

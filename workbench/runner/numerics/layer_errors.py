@@ -28,9 +28,9 @@ from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats
 
 SMALLEST = 0.01  # of a layer's scale; smaller deviations are no error
-COARSE = 1e-4  # a tolerance below it shows such an error without this
+COARSE = 1e-4  # a tolerance below this shows such an error without this check
 _PROBES = 6
-_DEVIATIONS = 5.0  # of rounding's projections, within which all of them are taken to lie
+_DEVIATIONS = 5.0  # standard deviations within which all projections of rounding errors should be
 Projections = dict[str, float]  # by layer
 
 
@@ -105,7 +105,7 @@ def _worst(
 ) -> LayerError | str | None:
     seen = {layer for layer, square in squares.items() if square > 0}
     if not seen:
-        return "no layer's scale moves the outputs"
+        return "no layer's scale affects the outputs"
     mean = sum(rounding[x] ** 2 / squares[x] for x in seen) / len(seen)
     spread = max(deviation, math.sqrt(mean))
     layers = []

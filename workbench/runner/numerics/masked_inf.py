@@ -1,6 +1,6 @@
-"""Infinities that belong to a model: those of a mask, which its plain form has in the same places.
+"""Infinities that belong to a model: those of a mask, which the plain model has, too.
 
-What is infinite elsewhere, or is no number at all, is an error wherever it comes from.
+Any other infinity, and any NaN, is an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def count(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def expected(variant: Variant, batch: int) -> Counts | None:
-    """Return the counts of a variant's right outputs for the ring's ``batch``; None if it is wrong.
+    """Return the counts of a variant's correct outputs for ``batch``; None if they are wrong.
 
-    It makes a step for it, and the reference a pass; the variant's batch is the same afterwards.
+    The variant makes one step and the reference one pass; the variant's batch is then restored.
     """
     batches = variant.batches
     advances = batches.advances

@@ -1,9 +1,9 @@
-"""A watch for steps with results that are not finite, without making any step wait.
+"""Detection of steps with results that are not finite; no step waits for it.
 
-A sum is not finite where one of its terms is not. On the GPU it is queued behind the step and read
-once it is done; what is NaN in training stays so, and a look now and then finds it. Infinities may
-be a model's own, as of a mask: once each batch of the ring is looked at for that, which takes a
-pass, and from then on NaN and infinities are counted.
+A sum is not finite if one of its terms is not. On the GPU the sum is queued behind the step and
+read once it is done. A NaN in training stays NaN, so it is enough to look now and then. Infinities
+may belong to the model, as those of a mask. Then each batch of the ring is checked once, which
+takes one pass, and from then on NaN and infinities are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _nothing_infinite(batch: int) -> Counts | None:
 
 
 class FiniteWatch:
-    """Looks at the outputs of one segment; ``poll`` is called between steps.
+    """Checks the outputs of one segment; ``poll`` is called between steps.
 
     ``expected`` tells what is not finite in a batch's outputs and may be so; None: none of it may.
     """
@@ -41,7 +41,7 @@ class FiniteWatch:
         self._copy = torch.empty(len(_NONE), dtype=torch.float64, pin_memory=on_gpu)
         self._event = torch.cuda.Event() if on_gpu else None
         self._expected = expected
-        self._known: dict[int, Counts] = {}  # by batch; once there is one, all is counted
+        self._known: dict[int, Counts] = {}  # by batch; after the first entry, all are counted
         self._batch = 0  # that was looked at last
         self._taken = False
         self._due_ns = 0

@@ -55,7 +55,7 @@ class Outputs:
         """Return the outputs that a model gives; raises ``Mistake`` if nothing is comparable."""
         comparable = tuple(measurable(output))
         if not comparable:
-            raise Mistake("the outputs hold no floating-point numbers, which could be compared")
+            raise Mistake("the outputs hold no floating-point numbers that could be compared")
         return cls(comparable[0], loss, promise, comparable if len(comparable) > 1 else ())
 
     @property
@@ -64,7 +64,7 @@ class Outputs:
         return self.several or (self.values,)
 
     def at(self, index: int) -> Outputs:
-        """Return the same with this output for ``values``."""
+        """Return a copy whose ``values`` are the output ``index``."""
         return replace(self, values=self.all[index])
 
 
@@ -83,9 +83,9 @@ class Plain:
             if self._fits(torch.float64):
                 try:
                     outputs = self._given(self.model(torch.float64))
-                    # An operator may compute in FP32 whatever it is given: say what came out.
+                    # An operator may compute in FP32 for any input: report the dtype of the result.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
-                except Exception as error:  # a model of one's own may know FP32 alone
+                except Exception as error:  # the user's own model may support only FP32
                     if is_fatal(error) or isinstance(error, NotCarried):
                         raise
             return self._given(self.model(torch.float32)), "float32"
@@ -99,7 +99,7 @@ class Plain:
     def outputs(
         self, adapted: bool = True, *, again: bool = False, quantized: bool = True
     ) -> Outputs:
-        """Return those in the variant's precision and flags, with its choices if ``adapted``.
+        """Return the outputs in the variant's precision and flags, with its choices if ``adapted``.
 
         ``again``: of the same model after a call for another batch, with its state put back.
         """
@@ -135,12 +135,12 @@ class Plain:
         wrap: Callable[[Compute], Compute] = lambda compute: compute,
         batch: tuple[Tensors, Tensors] | None = None,
     ) -> Outputs:
-        """Return what a model gives for a batch (the variant's current one) without any cache."""
+        """Return a model's outputs for a batch (the variant's current one) without any cache."""
         batches, workload = self.variant.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
         given, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(given, dtype))
-        # What a person's file compiles by itself has one budget of recompiles for all copies of it.
+        # Code that the user's file compiles itself has one recompile limit for all its copies.
         with torch.no_grad(), eager():
             put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
@@ -148,7 +148,7 @@ class Plain:
             hooks = count_hooks(model)
             values = wrap(model)(*inputs)
             if count_hooks(model) != hooks:
-                raise NotCarried("its calls register hooks")
+                raise NotCarried("calls of the model register hooks")
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             values = map_tensors(values, torch.clone)
@@ -162,7 +162,7 @@ class Plain:
         return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)
 
     def inputs(self, inputs: Tensors | None = None) -> Tensors:
-        """Return what the model is called with: in decoding the prompt and a token after it."""
+        """Return the inputs of the model: in decoding, the prompt and one more token."""
         inputs = self.variant.batches.inputs if inputs is None else inputs
         if not self.situation.workload.decodes:
             return inputs
@@ -201,6 +201,6 @@ def count_hooks(model: Model) -> int:
 
 
 def copy_choices(model: Model, other: Model) -> None:
-    """Let a model that adapts go on from what another of its structure has chosen."""
+    """Copy the choices of a model that adapts to another model of its structure."""
     for name, tensor in other.adapted().items():
         model.adapted()[name].copy_(tensor)

@@ -21,7 +21,7 @@ ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 @dataclass(frozen=True)
 class Comparison:
-    """``words`` begin the text of a comparison; ``varies``: why it would mean nothing."""
+    """``words`` begin the text of a comparison; ``varies`` says why a comparison is meaningless."""
 
     words: str
     varies: str = ""
@@ -30,7 +30,7 @@ class Comparison:
 def choose_mode(
     plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
 ) -> Comparison:
-    """Return how a model that may draw is compared.
+    """Return how a model that may draw random numbers is compared.
 
     The variant is in that mode until ``modes`` ends.
     """
@@ -39,9 +39,10 @@ def choose_mode(
     if not first.drew:
         return Comparison("", _differs(plain, first, put_back))
     if not plain.situation.workload.trains:
-        return Comparison("", "it draws random numbers in evaluation mode")
-    if plain.variant.divided is not None:  # whose steps the other ranks make in training mode
-        return Comparison("", "it draws random numbers in training, each rank others")
+        return Comparison("", "the model draws random numbers in evaluation mode")
+    if plain.variant.divided is not None:  # because the other ranks step in training mode
+        why = "the model draws random numbers in training, different ones on each rank"
+        return Comparison("", why)
     with contextlib.ExitStack() as mode:
         mode.enter_context(rng.evaluating(plain.variant.model))
         mode.enter_context(plain.variant.compiles.aside())
@@ -56,18 +57,18 @@ def choose_mode(
                 raise
             why = failure.sentence
         if why:
-            drawing = "it draws random numbers in training, and in evaluation mode"
-            return Comparison("", f"{drawing} nothing can be compared: {why}")
+            drawing = "the model draws random numbers in training, and cannot be compared in"
+            return Comparison("", f"{drawing} evaluation mode: {why}")
         modes.push(mode.pop_all())
-    parts = ["it draws random numbers in training"]
-    parts += ["its buffers stay as they are"] if first.carries else []
+    parts = ["the model draws random numbers in training"]
+    parts += ["its buffers are not updated"] if first.carries else []
     if plain.situation.has(Trait.COMPILED):
-        parts.append("it was compiled once more for that")
+        parts.append("it was compiled once more for this")
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 
 
 def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
-    """Return why nothing can be compared if an equal call gives unequal outputs; else empty."""
+    """Return why nothing can be compared if equal calls give different outputs; else empty."""
     other, variant = plain.outputs(again=True), plain.variant
     put_back()
     off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
@@ -77,6 +78,6 @@ def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""
     return (
-        f"state outside buffers: two calls of the plain model on one batch, with another between "
-        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
+        "state outside buffers: two calls of the plain model on the same batch, with another batch "
+        f"between them, differ by {off:.2g} (relative) in the outputs, {loss:.2g} in the loss"
     )

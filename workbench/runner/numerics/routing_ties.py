@@ -1,9 +1,9 @@
-"""The distance that rounding alone can move a model that chooses: experts, tokens, depths.
+"""The effect of rounding alone on a model that chooses experts, tokens or depths.
 
-A router whose candidates lie within a rounding of each other may take either, and what follows is
-off by far more than a rounding. Whether a tie is that near is asked of the reference itself: its
-weights are nudged at random, by so little that where nothing is chosen the outputs move as far as
-a variant's may be off. Where a nudge moves them ``JUMP`` times as far, a choice went the other way.
+If two candidates of a router are within a rounding of each other, it may select either, and the
+outputs then differ by far more than a rounding. The reference itself shows such ties: its weights
+are changed at random ("nudged"). Without a changed choice, a nudge moves the outputs as far as a
+variant's may be off. If it moves them ``JUMP`` times as far, a choice has changed.
 """
 
 from __future__ import annotations

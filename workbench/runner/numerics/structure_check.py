@@ -1,9 +1,9 @@
 """A variant's modules in FP32, where a fault of one layer is not hidden by rounding.
 
-In 16 bits, an error of 2 % in a layer that adds a tenth to the stream is below one rounding of the
-outputs. The same modules, called uncompiled with FP32 weights, must agree with the plain model to
-``LARGEST``, whatever the variant's precision is. Faults of 16 bits, of compiled code
-or of caches are not seen here; the outputs of the variant itself show them.
+In 16 bits, an error of 2 % in a layer that adds a tenth to the residual stream is below one
+rounding of the outputs. The same modules, called uncompiled with FP32 weights, must agree with the
+plain model to ``LARGEST``, whatever the variant's precision is. This does not detect faults of
+16-bit arithmetic, of compiled code or of caches; the outputs of the variant itself show them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StructureError:
     def text(self) -> str:
         """The error in words."""
         return (
-            f"with FP32 weights its modules are off by {self.relative_error:.2g}, at most "
+            f"with FP32 weights, its modules differ by {self.relative_error:.2g}, at most "
             f"{LARGEST:.2g} expected"
         )
 
@@ -59,19 +59,19 @@ def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | N
     finally:
         put_back()
     if math.isnan(relative_error):
-        return "with FP32 weights some outputs are not finite"
+        return "with FP32 weights, some outputs are not finite"
     return None if relative_error <= LARGEST else StructureError(relative_error)
 
 
 def _unsuitable(model: Plain) -> str:
-    """Return why a variant has no modules that FP32 weights can be put into; empty where it has."""
+    """Return why the modules of a variant cannot run with FP32 weights; empty if they can."""
     variant = model.variant
     if variant.divided is not None:
-        return "its weights or its batch are divided among ranks"
+        return "its weights or its batch are split across ranks"
     if variant.quantization:
         return "its weights are quantized"
     if variant.model.adapted():
-        return "its heads adapt to what they compute"
+        return "its heads adapt to their inputs"
     return ""
 
 
@@ -82,7 +82,7 @@ def _error(model: Plain) -> float:
             plain = model.model(torch.float32)
             copy_choices(plain, variant.model)
             restore = kept_state(plain, variant.batches, variant.situation.device)
-            # Of each call its own, which a model may overwrite.
+            # Separate inputs for each call, because a model may overwrite them.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip
             expected = [y.clone() for y in measurable(plain(*inputs[0]))]

@@ -1,4 +1,4 @@
-"""Copies of a variant to train beside it, and the variant put back as it was."""
+"""Copies of a variant to train beside it; the variant is restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
 
 
 def is_plain(keeper: Trainer | None) -> bool:
-    """Return True if a plain AdamW can go on from the optimizer's moments."""
+    """Return True if a plain AdamW can continue from the optimizer's moments."""
     return keeper is not None and type(keeper.optimizer) is torch.optim.AdamW
 
 
@@ -96,7 +96,7 @@ def put_back(
 
 @contextlib.contextmanager
 def fresh_moments(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the optimizer begin anew, and go on afterwards from what it had."""
+    """Let the optimizer start with new moments, and restore its earlier ones at the end."""
     state, optimizer.state = optimizer.state, collections.defaultdict(dict)
     try:
         yield

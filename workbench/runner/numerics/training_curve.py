@@ -1,19 +1,20 @@
-"""Does a variant still train as it should? Its losses and its weights over some steps.
+"""The check of a variant's training: its losses and its weight updates over some steps.
 
-The reference trains a copy of the variant's weights on the same batches, in plain PyTorch and more
-digits, from the same moments of AdamW; where ranks share a batch, its loss is the mean of that of
-their shares. What the variant may be off is measured too, on a plain model in
-its own precision: twice what that one's losses are at most, and its scatter. Where memory leaves
-the reference no more digits than the variant has, that is measured with the rows in another order.
+The reference trains a copy of the variant's weights on the same batches, in plain PyTorch and
+higher precision, from the same moments of AdamW. If ranks share a batch, its loss is the mean of
+the losses of their parts. The tolerance is measured on a plain model in the variant's precision:
+twice its largest error, plus its scatter. If memory allows the reference only the variant's own
+precision, the tolerance is measured with the rows in another order.
 
-Where the weights went is judged by ``updates``.
+``updates`` checks the weight updates.
 
-A loss scale at which a gradient overflows skips that update, which is no error of the variant: both
-courses begin again at the scale that was reached.
+If a gradient overflows at some loss scale, the update is skipped, which is no error of the variant:
+both trainings start again at the new scale.
 
-An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
-8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
-what training changes. Weights, moments, scale and batches are put back.
+An optimizer with moments of another kind (8 bits) starts with new moments, and so does its
+reference. An 8-bit table is off by at most 7 % in its first decade, so the losses may be off by
+another ``ROUGH`` of the change that training makes. Weights, moments, scale and batches are
+restored.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from workbench.runner.variants.variant import Variant
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
-SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
-ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
+SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
+ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
 ROUGH = 0.1  # of what training changes of the loss
 MOST_COURSES = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
 
 
 def go_on() -> None:
-    """Let nothing end a check."""
+    """Never end a check."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class Curve:
 
     @property
     def text(self) -> str:
-        """Both in words; of the weights the worst."""
+        """The losses and the worst weight update, in words."""
         return (
-            f"off by {self.difference:.2g} over {len(self.losses)} steps of training, at most "
-            f"{self.allowed:.2g} expected; {self.updates.text}"
+            f"losses differ by {self.difference:.2g} over {len(self.losses)} training steps, at "
+            f"most {self.allowed:.2g} expected; {self.updates.text}"
         )
 
 
@@ -168,14 +169,14 @@ def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
 
 
 def bound(plain: list[float], reference: list[float]) -> float:
-    """Return how far losses may be off, by what the plain model's are in the same precision."""
+    """Return how far losses may be off, from the plain model's losses in the same precision."""
     off = [first - second for first, second in zip(plain, reference, strict=True)]
     scatter = math.sqrt(sum(deviation * deviation for deviation in off) / len(off))
     return SLACK * max(map(abs, off)) + SCATTER * scatter + rounding(max(map(abs, reference)))
 
 
 def rounding(loss: float) -> float:
-    """Return by how much a loss may be off because it is a sum in FP32."""
+    """Return the error of a loss that is due to its summation in FP32."""
     return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
 
 
@@ -190,10 +191,10 @@ def _measured(
 ) -> list[float]:
     """Return losses that differ from the reference's by rounding in the variant's precision.
 
-    The plain model's, unless the reference has no more digits than it: both add the same numbers in
-    one order then, and are alike, which measures nothing. With the rows of each batch in another
-    order FP32 rounds otherwise, as it does where ranks add. A model to which that order means more
-    is off in its first loss already, and the plain one's have to do.
+    These are the plain model's losses, unless the reference has the same precision. Then both add
+    the same numbers in the same order and agree, which measures nothing. With the rows of each
+    batch in another order, FP32 rounds differently, as it does if ranks add. If the order of rows
+    matters more to a model, its first loss is already off, and the plain model's losses are used.
     """
     if dtype != torch.float32 or variant.situation.has(Trait.ROUNDED):
         return plain.losses
@@ -211,7 +212,7 @@ def _farthest(first: list[float], second: list[float]) -> float:
 
 
 def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.dtype) -> int:
-    """Count both models' weights, gradients and moments, and what is put back.
+    """Count both models' weights, gradients and moments, and the copies for restoring.
 
     And how far either moved, in FP32.
     """

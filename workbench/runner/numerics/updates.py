@@ -1,14 +1,16 @@
 """A check that training moved a variant's weights as far as it should.
 
-A loss that hardly moves in a few steps hides an update that is wrong or missing. So the steps of
-the weights are compared with a standard's, group by group of the optimizer: their projection on its
-steps is 1 where all is right, 0 without an update, 0.5 if half of the weights stand still, -1 with
-the sign turned, 10 at ten times the rate. And no tensor may move far less than it should.
+A loss that hardly moves in a few steps hides a wrong or missing update. So the weight updates are
+compared with a standard's, for each parameter group of the optimizer. Their projection on the
+standard's updates is 1 if all is right, 0 without an update, 0.5 if half of the weights do not
+change, -1 with the wrong sign, and 10 at ten times the learning rate. And no tensor may move far
+less than it should.
 
-The standard is the reference, unless the plain model in the variant's precision does not follow
-that: in 16 bits most of an update is less than half of a weight's last digit and is rounded away.
-Then it is the plain model, and how far chance moves that is measured with the rows in another
-order. Where what is left is too little to show a missing half, nothing is said.
+The standard is the reference, unless the plain model in the variant's precision does not follow it:
+in 16 bits, most of an update is less than half of a weight's last digit and is rounded away. Then
+the standard is the plain model; a run with the rows in another order measures how much its updates
+vary by chance. If the remaining updates are too small to show a missing half, the result is "not
+checked".
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-Steps = Mapping[int, Tensor]  # by the address of the variant's parameter: where training moved it
+Steps = Mapping[int, Tensor]  # updates by the id of the variant's parameter
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
-FOLLOWS = 0.1  # so far from 1 is a plain model's projection that follows the reference
+FOLLOWS = 0.1  # largest distance from 1 of a plain model's projection that follows the reference
 SHORT = 0.1  # of the reference's steps
-COARSE = 0.25  # of the plain model's in 16 bits, which chance moves; and of moments in 8 bits
+COARSE = 0.25  # of the plain model's updates in 16 bits, which vary by chance; and of 8-bit moments
 LARGEST = 0.4  # a bound beyond it would let half of an update pass
 _LEAST_MOVED = 64  # elements; half of them show a missing half
 _LEAST_OF_TENSOR = 16  # elements that cannot stand still by chance
@@ -43,12 +45,12 @@ class Way:
 
     @property
     def ok(self) -> bool:
-        """Return True if it is as far as expected; False if it is not finite."""
+        """True if the projection is within its bound; False if it is not finite."""
         return abs(self.share - 1) <= self.allowed
 
     @property
     def text(self) -> str:
-        """The way in words."""
+        """The projection and its bound, in words."""
         return (
             f"update of {self.what}: {self.share:.2f} x the {self.standard}'s, "
             f"{max(0.0, 1 - self.allowed):.2f} to {1 + self.allowed:.2f} expected"
@@ -57,31 +59,31 @@ class Way:
 
 @dataclass(frozen=True)
 class Updates:
-    """The ways of groups and tensors, and why they do not suffice, if so."""
+    """The projections of groups and tensors, and why they are too few, if so."""
 
     ways: Sequence[Way]
     unclear: str = ""
 
     @property
     def ok(self) -> bool:
-        """Return True if every way is as far as expected."""
+        """True if every projection is within its bound."""
         return all(way.ok for way in self.ways)
 
     @property
     def text(self) -> str:
-        """The worst way in words."""
+        """The worst projection in words."""
         return max(self.ways, key=lambda way: _badness(way)).text
 
 
 def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
-    """Return True if the plain model's weights go the reference's way."""
+    """Return True if the plain model's updates follow the reference's."""
     return all(abs(project(plain, reference, group) - 1) <= FOLLOWS for group in groups)
 
 
 def against_reference(
     own: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
 ) -> Updates:
-    """Compare the steps with the reference's, whose way the plain model follows.
+    """Compare the updates with the reference's, which the plain model follows.
 
     ``short`` is what the variant's optimizer may be off by itself.
     """
@@ -94,7 +96,7 @@ def against_reference(
 
 
 def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
-    """Compare with the plain model's steps; ``turned`` are its own, rows in another order."""
+    """Compare with the plain model's updates; ``turned`` are its updates with reordered rows."""
     ways, unclear = [], ""
     for number, group in enumerate(groups, 1):
         noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
@@ -102,10 +104,11 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
             unclear = (
-                f"the variant's precision rounds the update of {name} away: {moved} numbers moved"
+                f"the variant's precision rounds away the update of {name}: only {moved} "
+                "elements change"
             )
         elif not allowed <= LARGEST:
-            unclear = f"what rounding leaves of the update of {name} differs by chance"
+            unclear = f"after rounding, the update of {name} varies too much by chance"
         ways.append(Way(name, project(own, plain, group), min(allowed, LARGEST), "plain model"))
     return Updates(ways, unclear)
 
@@ -113,7 +116,7 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
 def of_tensors(
     named: Iterable[tuple[str, nn.Parameter]], own: Steps, plain: Steps, reference: Steps
 ) -> list[Way]:
-    """Return every tensor that stands still, or goes far less than it should, as a way."""
+    """Return the projections of tensors that do not move, or move far less than they should."""
     ways = []
     for name, parameter in named:
         key = id(parameter)
@@ -133,7 +136,7 @@ def of_tensors(
 
 
 def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
-    """Return the projection of steps on a standard's, in the latter's length."""
+    """Return the projection of updates on a standard's, relative to the standard's length."""
     along, length = (
         sum(
             float((moves[parameter].double() * standard[parameter].double()).sum())

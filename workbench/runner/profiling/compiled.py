@@ -20,8 +20,8 @@ from workbench.runner.profiling.provenance import NOWHERE, Call
 
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 _NUMBER = re.compile(r"^graph_\d+_(?=cpp_)")
-_UNKNOWN = "a graph came from Inductor's cache, without what its kernels compute"
-_MISCOUNTED = "what ran is not what Inductor said that it generated"
+_UNKNOWN = "a graph came from Inductor's cache, which does not record what its kernels compute"
+_MISCOUNTED = "the calls that ran differ from those that Inductor generated"
 _APART = "a kernel computes for the model and its loss, or for a module that Dynamo does not name"
 # Dynamo's names of the model in a step, and of a block in its own method. After a graph break in
 # the middle of a module, Dynamo calls that module "self" as well, so it cannot be identified.

@@ -69,7 +69,7 @@ def notes(compilation: Compilation, device: torch.device, void: str, result: Tra
             "the graph's pool has beyond that step is listed as private pools."
         )
     if void:
-        lines.append(f"The steps that were timed without the profiler do not count: {void}.")
+        lines.append(f"The steps that were timed without the profiler are void: {void}.")
     return lines
 
 

@@ -200,7 +200,7 @@ class _Errors(TorchDispatchMode):
 
 
 class ProductDtypes(TorchDispatchMode):
-    """The number format that each product inside gives, below autocast, whoever calls it.
+    """The number format of each product inside, below autocast, for any caller.
 
     ``seen`` counts them by kind and dtype. A product in a kernel that is no operator of torch is
     not seen.

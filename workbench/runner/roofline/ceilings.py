@@ -111,7 +111,7 @@ class Roof:
 def _keep(measured: Ceilings) -> str:
     """Store the ceilings; return why they are not stored, or an empty text."""
     if measured.disturbed:
-        return f"ceilings that were measured while {measured.disturbed} are not kept"
+        return f"the ceilings are not stored, because {measured.disturbed} meanwhile"
     try:
         ceilings.store(measured)
     except OSError as error:

@@ -71,7 +71,7 @@ class Tally:
         sdpa_flops.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
-        self.unknown = ""  # why ``calls`` say less than the step does, in a clause
+        self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self._device = device
         self._paused = 1  # until ``counting``
         self._label = ""
@@ -137,7 +137,7 @@ class Tally:
             return (op.implementations[impl].call(*args),)
         except _asks_for_numbers():
             del self.calls[count:]
-            self.unknown = f"what {op.name} does in plain torch depends on numbers of a real step"
+            self.unknown = f"the work of {op.name} in plain torch depends on values of a real step"
             return None
         finally:
             self._label = before
@@ -151,7 +151,7 @@ class Tally:
             except _asks_for_numbers():
                 if op.name != "attention":
                     raise NotCounted(
-                        f"what {op.name} does depends on numbers that only a real step has"
+                        f"the work of {op.name} depends on values that only a real step has"
                     ) from None
                 return op.cost(**{**inputs, "kv_length": None})  # all of the cache
 

@@ -118,7 +118,7 @@ class Predictor:
             if toggle.unpredictable and situation.option(name) != toggle.off:
                 return toggle.unpredictable
         if situation.is_own_model:
-            return "which operators a model of your own calls is not known before it runs"
+            return "the operators that your own model calls are unknown until it runs"
         key = _key(situation)
         if key not in self._known:
             self._known[key] = _counted(situation, self._count)
@@ -132,7 +132,7 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
         return memory_us
     rate = ceilings.flops_per_s.get(call.dtype)
     if rate is None:
-        lacks = ceilings.lacking.get(call.dtype, "workbench ceilings --measure measures it")
+        lacks = ceilings.lacking.get(call.dtype, "run workbench ceilings --measure")
         raise NotCounted(
             f"the matrix rate of {call.dtype} is not among the measured ceilings: {lacks}"
         )
@@ -146,7 +146,7 @@ def _counted(situation: Situation, count: Callable[[Situation], Tally]) -> Tally
         return str(why)
     except Exception as error:  # noqa: BLE001 - a prediction may fail in any way, and a run must not
         first = (str(error).strip().splitlines() or ["no message"])[0]
-        return f"its step cannot be followed without running it ({type(error).__name__}: {first})"
+        return f"its step cannot be traced without running it ({type(error).__name__}: {first})"
 
 
 def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:

@@ -31,7 +31,7 @@ def catalogue(created: float) -> protocol.Catalogue:
             FamilyInfo(
                 name=SCRIPT,
                 title="Training script",
-                help="A script of its own, watched from outside.",
+                help="Your own training script, watched from outside.",
                 fields=[],
                 presets={},
                 parameters={},

@@ -31,8 +31,8 @@ def why_no_steps(imported_torch: bool) -> str:
             "`for batch in workbench.watch(loader)` to measure the iterations of a loop"
         )
     return (
-        "no steps were measured: no Python process of the command imported torch (`python -I`, "
-        "`-E` and `-S` hide it)"
+        "no steps were measured: no Python process of the command imported torch. Steps cannot be "
+        "measured under `python -I`, `-E` and `-S`"
     )
 
 

@@ -280,7 +280,7 @@ class ScriptWatch:
             "step_us": 1e3 * step_ms,
             breakdown.WATCHED: True,
             "notes": [
-                "Host time of a watched script: what runs inside its step is not told apart."
+                "Host time of a watched script: the parts of its step are not measured separately."
             ],
         }
         self._wire.send(protocol.StudyFacts(study=self._segment, facts=facts))

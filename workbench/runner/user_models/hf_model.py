@@ -171,7 +171,7 @@ def _fields(source: str) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise ConfigurationError(f"own: {path} is not JSON: {error}") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise ConfigurationError(f"own: {path} names no model_type, which transformers needs")
+        raise ConfigurationError(f"own: {path} has no model_type, which transformers needs")
     chosen = [option for option in options.split(",") if option]
     if "tiny" in chosen:
         fields = _scaled_down(fields)
@@ -223,7 +223,7 @@ def _file(name: str) -> Path:
     path = path / "config.json" if path.is_dir() else path
     if not name or not path.is_file():
         raise ConfigurationError(
-            f"own: hf:{name} is no configuration file or folder on {host()}, and none of the "
+            f"own: hf:{name} is neither a configuration file or folder on {host()} nor one of the "
             f"bundled configurations: {', '.join(bundled())}"
         )
     return path.absolute()

@@ -1,29 +1,31 @@
-"""A user's model: any ``torch.nn.Module`` from a Python file, as a family made at run time.
+"""Your own model: any ``torch.nn.Module`` from a Python file.
 
-The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
+The file has a function without arguments, ``build`` unless ``FILE.py:name`` names another. It
 returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 
-* ``make_inputs(batch)`` gives what the module is called with, random, on the CPU: a tensor (dense
-  or sparse), or a tuple of arguments. Each may be a dict, a list, a named tuple, a dataclass or
-  another object that holds tensors. A dict of the parameters of ``forward`` is its keywords.
-  Called for every batch of a ring, seeded; batches may differ in shape.
-* An example in place of ``make_inputs`` is enough: a tensor, or a tuple of arguments. Its first
-  dimension is the batch; floating numbers are drawn from a normal distribution, whole ones from the
-  range of the example. A module with ``example_input_array`` may be returned alone.
-* ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
+* ``make_inputs(batch)`` returns random inputs of the module on the CPU: a tensor (dense or sparse),
+  or a tuple of arguments. Each argument may be a dict, a list, a named tuple, a dataclass or
+  another object that holds tensors. A dict whose keys are parameters of ``forward`` is passed as
+  keyword arguments. The function is called, with a fixed seed, for several batches, which may
+  differ in shape.
+* Instead of ``make_inputs``, an example is enough: a tensor, or a tuple of arguments. Its first
+  dimension is the batch. Floating-point numbers are drawn from a normal distribution, integers from
+  the range of the example. A module with ``example_input_array`` may be returned alone.
+* ``loss(output, *inputs)`` returns the mean loss, one number. Only the training step needs it.
 
-The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
-are checked if equal inputs give equal outputs. One that draws random numbers in training alone
-(dropout) is checked in evaluation mode, and told so. State may lie in buffers, attributes, global
-variables of the file and closures: every configuration has its own. State that Python cannot copy
-(an iterator) leaves the numbers unchecked.
+The module may return one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
+are checked if equal inputs give equal outputs. A module that draws random numbers only in training
+(dropout) is checked in evaluation mode, and the result says so. State may be in buffers,
+attributes, global variables of the file and closures: every configuration has its own copy. If
+Python cannot copy the state (an iterator), the numbers are not checked.
 
-It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
-it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
-garbage) is put back after it: they are toggles here, or hold for all configurations.
+The module computes in the chosen precision. Complex parameters stay complex, with at least FP32.
+Global settings of torch or Python that the file changes (default dtype, gradients, threads, TF32,
+garbage collection) are restored afterwards, because they are toggles or apply to all
+configurations.
 
-The file is run in the runner, once for the weights and once for every configuration around them,
-and so is what it imports from beside it, which counts as a part of it.
+The runner runs the file once for the weights and once for every configuration that uses them. Files
+beside it that it imports are run too, and count as parts of the model.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ from workbench.runner.user_models.example_inputs import inputs_like, with_exampl
 BUILD = "build"
 _MOST_BYTES = 10_000_000
 _PACKAGES = Path(kernels.__file__).absolute().parents[1]
-_SHAPE = "(module, make_inputs), (module, example) or (module, make_inputs, loss)"
+_WITH_LOSS = "(module, make_inputs, loss)"
+_SHAPE = f"(module, make_inputs), (module, example) or {_WITH_LOSS}"
 _numbers = itertools.count()
 _drawers: dict[OwnConfig, Parts] = {}  # of the file built last
 
@@ -73,10 +76,12 @@ class OwnConfig:
         "",
         "File",
         "A Python file whose build() returns a module: FILE.py or FILE.py:function. Or "
-        "hf:CONFIG, a Hugging Face model with random weights: a config.json, its folder, or one "
-        f"of {', '.join(hf_model.bundled())}; hf:CONFIG:tiny is a small one.",
+        "hf:CONFIG, a Hugging Face model with random weights. CONFIG is a config.json, its folder, "
+        f"or one of {', '.join(hf_model.bundled())}. hf:CONFIG:tiny is a small model.",
     )
-    sha256: str = setting("", "SHA-256", "Of the file; empty takes the file as it is.")
+    sha256: str = setting(
+        "", "SHA-256", "Checksum of the file; leave it empty to use the current file."
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class OwnModel(Model):
         self._names = frozenset(_parameters_of(module))
 
     def train(self, mode: bool = True) -> OwnModel:
-        """Set the mode of every module, also where a person's ``train()`` raises."""
+        """Set the mode of every module, even if the user's ``train()`` raises."""
         try:
             super().train(mode)
         except Exception:  # noqa: BLE001 - it may raise anything
@@ -129,23 +134,23 @@ class OwnModel(Model):
         return self
 
     def forward(self, *inputs: Any) -> Any:
-        """Return what the module returns; a dict of its parameters' names is its keywords."""
+        """Return the module's output; a dict of its parameters is passed as keywords."""
         if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
             return self.module(**inputs[0])
         return self.module(*inputs)
 
     def loss(self, *batch: Any) -> Tensor:
-        """Return the person's loss of the module's output."""
+        """Return the user's loss of the module's output."""
         if self.own_loss is None:
-            raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
+            raise Mistake(f"own: the training step needs a loss; build() must return {_WITH_LOSS}")
         value = self.own_loss(self(*batch), *batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
+            raise Mistake(f"loss() returned {shown}; expected a tensor with one number")
         if torch.is_grad_enabled() and not value.requires_grad:
             raise Mistake(
-                "own: the loss depends on no parameter that asks for gradients (requires_grad), "
-                "which the training step needs; measure it with workload forward"
+                "own: the training step needs gradients, but the loss depends on no parameter "
+                "with requires_grad; measure the model with workload forward"
             )
         return value.float().reshape(())
 
@@ -159,7 +164,7 @@ class OwnModel(Model):
         }
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters alone: every structure has buffers of its own."""
+        """Return only the parameters: every structure has its own buffers."""
         state = self.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
 
@@ -179,8 +184,8 @@ class OwnFamily(Family):
             named, source, digest = str(path), f"{path}:{name}", _digest(path)
         if config.sha256 not in ("", digest):
             raise ConfigurationError(
-                f"own: {named} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
-                f"{digest[:12]}...; start anew without sha256 to run it as it is"
+                f"own: {named} has changed: its SHA-256 was {config.sha256[:12]}... and is now "
+                f"{digest[:12]}...; leave out sha256 to run the current file"
             )
         return replace(config, source=source, sha256=digest)
 
@@ -188,7 +193,7 @@ class OwnFamily(Family):
         """Check the sequence, which such inputs do not have; the memory is not known."""
         if sequence != 1:
             raise ConfigurationError(
-                f"own: sequence = {sequence}, but make_inputs(batch) decides on all but the batch; "
+                f"own: sequence = {sequence}, but make_inputs(batch) sets all sizes but the batch; "
                 "leave sequence at 1"
             )
 
@@ -277,7 +282,7 @@ def split(source: str) -> tuple[Path, str]:
         text, name = source, BUILD
     if not text.strip():
         raise ConfigurationError(
-            "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
+            "own: no file is given; choose one with Open model..., or with --model FILE.py:build"
         )
     path = Path(text).expanduser()
     bundled = _PACKAGES / path
@@ -388,8 +393,8 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     lazy = nn.parameter.UninitializedTensorMixin
     if any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers())):
         raise Mistake(
-            f"{shown} a module with lazy layers, which have no weights yet; call it once in "
-            f"{name}(), on make_inputs(1)"
+            f"{shown} a module with lazy layers, which have no weights yet; call the module once "
+            f"in {name}(), with make_inputs(1)"
         )
     if not any(True for _ in module.parameters()):
         raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
@@ -423,7 +428,7 @@ def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
 
 
 def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
-    """Call what the person wrote; raise ``OwnModelError`` with that code's own traceback."""
+    """Call the user's code; raise ``OwnModelError`` with the traceback of that code."""
     try:
         return call()
     except torch.OutOfMemoryError:
@@ -435,8 +440,8 @@ def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
         if nested is None:
             raise _own_error(path, what, error) from None
         raise OwnModelError(
-            f"{nested}: an expression or a statement nests too deeply for Python's parser; divide "
-            "it into several",
+            f"{nested}: an expression or a statement is nested too deeply for Python's parser; "
+            "split it into several",
             "".join(traceback.format_exception_only(error)),
         ) from None
     except SyntaxError as error:
@@ -448,7 +453,7 @@ def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
 
 
 def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
-    """Return the error for what a person's code raised: the line, and that code's traceback."""
+    """Return the error of the user's code, with its line and its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
     line = f", line {frames[own[-1]].lineno}" if own else ""
@@ -472,8 +477,8 @@ def _read(path: Path) -> bytes:
 
 
 def _unknown(config: OwnConfig) -> Costs:
-    """Estimate nothing: nothing is known before it is built."""
-    raise ConfigurationError("own: what a model of your own costs is not known before it is built")
+    """Raise: nothing is known before the model is built."""
+    raise ConfigurationError("own: the cost of your own model is unknown before it is built")
 
 
 FAMILY = OwnFamily(

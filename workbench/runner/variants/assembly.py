@@ -68,7 +68,7 @@ def assemble(
         divided.shard(model)
         weights = divided.weights.own
     if workload.trains:
-        assert isinstance(weights, Weights), "codes cannot be trained"
+        assert isinstance(weights, Weights), "quantized weights cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
     bench = make_bench(build.situation, model, batches, trainer)
     compute = make_compute(build, bench, divided)

@@ -1,7 +1,7 @@
 """Steps that are the backward pass of a training step alone.
 
 The forward pass runs before each step and is not timed; no optimizer step follows. Checkpointed
-activations are computed again in the backward pass, so that they count.
+activations are recomputed in the backward pass, so their time is included.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def backward_pass(variant: Variant) -> Pace:
         raise Mistake("timed: only a training step has a backward pass; choose workload train")
     if variant.divided is not None or variant.situation.has(Trait.CAPTURED):
         raise Mistake(
-            "timed: the backward pass cannot be timed by itself where ranks exchange gradients in "
-            "it, or where a CUDA graph replays it with the rest of the step"
+            "timed: the backward pass cannot be timed separately if ranks exchange gradients in "
+            "it, or if a CUDA graph replays the complete step"
         )
     batch = variant.batches.inputs + variant.batches.targets
     losses: list[torch.Tensor] = []

@@ -32,7 +32,7 @@ class Build:
     weights_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     scales_loss: bool = False
-    quantization: str = ""  # the scheme of the linear layers' codes
+    quantization: str = ""  # the scheme of the linear layers' quantized weights
     optimizer: dict[str, Any] = field(  # the plain loop
         default_factory=lambda: dict.fromkeys(("fused", "foreach", "capturable"), False)
     )
@@ -40,13 +40,13 @@ class Build:
     compile_options: dict[str, Any] = field(
         default_factory=lambda: {"dynamic": False, "fullgraph": False}
     )
-    compiles_blocks: bool = False  # each block by itself, and not the whole computation
-    layout: Layout = ONE_RANK  # of ranks that make a step together
+    compiles_blocks: bool = False  # each block separately, not the complete computation
+    layout: Layout = ONE_RANK  # of the ranks of a step
     sharding: str = ""  # how these shard weights: one of ``distributed.data.SHARDING``
-    along_sequence: bool = False  # split the stream between layers that ranks divide
+    along_sequence: bool = False  # split the residual stream between sharded layers
     gradient_compression: str = "off"
     schedule: str = "1f1b"  # of a pipeline
-    micro_batches: int = 0  # that pass the stages of a pipeline; 0: as many as suit them
+    micro_batches: int = 0  # in the stages of a pipeline; 0: chosen automatically
     loading: Loading | None = None  # of batches from a file; None: they lie on the device
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(

@@ -1,8 +1,8 @@
 """Dynamo's compilations while a variant ran: graphs, where they break, what recompiled and why.
 
-Dynamo keeps a record of every frame that it compiles, and a code object that recompiles more often
-than its limit allows runs in eager mode from then on, with no more than a line in the log. Read
-here before and after a variant is in force, both belong to that variant.
+Dynamo keeps a record of every frame that it compiles. A code object that exceeds the recompile
+limit runs in eager mode from then on, with only a line in the log. The records are read before and
+after a variant is active, so the new ones belong to that variant.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Compiles:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out what is compiled inside: it is for a check, and no part of the steps."""
+        """Ignore what is compiled inside: it belongs to a check, not to the steps."""
         self.read()
         self._aside = True
         try:

@@ -1,8 +1,8 @@
-"""A configuration's step on tensors without storage: what would run, with nothing run or allocated.
+"""A configuration's step on fake tensors: nothing is computed or allocated.
 
-Model, optimizer and batches are made of torch's fake tensors, which carry shape, dtype and device.
-Toggles are applied as they are in a variant; those that act on the built step alone (compilation,
-graphs) are left out, and the caller must know what they would change.
+Model, optimizer and batches consist of torch's fake tensors, which have shape, dtype and device.
+Toggles are applied as in a variant, except those that act only on the built step (compilation,
+graphs); the caller must account for these.
 """
 
 from __future__ import annotations

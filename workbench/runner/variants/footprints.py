@@ -1,9 +1,9 @@
 """The memory of configurations that are kept ready beside the one that steps.
 
-Built variants stay, and so do the weights that they are around. The allocator counts all of it,
-whoever steps: a variant of 8-bit codes beside a plain one seems to save nothing. Tensors that
-somebody owns by name can be told apart: weights and codes, gradients and moments, buffers, batches,
-decode states. What compiled code and captured graphs of others keep for themselves cannot, and
+Built variants stay in memory, and so do their weights. The allocator counts all of them, whichever
+variant steps: a variant with 8-bit weights beside a plain one seems to save nothing. Tensors with a
+known owner can be attributed: weights, quantized weights, gradients, moments, buffers, batches,
+decode states. Memory that compiled code and captured graphs of other variants keep cannot, and
 counts as the variant's own; a variant that was built alone has none of it beside it.
 """
 

@@ -1,7 +1,7 @@
 """Measurement of the implementations that ``auto`` chooses from, before a variant's first step.
 
-Nothing can be measured inside that step: it is watched by a counter of operators, compiled or
-captured. Therefore its forward and backward pass run once before, without any of these.
+Nothing can be measured inside that step, because its operators are counted, and it may be compiled
+or captured. Therefore its forward and backward pass run once before, without any of these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def preparations(build: Build) -> list[Preparation]:
             try:
                 instrumented.call(variant, backward=True)
             except torch.OutOfMemoryError:
-                # Compiled it may fit. The operators' rules choose where nothing was measured.
+                # A compiled step may fit. Without measurements, the operators' rules choose.
                 free_memory()
         return {}
 

@@ -1,7 +1,7 @@
-"""Keeps what backward will need in the host's memory, and fetches it back when it is needed.
+"""Offloads the activations for the backward pass to host memory, and copies them back on demand.
 
-Autograd's hooks for saved tensors hand over each one. The copies are queued on the stream that
-computes, from and to pinned memory: no step waits for the host, and nothing overlaps.
+Autograd's hooks pass each saved tensor. The copies are queued on the compute stream, from and to
+pinned memory: no step waits for the host, and copies do not overlap with computation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-LEAST_BYTES = 1 << 16  # smaller tensors stay: their copy would cost more than their place
+LEAST_BYTES = 1 << 16  # smaller tensors stay on the device: a copy costs more than it saves
 
 
 class Offload:

@@ -1,9 +1,9 @@
 """Weights that variants are built around: one set for each structure and precision, shared.
 
-A quantized variant needs codes in place of its linear layers' weights. They are a set of their own,
+A quantized variant has quantized weights ("codes") in its linear layers. They are a separate set
 for all variants of one scheme, which shares every other parameter with the plain set. Plain weights
-are freed once only their codes are needed, unless they were changed: the seed draws the same ones
-again for a plain variant or a check.
+are freed once only their codes are needed, unless they were changed: the seed gives the same
+weights again for a plain variant or a check.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Quantized:
         self.scheme = scheme
         self.codes: dict[str, Codes] = {}
         self.parameters: dict[str, nn.Parameter] = {}
-        self.plain_bytes = 0  # of the weights that codes stand for
+        self.plain_bytes = 0  # of the weights that were quantized
         named = {module: name for name, module in quantizable(structure, scheme).items()}
         every = structure.named_modules(remove_duplicate=False)
         self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
@@ -65,7 +65,7 @@ class Quantized:
         if layer not in self.codes:
             self.codes[layer] = kernels.quantize_weight(parameter.detach(), self.scheme)
             self.plain_bytes += parameter.nbytes
-            # Never to be read: a layer of codes takes the place of the one that has it.
+            # Never read: a quantized layer replaces the layer that has it.
             empty = parameter.detach().new_full((), torch.nan).expand(parameter.shape)
             self._nothing[layer] = nn.Parameter(empty, requires_grad=False)
         return self._nothing[layer]
@@ -116,7 +116,7 @@ class Quantized:
         weights = None if self._source is None else self._source()
         if weights is None:
             return ""
-        return "they were trained" if weights.changed else "other configurations compute with them"
+        return "they were trained" if weights.changed else "other configurations use them"
 
     def tensors(self) -> list[Tensor]:
         """Return the codes, their scales and the other parameters."""
@@ -281,8 +281,8 @@ class WeightSets:
         )
         if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
             raise Mistake(
-                f"own: build() gives other weights now than when they were quantized, under the "
-                f"same seed {seed}; let it draw all of them from torch's own generator"
+                f"own: build() returned other weights than before with the same seed {seed}, so "
+                "the quantized weights do not match; draw all weights from torch's own generator"
             )
         return made
 

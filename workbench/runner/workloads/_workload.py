@@ -36,7 +36,7 @@ class Bench:
     settings: Mapping[str, Scalar]
     trainer: Updates | None  # None where nothing is trained
     seed: int = 0
-    vocabulary: int = 0  # tokens that there are; the model's head may have more rows
+    vocabulary: int = 0  # number of tokens; the model's head may have more rows
     compiled: bool = False  # whether torch.compile will see the computation
 
     @property
@@ -47,7 +47,7 @@ class Bench:
 
     @functools.cached_property
     def prompt(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The prompt in the setting's pieces, each with the position of its first token."""
+        """The prompt in chunks, each with the position of its first token."""
         (prompt_BS,) = self.batches.inputs
         return pieces(prompt_BS, int(self.settings["chunk"]) or None)
 
@@ -90,10 +90,10 @@ def tokens_field(name: str, title: str, help: str) -> Field:
 
 CHUNK = Field(
     name="chunk",
-    title="Prompt in pieces of",
+    title="Prompt chunk",
     help=(
-        "Tokens of the prompt that are taken in at a time; 0 is all at once. Pieces need less "
-        "memory: a prompt can be as long as its cache fits."
+        "Tokens of the prompt that are processed at a time; 0 processes all at once. Smaller "
+        "chunks need less memory: then only the cache limits the length of a prompt."
     ),
     default=0,
     minimum=0,
@@ -132,7 +132,7 @@ class Workload:
     ``compute(bench)`` is the part that autocast and torch.compile act on; ``step(bench, compute)``
     makes the whole step of it, which a CUDA graph captures. ``tokens(settings)`` is the number of
     tokens that one step processes; ``sequence(settings)`` the longest position a model must hold.
-    ``rounds(bench, compute)`` is what begins every so many steps; ``text(bench)`` the tokens that
+    ``rounds(bench, compute)`` returns the rounds of steps; ``text(bench)`` the tokens that
     they write, as in ``Decoder.written``. What is left out is as for inference over whole
     sequences.
     """
@@ -152,7 +152,7 @@ class Workload:
 
     @property
     def decodes(self) -> bool:
-        """Return True if a step goes on from a cache, with ``compute(tokens, position)``."""
+        """Return True if a step continues from a cache, with ``compute(tokens, position)``."""
         return self.rounds is not None
 
     def steps_to_settle(self, model: Model) -> int:

@@ -1,8 +1,8 @@
 """Decode: one token per sequence and step, greedily, from a KV cache filled by a prompt.
 
 The cache has a fixed length, and a step reads the position from the device, so that the same step
-can be captured in a CUDA graph. After ``new_tokens`` steps decoding begins anew after the prompt:
-what sums up all tokens so far (a recurrent state) is put back, between two steps.
+can be captured in a CUDA graph. After ``new_tokens`` steps, decoding starts again after the prompt:
+a recurrent state, which depends on all earlier tokens, is restored between two steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from workbench.runner.workloads._workload import (
 )
 
 NEW_TOKENS = tokens_field(
-    "new_tokens", "New tokens", "Tokens decoded after the prompt before decoding begins anew."
+    "new_tokens",
+    "New tokens",
+    "Tokens decoded after the prompt. Then decoding starts again after the prompt.",
 )
 
 

@@ -1,10 +1,10 @@
 """Generation: each step draws one new token for every sequence, from the nucleus of its logits.
 
-A round takes in a prompt, which gives the first new token, and goes on one token a step up to
-``new_tokens``; then the next prompt follows. Taking in a prompt is no step: it is timed by itself
-(``prefill_ms``, the time to the first token). Tokens are drawn on the device, from random numbers
-that were made with the prompt, and are read back a few times a second: no step waits for the host,
-and the same seed writes the same text, captured in a CUDA graph or not.
+A round processes a prompt (the prefill), which gives the first new token. Each step adds one token,
+up to ``new_tokens``; then the next prompt follows. The prefill is not a step: it is timed
+separately (``prefill_ms``, the time to the first token). Tokens are drawn on the device, from
+random numbers that are generated with the prompt, and are read a few times a second. So no step
+waits for the host, and the same seed gives the same text, with or without a CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workbench.runner.workloads._workload import (
 NEW_TOKENS = Field(
     name="new_tokens",
     title="New tokens",
-    help="Tokens that follow each prompt: the first from the prefill, each other by a step.",
+    help="New tokens for each prompt: the prefill gives the first one, and each step one more.",
     default=128,
     minimum=2,
     maximum=1048576,
@@ -40,7 +40,7 @@ NEW_TOKENS = Field(
 TEMPERATURE = Field(
     name="temperature",
     title="Temperature",
-    help="Divides the logits; 0 takes the most probable token.",
+    help="Divides the logits; 0 selects the most probable token.",
     default=0.8,
     minimum=0.0,
     maximum=100.0,
@@ -48,7 +48,7 @@ TEMPERATURE = Field(
 TOP_P = Field(
     name="top_p",
     title="Top-p",
-    help="Share of the probability that tokens are drawn from, the most probable first.",
+    help="Tokens are drawn from the most probable ones, which have this share of the probability.",
     default=0.95,
     minimum=0.001,
     maximum=1.0,

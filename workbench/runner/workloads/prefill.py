@@ -1,4 +1,4 @@
-"""Prefill: a prompt through the model into an empty KV cache, and the first token after it.
+"""Prefill: fill an empty KV cache with a prompt, and compute the first token after it.
 
 The prompt is processed at once or in pieces; each piece attends to the cache of earlier ones.
 """

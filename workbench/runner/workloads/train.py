@@ -1,4 +1,4 @@
-"""A training step: loss (of a language model: of the next token), backward pass, AdamW."""
+"""A training step: loss (of language models, next-token loss), backward pass, AdamW."""
 
 from __future__ import annotations
 

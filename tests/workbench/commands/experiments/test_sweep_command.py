@@ -24,7 +24,7 @@ def answers(catalogue, over: float = 1.0, reason: str = "done") -> list[protocol
         "arms": ["defaults", "Triton kernels, all: On"],
         "toggles": ["{}", '{"triton":"on"}'],
         "points": 2 * len(SIZES),
-        "order": "sizes in random order, the arms in turn within each",
+        "order": "sizes in random order, and the arms of each size in random order",
         "seed": 7,
     }
     columns: dict[str, list] = {}

@@ -61,4 +61,4 @@ def test_a_speed_is_expected_of_one_model_only(runner, small):
     assert runner.finish().reason == "failed"
     failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
     assert failure.kind == "mistake"
-    assert failure.sentence.startswith("A and B are different models (model.n_layers), and the")
+    assert failure.sentence.startswith("A and B are different models (model.n_layers), so the")

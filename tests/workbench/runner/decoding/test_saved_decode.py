@@ -64,7 +64,7 @@ def test_generation_in_two_parts_writes_what_one_run_writes(family, parts, tempe
     continued, notes = ran(
         configuration, 1 + second, load_state=tmp_path / "part", save_state=tmp_path / "found"
     )
-    assert notes[0] == f"went on after {position} tokens from {tmp_path / 'part'}"
+    assert notes[0] == f"continued after {position} tokens from {tmp_path / 'part'}"
     assert continued == undivided and len(continued["text"].split()) > 1
     assert same(tmp_path / "found", tmp_path / "whole")
 
@@ -91,18 +91,18 @@ def test_a_model_that_is_built_already_goes_back_to_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"family": "moe"}, "was made with family = hydra, but this run has moe; ask for"),
-        ({"preset": "small"}, "was made with preset = tiny, but this run has small; ask for"),
-        ({"model": {"dim": 64}}, "but this run has {'dim': 64}; ask for"),
-        ({"seed": 1}, "was made with seed = 0, but this run has 1; ask for"),
+        ({"family": "moe"}, "was made with family = hydra, but this run has moe; use the"),
+        ({"preset": "small"}, "was made with preset = tiny, but this run has small; use the"),
+        ({"model": {"dim": 64}}, "but this run has {'dim': 64}; use the"),
+        ({"seed": 1}, "was made with seed = 0, but this run has 1; use the"),
         (
             {"settings": {"batch": 3, "sequence": 8, "new_tokens": 5}},
-            "was made with batch = 2, but this run has 3; ask for",
+            "was made with batch = 2, but this run has 3; use the",
         ),
-        ({"workload": "decode"}, "with workload = generate, but this run has decode; ask for"),
+        ({"workload": "decode"}, "with workload = generate, but this run has decode; use the"),
         (
             {"workload": "forward", "settings": {}},
-            "workload 'forward' has no decode state to save or go on from",
+            "workload 'forward' has no decode state to save or load",
         ),
         ({"toggles": {"precision": "bf16"}}, "it is from another model or precision"),
     ],

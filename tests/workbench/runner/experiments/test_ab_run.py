@@ -262,7 +262,8 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(
     CompareRun(context, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
     comparison, session = recorded(context)
     voids = [block for block, void in enumerate(comparison.voids) if void]
-    assert [comparison.voids[block] for block in voids] == ["a compile happened in it"] * 2
+    reasons = [comparison.voids[block] for block in voids]
+    assert reasons == ["a compile happened during the block"] * 2
     assert {comparison.order[block] for block in voids} == {0}
     steps = session.segments[0].steps
     assert (steps["phase"][steps["block"] == voids[0] + 1] == Phase.COMPILE).all()
@@ -282,9 +283,8 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(context, sma
     CompareRun(context, protocol.Compare(base=small, other=small, budget_s=300)).execute()
     comparison, _ = recorded(context)
     assert comparison.verdict == "UNDECIDED" and comparison.facts["pairs"] == 0
-    assert any(
-        "not counted: a compile happened in it" in reason for reason in comparison.facts["reasons"]
-    )
+    reasons = comparison.facts["reasons"]
+    assert any("not counted: a compile happened during the block" in why for why in reasons)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     assert comparison.facts["pairs"] >= 1
     assert len(built) >= len(comparison.order) / 2
     (note,) = (event for event in session.events if event.kind == "warning")
-    assert note.text == ("the arms do not fit in memory together: each block builds its arm anew")
+    assert note.text == ("the arms do not fit in memory together: each block builds its arm again")
 
 
 @pytest.mark.parametrize("cured", [True, False], ids=["memory", "a synchronization"])
@@ -349,15 +349,14 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
     with contextlib.nullcontext() if cured else pytest.raises(CaptureError):
         run.execute()
     notes = [m.text for m in context.wire.sent if isinstance(m, protocol.Note)]
-    assert notes[0].startswith(
-        "B: trying again with the memory free: The step could not be captured"
-    )
+    expected = "B: trying again after freeing memory: The step could not be captured"
+    assert notes[0].startswith(expected)
     assert "not permitted when stream is capturing" in notes[0]
     assert not any("fit in memory" in text for text in notes)
     if cured:
         comparison, _ = recorded(context)
-        why = "B could be captured only with the memory to itself"
-        assert notes[1:] == [f"{why}: each block builds its arm anew"]
+        why = "B could be captured only with no other arm in memory"
+        assert notes[1:] == [f"{why}: each block builds its arm again"]
         assert f"{why}: each block built its arm anew." in remarks(comparison)
     else:
         assert len(notes) == 1 and next(builds) == 3, "once more, and no oftener"
@@ -471,7 +470,7 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
         ([{"throttle": 0x68}], "the GPU's clock was throttled (hardware slowdown, heat)"),
         (
             [{"sm_clock": 1980.0}, {"sm_clock": 1500.0}],
-            "the SM clock moved by more than 5 % in it",
+            "the SM clock changed by more than 5 % during the block",
         ),
         ([{"sm_clock": 1785.0}, {"sm_clock": 1965.0}] * 10, ""),  # as under a power limit
     ],

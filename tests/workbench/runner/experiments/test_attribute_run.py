@@ -189,7 +189,7 @@ def test_memory_is_counted_with_nothing_else_built(context, small, monkeypatch):
         [1102 / 1101, 1103 / 1102, 1103 / 1101]
     )
     assert np.isnan([row["low"] for row in memory]).all()
-    assert "needs no interval" in study.facts["memory"]
+    assert "without an interval" in study.facts["memory"]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(conte
     [
         ({"turbo": "on"}, {}, "toggle: unknown 'turbo'; expected one of"),
         ({"adamw": "slow"}, {}, "toggle adamw: unknown 'slow'; expected one of"),
-        ({"adamw": "loop"}, {}, "toggle adamw: the base has 'loop' already; leave it out"),
+        ({"adamw": "loop"}, {}, "toggle adamw: the base already has 'loop'; leave it out"),
         ({"adamw": "fused"}, {"mode": "stairs"}, "mode: unknown 'stairs'; expected one of"),
         ({"adamw": "fused"}, {"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
         ({"adamw": "fused"}, {"orders": 0}, "orders = 0 is outside of 1 to 64"),
@@ -306,7 +306,7 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
     study, _ = attribute(context, small, toggles, build_s=70.0 if alone else 45.0, budget_s=0.2)
     arms = rows(study, "arms")
     assert [row["state"] for row in arms] == ["measured", "measured", "not built", "not built"]
-    assert arms[2]["reason"].startswith("building those before it took 5")
+    assert arms[2]["reason"].startswith("building earlier arms took 5")
     assert study.facts["rounds"] >= 1, "what was built was measured"
     (step, *_) = (row for row in rows(study, "effects") if row["name"] == "rope_cache=shared")
     assert step["reason"] != arms[2]["reason"]
@@ -354,5 +354,5 @@ def test_what_has_no_backward_pass_of_its_own_is_refused(context, small, train):
     arm = SimpleNamespace(
         trainer=object(), divided=None, situation=SimpleNamespace(has=lambda trait: True)
     )
-    with pytest.raises(Mistake, match="CUDA graph replays it with the rest of the step"):
+    with pytest.raises(Mistake, match="CUDA graph replays the complete step"):
         backward_pass(arm)

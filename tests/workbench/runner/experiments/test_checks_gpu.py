@@ -61,7 +61,7 @@ def test_a_leak_is_found_to_the_byte_and_steady_steps_pass(build, graphs):
     step = arm.step
     arm.step = lambda: leaked.append(torch.zeros(4096, device="cuda")) or step()
     result = checks.steady_memory(arm, 8)
-    assert result.status == "fail" and "each step leaves 16,384 bytes behind" in result.evidence
+    assert result.status == "fail" and "each step leaks 16,384 bytes: " in result.evidence
 
 
 def test_a_captured_training_step_in_bf16_passes_the_checklist(runner, small):

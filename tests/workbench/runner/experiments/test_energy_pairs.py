@@ -85,7 +85,7 @@ def test_joules_are_power_times_step_time_and_the_plot_shows_the_pairs(compared)
 
 def test_too_short_a_budget_is_said(compared):
     measured, session = compared(Counter, budget_s=0.3)
-    assert measured.ratio is None and "are left for them" in measured.why_not
+    assert measured.ratio is None and "are available" in measured.why_not
     assert measured.why_not in PLOTS["energy"].can_show([Shown(session)])
     measured, _ = compared(Counter, budget_s=0.3, energy=False)
     assert measured is None

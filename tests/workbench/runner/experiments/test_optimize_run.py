@@ -177,16 +177,19 @@ def test_whoever_ends_it_keeps_what_was_measured(context, small, command, error)
     ("options", "sentence"),
     [
         ({"include": ["turbo"]}, "toggle: unknown 'turbo'; expected one of"),
-        ({"include": ["window"]}, "toggle window makes another model"),
+        ({"include": ["window"]}, "toggle window changes the model"),
         ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
-        ({"objective": "memory"}, "memory can be neither the objective nor limited here"),
-        ({"memory_limit": 2e9}, "memory can be neither the objective nor limited here"),
+        ({"objective": "memory"}, "memory cannot be the objective or a limit here"),
+        ({"memory_limit": 2e9}, "memory cannot be the objective or a limit here"),
         (
             {"objective": "energy"},
             "energy cannot be the objective here: this system has no",
         ),
         ({"max_error": -1.0}, "max_error = -1 is not a number above 0"),
-        ({"include": ["cuda_graphs"]}, "no toggle that may be searched has a second option"),
+        (
+            {"include": ["cuda_graphs"]},
+            "each toggle that may be searched has only one usable option",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_one_sentence(context, small, options, sentence):
@@ -200,7 +203,7 @@ def test_a_toggle_of_any_origin_that_makes_another_model_is_not_searched(
 ):
     toggle = dataclasses.replace(all_toggles()["rope_cache"], configure=lambda option, config: {})
     monkeypatch.setitem(all_toggles(), toggle.name, toggle)
-    with pytest.raises(Mistake, match="toggle rope_cache makes another model"):
+    with pytest.raises(Mistake, match="toggle rope_cache changes the model"):
         optimize(context, small, include=[toggle.name])
 
 

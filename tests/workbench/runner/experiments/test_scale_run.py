@@ -73,7 +73,7 @@ def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
         parts = rank["computing_ms"] + rank["waiting_ms"] + rank["idle_ms"]
         assert parts == pytest.approx(rank["step_ms"], rel=0.01)
     assert row["exposed_ms"] >= 0 and row["skew_ms"] >= 0
-    assert "3 steps under the profiler" in study.facts["communication"]
+    assert "come from 3 profiled steps" in study.facts["communication"]
 
 
 @needs_cores

@@ -138,18 +138,18 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
 @pytest.mark.parametrize(
     ("axes", "options", "sentence"),
     [
-        ({}, {}, "0 fields were given to sweep over, expected 1 or 2; name each with its values"),
+        ({}, {}, "0 fields were given, but a sweep has 1 or 2; give each field its values"),
         (
             {"settings.batch": []}, {},
-            "settings.batch: no values were given to sweep over; name at least one",
+            "settings.batch: no values were given to sweep over; give at least one",
         ),
         (
             {"settings.batch": [1, 1]}, {},
-            "settings.batch: a value is given twice in [1, 1]; name each once",
+            "settings.batch: [1, 1] contains a value twice; give each value once",
         ),
         (
             {"settings.batch": [1, "two"]}, {},
-            "settings.batch: [1, 'two'] mixes numbers and words; name values of one kind",
+            "settings.batch: [1, 'two'] mixes numbers and words; give values of one kind",
         ),
         ({"settings.batch": [1]}, {"seconds": 0.0}, "seconds = 0 is outside of 0 to 1e+09"),
         (
@@ -161,7 +161,7 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
         (
             {"settings.batch": list(range(1, 101)), "settings.sequence": list(range(1, 22))},
             {},
-            "2100 points were asked for, at most 2000 are measured; name fewer values or arms",
+            "2100 points were requested, but at most 2000 are allowed; give fewer values or arms",
         ),
         (
             {"settings.nonsense": [1, 2]},

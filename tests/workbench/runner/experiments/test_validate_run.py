@@ -95,17 +95,23 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer
 @pytest.mark.parametrize(
     ("low", "high", "expected", "status", "reason"),
     [
-        (0.45, 0.55, 1.5, "pass", "2.0x faster (95 % CI 1.8 to 2.2) against everything off"),
+        (0.45, 0.55, 1.5, "pass", "2.0x faster (95 % CI 1.8 to 2.2) compared with everything off"),
         (0.45, 0.55, 3.0, "fail", "expected at least 3"),
         (0.45, 0.55, 2.0, "undecided", "the interval reaches over that; measuring about "),
         (0.97, 1.005, None, "pass", "expected not slower"),
-        (1.05, 1.10, None, "fail", "1.08x slower (95 % CI 1.05 to 1.10) against everything off"),
+        (
+            1.05,
+            1.10,
+            None,
+            "fail",
+            "1.08x slower (95 % CI 1.05 to 1.10) compared with everything off",
+        ),
         (
             None,
             None,
             None,
             "undecided",
-            "no ratio yet against everything off, 1 pair; expected not slower",
+            "no ratio yet compared with everything off, 1 pair; expected not slower",
         ),
         (
             None,
@@ -261,5 +267,5 @@ def test_the_real_runner_checks_a_model_and_traces_what_it_does_not_compile(runn
     states = {name: row.status for name, row in checks_done.items()}
     assert states["numerics"] == states["syncs"] == states["memory"] == "pass", checks_done
     assert states["batches"] == "pass" and states["speedup"] == "not applicable"
-    assert "torch.compile would make 1 graph of it, with 0 breaks" in checks_done["graph"].evidence
-    assert "over 8 steps of training" in checks_done["numerics"].evidence
+    assert "torch.compile would make 1 graph, with 0 graph breaks" in checks_done["graph"].evidence
+    assert "over 8 training steps" in checks_done["numerics"].evidence

@@ -44,8 +44,8 @@ def test_without_transformers_one_sentence_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("hf:", "none of the bundled configurations: bert-base, gemma-3-1b, gpt2"),
-        ("hf:gpt3", "hf:gpt3 is no configuration file or folder"),
+        ("hf:", "nor one of the bundled configurations: bert-base, gemma-3-1b, gpt2"),
+        ("hf:gpt3", "hf:gpt3 is neither a configuration file or folder"),
         ("hf:gpt2:tiny,n_embed=3", "has no field 'n_embed'; it has model_type, n_embd"),
         ("hf:gpt2:sequence=1", "sequence=1 is not 2 to 1048576"),
     ],
@@ -58,7 +58,7 @@ def test_a_wrong_source_is_a_sentence(installed, source, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "is not JSON"), ("[]", "names no model_type"), ('{"model_type": 3}', "no model_type")],
+    [("{", "is not JSON"), ("[]", "has no model_type"), ('{"model_type": 3}', "no model_type")],
 )
 def test_a_file_that_is_no_configuration_is_a_sentence(tmp_path, text, words):
     path = tmp_path / "config.json"
@@ -80,7 +80,7 @@ def test_a_folder_and_its_file_are_the_same_model_and_a_change_is_noticed(instal
     )
     assert user_model.tokens_of_sample(by_file) == 8
     path.write_text('{"model_type": "gpt2", "n_embd": 16}')
-    with pytest.raises(ConfigurationError, match="has changed since"):
+    with pytest.raises(ConfigurationError, match="has changed: its SHA-256"):
         configure("file", {"source": by_file.source, "sha256": by_file.sha256})
 
 

@@ -40,7 +40,7 @@ def test_evidence_that_fails_is_unknown_with_its_reason_and_the_rest_is_complete
     replaced(monkeypatch, "precision", evidence=raising(error))
     arm = stepped(small, precision="bf16", rope_cache="shared", checkpointing="full")
     ledger = collect_evidence(arm)
-    reason = "looking for the evidence failed: Out of memory: 2.00 GiB more was needed."
+    reason = "the evidence could not be collected: Out of memory: 2.00 GiB more was needed."
     assert ledger.pop("precision") == ("unknown", reason)
     expected = collect_evidence(healthy)
     del expected["precision"]

@@ -76,4 +76,4 @@ def test_a_lane_of_telemetry_that_dies_is_told_of(lane, missing, monkeypatch):
     telemetry.stop()
     (note,) = notes
     assert note.kind == "warning" and note.text.startswith(missing)
-    assert note.text.endswith("not recorded any more: ValueError: no such sensor")
+    assert note.text.endswith("no longer recorded: ValueError: no such sensor")

@@ -102,11 +102,11 @@ def not_there():
 @pytest.mark.parametrize(
     ("cpu_freq", "reason"),
     [
-        (no_frequency, "psutil finds no clock of this CPU; many virtual machines report none"),
-        (stopped, "psutil finds no clock of this CPU; many virtual machines report none"),
+        (no_frequency, "this CPU reports no clock to psutil, like many virtual machines"),
+        (stopped, "this CPU reports no clock to psutil, like many virtual machines"),
         (refused, "psutil cannot read the CPU's clock: permission denied"),
         (not_there, "psutil cannot read the CPU's clock: NotImplementedError"),
-        (None, "psutil cannot ask for a CPU's clock on this platform"),
+        (None, "psutil cannot read a CPU's clock on this platform"),
     ],
 )
 def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why(

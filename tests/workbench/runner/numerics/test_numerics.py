@@ -79,7 +79,7 @@ def test_a_wrong_loss_is_red_though_the_outputs_are_right(build):
     compute = arm.compute
     arm.compute = lambda *batch: compute(*batch) * 1.01
     result = comparison.check(arm, situation)
-    assert not result.ok and "loss off by +0.0" in result.text
+    assert not result.ok and "loss differs by +0.0" in result.text
     assert result.relative_error < result.tolerance
 
 
@@ -102,7 +102,7 @@ def test_outputs_of_another_shape_are_wrong_and_not_unchecked(build):
     arm.model.register_forward_hook(lambda module, inputs, output: output[:, 1:])
     result = comparison.check(arm, situation)
     assert (result.ok, result.reference) == (False, "float64")
-    assert result.text.startswith("outputs of shape (1, 15, ") and "expected" in result.text
+    assert result.text.startswith("outputs have shape (1, 15, ") and "expected" in result.text
 
 
 def test_an_arm_that_crashes_in_the_check_is_not_checked(build):
@@ -211,7 +211,7 @@ def test_a_training_arm_is_followed_over_some_steps(build, toggles):
     result = comparison.check(arm, situation)
     assert result.ok, result.text
     assert result.curve_steps == training_curve.STEPS and 0 < result.curve_difference < 0.01
-    assert "over 8 steps of training" in result.text
+    assert "over 8 training steps" in result.text
 
 
 def step_some(arm, count=2):
@@ -352,7 +352,7 @@ def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: 10**6)
     result = comparison.check(*build("train"))
     assert result.ok and result.curve_steps is None
-    assert "loss curve not checked: copies to compare with take 1.68 MiB" in result.text
+    assert "loss curve not checked: the reference needs 1.68 MiB" in result.text
 
 
 def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
@@ -372,7 +372,7 @@ def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkey
     captured = lambda self, *traits: Trait.CAPTURED in traits or has(self, *traits)  # noqa: E731
     monkeypatch.setattr(type(situation), "has", captured)
     result = comparison.check(arm, situation)
-    assert result.ok and result.text.endswith("replays of the captured graph, with its optimizer")
+    assert result.ok and result.text.endswith("replayed the captured graph, with its optimizer")
     monkeypatch.setattr(comparison, "free_bytes", lambda situation: 10**6)
     result = comparison.check(arm, situation)
     assert result.ok is None

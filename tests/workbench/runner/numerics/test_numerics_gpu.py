@@ -37,7 +37,7 @@ def test_a_captured_step_is_followed_with_its_optimizer(build, precision):
     arm = build(cuda_graphs="on", adamw="fused", precision=precision)
     result = comparison.check(arm, arm.situation)
     assert result.ok, result.text
-    assert result.text.endswith("replays of the captured graph, with its optimizer")
+    assert result.text.endswith("replayed the captured graph, with its optimizer")
 
 
 def test_a_replay_that_updates_nothing_is_red(build):

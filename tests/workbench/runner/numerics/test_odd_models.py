@@ -228,7 +228,7 @@ def test_a_layer_that_does_more_than_multiply_is_not_replaced_by_codes(write, mo
 
 
 def test_lazy_layers_are_a_mistake_in_one_sentence(write):
-    with pytest.raises(Mistake, match=r"lazy layers.*call it once in build\(\)"):
+    with pytest.raises(Mistake, match=r"lazy layers.*call the module once in build\(\)"):
         built(write(members="self.lazy = nn.LazyLinear(4)"))
 
 

@@ -168,7 +168,7 @@ def test_buffers_that_training_has_changed_are_no_error_and_left_as_they_were(bu
 
 def test_a_loss_without_a_gradient_is_a_mistake_in_one_sentence(build):
     arm, _ = build("train", before="y = self.requires_grad_(False)")
-    with pytest.raises(Mistake, match="no parameter that asks for gradients"):
+    with pytest.raises(Mistake, match="no parameter with requires_grad"):
         arm.step()
 
 

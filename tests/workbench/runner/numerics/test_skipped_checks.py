@@ -86,7 +86,7 @@ def test_where_neither_can_look_the_numbers_are_not_right(monkeypatch):
     monkeypatch.setattr(layer_errors, "_find", fail)
     numbers = check(configuration("hydra", toggles={"precision": "bf16"}))
     assert numbers.ok is None
-    assert numbers.text.startswith("not checked: nothing can show an error of one layer here: ")
+    assert numbers.text.startswith("not checked: no check can detect a wrong layer here: ")
     assert STRUCTURE in numbers.text and LAYERS in numbers.text
     assert numbers.text.count("not for this device") == 2
 

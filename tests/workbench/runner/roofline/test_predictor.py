@@ -121,7 +121,7 @@ def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate,
 def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_the_remedy():
     options = configured("forward"), configured("forward", quantization="int8_dynamic")
     for lacking, expected in (({"int8": "there are no units"}, "ceilings: there are no units"),
-                          ({}, "workbench ceilings --measure measures it")):  # fmt: skip
+                          ({}, "run workbench ceilings --measure")):  # fmt: skip
         roof = msgspec.structs.replace(ROOF, lacking=lacking)
         made = predictor_at(roof).of(*options)
         assert made.ratio is None and "matrix rate of int8 is not among" in made.text
@@ -165,7 +165,7 @@ def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypat
     beside = roof.measure()
     assert roof.ceilings == beside and beside.flops_per_s["float32"] == 3e11
     assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
-    assert "while python (process 7) used 25 % of the CPU are not kept" in messages[-1].why
+    assert "not stored, because python (process 7) used 25 % of the CPU" in messages[-1].why
     roof.at_start()
     assert roof.measured == quiet and messages[-1].why == ""
 
@@ -241,6 +241,4 @@ def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure():
 
     situation = resolve(configured(), CPU)
     counted = predictors._counted(situation, breaks)
-    assert counted == (
-        "its step cannot be followed without running it (RuntimeError: no such thing)"
-    )
+    assert counted == ("its step cannot be traced without running it (RuntimeError: no such thing)")

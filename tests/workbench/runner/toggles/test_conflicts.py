@@ -138,7 +138,7 @@ def test_stages_grey_out_what_does_not_go_with_them_and_the_fix_gives_them_up(
     staged = switched(plain, {"pipeline_parallel": "2", **toggles})
     assert not problem(staged)
     why = blocked_options(staged)[other][option]
-    expected = ("does not go with Pipeline parallel: ", "combined with pipeline parallelism")
+    expected = ("cannot be combined with Pipeline parallel: ", "combined with pipeline parallelism")
     assert any(words in why.reason for words in expected), why.reason
     assert why.set == {"pipeline_parallel": "off", **change} and why.fix
     assert not problem(switched(staged, {**why.set, other: option}))

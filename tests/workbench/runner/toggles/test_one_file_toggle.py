@@ -44,7 +44,7 @@ def test_a_conflict_is_shown_by_both_toggles():
     why = blocked(compiled, TOGGLE.name, "on")
     assert (why.reason, why.set) == ("torch.compile hides the calls", {"compile": "off"})
     why = blocked(configuration("hydra", toggles=ON), "compile", "default")
-    assert why.reason == "does not go with Counting: torch.compile hides the calls"
+    assert why.reason == "cannot be combined with Counting: torch.compile hides the calls"
     assert why.set == {TOGGLE.name: "off"}
 
 

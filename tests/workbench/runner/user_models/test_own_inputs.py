@@ -49,7 +49,7 @@ def test_a_workload_it_does_not_have_and_a_file_are_mistakes(runner, tmp_path):
     text.write_bytes(b"a" * 100)
     for configuration, sentence in (
         (measuring("decode"), "measuring has no workload 'decode'"),
-        (measuring(data=str(text)), "measuring draws its own batches"),
+        (measuring(data=str(text)), "measuring generates its own inputs"),
     ):
         runner.start(configuration, steps=1)
         failure = runner.until(protocol.Failure)

@@ -99,9 +99,9 @@ def test_the_others_say_why_they_do_not_apply(runner):
     answer = runner.until(protocol.Availability)
     assert answer.problems == []
     for toggle, option, reason in (
-        ("triton", "on", "acts on operators of kernels, which your file does not call"),
-        ("triton_rope", "triton", "acts on kernels.rope, which your file does not call"),
-        ("attention", "manual", "acts on kernels.attention, which your file does not call"),
+        ("triton", "on", "affects only operators of kernels, which your file does not call"),
+        ("triton_rope", "triton", "affects only kernels.rope, which your file does not call"),
+        ("attention", "manual", "affects only kernels.attention, which your file does not call"),
         ("ssd_chunk", "64", "needs modules of the bundled families"),
         ("checkpointing", "full", "the blocks of your own model are not known"),
         ("rope_cache", "shared", "needs rotary tables of the bundled families"),
@@ -124,7 +124,7 @@ def test_a_default_that_does_not_apply_is_off_and_one_that_is_asked_for_is_a_mis
     situation = resolve.resolve(owned(EXAMPLE), CPU)
     assert situation.option("triton") == "off"
     availability = resolve.availability(owned(EXAMPLE, toggles={"triton": "on"}), CPU)
-    assert "toggle triton=on cannot be used: acts on operators of" in availability.problems[0]
+    assert "toggle triton=on cannot be used: affects only operators of" in availability.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_model_made_of_bundled_operators_has_their_toggles(runner, workload):
     torch_already = {"triton_geglu": "as default", "triton_qk_norm": "as default"}
     assert statuses == torch_already | {"attention": "effective"}
     there = resolve.availability(owned(KERNELS), CPU).blocked
-    assert there["triton_rope"]["torch"].reason.startswith("acts on kernels.rope, which")
+    assert there["triton_rope"]["torch"].reason.startswith("affects only kernels.rope, which")
 
 
 def test_a_session_runs_it_again_and_a_changed_file_is_told(runner, tmp_path):
@@ -165,7 +165,7 @@ def test_a_session_runs_it_again_and_a_changed_file_is_told(runner, tmp_path):
     path.write_text(path.read_text() + "\n# edited\n")
     finished, (failure,), _ = outcome(runner, segment.configuration)
     assert (finished.reason, failure.kind) == ("failed", "mistake")
-    assert f"{path} has changed since: its SHA-256 was " in failure.sentence
+    assert f"{path} has changed: its SHA-256 was " in failure.sentence
     since = len(runner.messages)
     finished, failures, _ = outcome(runner, owned(path), 3)
     assert (finished.reason, failures) == ("done", [])
@@ -204,7 +204,7 @@ def test_what_lies_beside_a_model_is_not_taken_for_what_lies_beside_another(runn
 
 
 MISTAKES = {
-    "no file is named": ("", None),
+    "no file is given": ("", None),
     "cannot read": ("none.py", None),
     "it is not a regular file": (".", None),
     "has no function build(); it must return (module, make_inputs)": ("mine.py", "x = 1\n"),
@@ -224,8 +224,10 @@ MISTAKES = {
     "make_inputs(4) returned str; expected a tensor (dense or sparse, of any shape), or a tuple": (
         "mine.py", LINEAR.replace("torch.randn(batch, 3)", "'nonsense'"),
     ),
-    "build() returned no loss, which the training step needs": ("mine.py", LINEAR),
-    "loss() returned (4, 3); expected a tensor of one number": (
+    "the training step needs a loss; build() must return (module, make_inputs, loss)": (
+        "mine.py", LINEAR,
+    ),
+    "loss() returned (4, 3); expected a tensor with one number": (
         "mine.py", LINEAR.replace("randn(batch, 3)", "randn(batch, 3), lambda y, x: y"),
     ),
 }  # fmt: skip
@@ -285,7 +287,7 @@ def test_nothing_of_a_file_runs_when_it_is_only_checked(tmp_path, write):
     assert resolve.availability(owned(path), CPU).problems == []
     assert not (tmp_path / "ran").exists()
     problem = resolve.availability(owned(path, settings={"sequence": 7}), CPU).problems[0]
-    assert "sequence = 7, but make_inputs(batch) decides" in problem
+    assert "sequence = 7, but make_inputs(batch) sets all sizes" in problem
 
 
 def test_arms_share_parameters_tied_ones_too_and_have_buffers_of_their_own(write):
@@ -323,7 +325,7 @@ def test_its_seed_leaves_the_process_as_it_was(write):
 
 
 def test_the_costs_of_a_file_are_not_made_up():
-    with pytest.raises(ConfigurationError, match="not known before it is built"):
+    with pytest.raises(ConfigurationError, match="the cost of your own model is unknown"):
         user_model.FAMILY.parameter_count(user_model.OwnConfig(source="x.py"))
 
 

@@ -1,7 +1,7 @@
-"""One block of a paired comparison: steps of one arm without a pause, and whether they count.
+"""One block of a paired comparison: steps of one arm without a pause, and whether they are valid.
 
-A block begins with a few steps that are not timed, because caches hold what the other arm left.
-Nothing looks into it while it is timed; what voids it is read before and after.
+A block begins with a few steps that are not timed, because caches hold data of the other arm.
+Nothing observes the block while it is timed; causes that make it void are read before and after.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SETTLING_STEPS = 2
 LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
 CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
 # Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
-# A power cap is none of them: under load it is the usual state, and cycles tell its effect.
+# A power cap is not one of them: it is usual under load, and cycles show its effect.
 THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
 
 @dataclass
 class Contender:
-    """One side of a comparison; ``variant`` is None while it has made room for the others."""
+    """One side of a comparison; ``variant`` is None while its memory is freed for the others."""
 
     number: int
-    copy: int  # 1 where its configuration is the other's, so that it is built by itself
+    copy: int  # 1 if both sides have the same configuration, so that it is built separately
     situation: Situation
     name: str
     title: str = ""  # what tells it from the others; otherwise its configuration does
@@ -68,7 +68,7 @@ class TimedBlock:
 
 
 def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
-    """Return what a comparison keeps of a block."""
+    """Return the part of a block that a comparison stores."""
     return protocol.Block(
         arm=arm,
         pair=pair,
@@ -81,7 +81,7 @@ def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protoco
 
 
 def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
-    """Return the comparison that consists of these blocks, not judged."""
+    """Return the comparison of these blocks, without a judgement."""
     return PairedComparison(
         arms=[],
         order=[block.arm for block in blocks],
@@ -99,7 +99,7 @@ def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
 
 
 def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) -> str:
-    """Say which arm is faster than the device can run it, as a clause; empty where none is."""
+    """Return a clause that names an arm that is faster than the device can run it, else empty."""
     for contender in contenders:
         timed = [b.median_ms for b in blocks if b.arm == contender.number and not b.void]
         device_type = contender.situation.device.type
@@ -149,10 +149,10 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
     phase = Phase.STEADY if number else Phase.WARM_UP
     if context.phases.events != events:
         phase = context.phases.last_event
-        void = f"a {phase.title} happened in it"
+        void = f"a {phase.title} happened during the block"
     elif not math.isnan(reserved) and context.memory.sample().reserved != reserved:
         phase = Phase.WARM_UP
-        void = "the allocator took or gave back memory in it"
+        void = "the allocator reserved or released memory during the block"
     elif context.device.type == "cuda":
         samples = context.telemetry_between(start_ns, stop_ns)
         void = throttled(samples) or contended(samples)
@@ -183,7 +183,7 @@ def throttled(samples: list[Sample]) -> str:
         return f"the GPU's clock was throttled ({', '.join(reasons)})"
     clocks = [sample["sm_clock"] for sample in samples if sample.get("sm_clock")]
     if moved(clocks, CLOCK_RANGE):
-        return f"the SM clock moved by more than {100 * CLOCK_RANGE:g} % in it"
+        return f"the SM clock changed by more than {100 * CLOCK_RANGE:g} % during the block"
     return ""
 
 
@@ -193,15 +193,15 @@ def contended(samples: list[Sample]) -> str:
 
 
 def _pace(arm: Variant, timed: str) -> Pace:
-    """Return what is called before each step and as the step, and so what a block times."""
+    """Return the untimed function before each step, and the step that a block times."""
     return (arm.ready, arm.step) if timed == WHOLE_STEP else backward_pass(arm)
 
 
 def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
-    """Step so many times, or until a command waits; how many were made, and the last's output.
+    """Run ``steps`` steps, or until a command waits; return their number and the last output.
 
-    Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
-    planned from steps that may have been slower.
+    Continue until ``least_ms`` have passed or ``MIN_BLOCK_STEPS`` were made: the number of steps
+    was planned from steps that may have been slower.
     """
     (ready, step), lap = pace, context.clock.lap
     phases, watchdog, wire = context.phases, context.watchdog, context.wire

@@ -28,13 +28,13 @@ def measure_energy(
     if counter.why_not:
         return EnergyPairs(why_not=counter.why_not)
     if alternation.alone:
-        return EnergyPairs(why_not="both arms do not fit in memory together")
+        return EnergyPairs(why_not="the two arms do not fit in memory together")
     pair_s = sum(_block_seconds(contender.step_ms) for contender in alternation.contenders)
     count = min(PAIRS, int(budget_s / pair_s))
     if count < LEAST_PAIRS:
         return EnergyPairs(
-            why_not=f"{LEAST_PAIRS} pairs of long blocks take {LEAST_PAIRS * pair_s:.0f} s, and "
-            f"{budget_s:.0f} s are left for them"
+            why_not=f"{LEAST_PAIRS} pairs of long blocks need {LEAST_PAIRS * pair_s:.0f} s, but "
+            f"only {budget_s:.0f} s are available"
         )
     context.state("running", "Measuring the energy of A and B")
     joules = []
@@ -48,7 +48,7 @@ def measure_energy(
         if all(map(math.isfinite, pair.values())):
             joules.append([pair[0], pair[1]])
     if not joules:
-        return EnergyPairs(why_not="the counter changed too seldom in every block")
+        return EnergyPairs(why_not="the energy counter changed too seldom in every block")
     return judge_energy(joules)
 
 

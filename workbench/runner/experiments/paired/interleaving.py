@@ -1,7 +1,8 @@
 """Warm arms that take turns on one device, block by block.
 
-Each is built, looked at for evidence, checked against a reference and warmed up. Where they do not
-fit in memory together, each block builds its arm anew. Commands are taken between blocks.
+Each arm is built, its evidence is collected, its results are checked against a reference, and it is
+warmed up. If the arms do not fit in memory together, each block builds its arm again. Commands are
+handled between blocks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Alternation:
         self._busy = busy
         self._number = before  # of the last block that was timed
         self.contenders: list[Contender] = []
-        self.alone = False  # each block builds its arm anew, with the memory to itself
+        self.alone = False  # each block builds its arm again, with no other arm in memory
         self.why_alone = ""  # a clause, once it is known
         self.when_alone: Callable[[], None] = lambda: None  # called once it is
         self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
@@ -64,7 +65,7 @@ class Alternation:
         self._paused_s = 0.0
 
     def now(self) -> float:
-        """Return seconds of ``perf_counter``, which stand still in a pause."""
+        """Return seconds of ``perf_counter``, which stops during a pause."""
         return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:
@@ -97,7 +98,7 @@ class Alternation:
             raise
 
     def build(self, contender: Contender) -> Variant:
-        """Return the contender's arm after its first step; alone in memory if it must be."""
+        """Return the contender's arm after its first step, alone in memory if necessary."""
         if self.alone:
             self._make_room(contender)
         try:
@@ -111,7 +112,7 @@ class Alternation:
         return self._go_alone(contender, failure)
 
     def rebuilding(self) -> dict[str, Scalar]:
-        """Return the facts that say if each block builds its arm anew, and why."""
+        """Return the facts that report if each block builds its arm again, and why."""
         why = self.why_alone if self.alone else ""
         return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
@@ -148,7 +149,7 @@ class Alternation:
         return numerics
 
     def settle(self, contender: Contender) -> None:
-        """Warm up, send the evidence, and settle how long a block is."""
+        """Warm up, send the evidence, and set the length of a block."""
         context = self._context
         self.handle_commands()
         if contender.variant is None:  # it has made room for another
@@ -162,7 +163,7 @@ class Alternation:
         self.set_steps(contender)
 
     def set_steps(self, contender: Contender) -> None:
-        """Settle how long a block is: the budget is shared among all contenders."""
+        """Set the length of a block: the budget is shared among all contenders."""
         least_ms = 500 * contender.build_s if self.alone else 0.0
         contender.steps = blocks.block_steps(
             contender.step_ms, self._budget_s, self._rounds, least_ms, len(self.contenders)
@@ -183,7 +184,7 @@ class Alternation:
             done = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
             if done is None:
-                adapting = _steps_to_settle(contender)  # it may have been built anew
+                adapting = _steps_to_settle(contender)  # it may have been built again
             else:
                 adapting -= done.steps
                 self.steps += done.steps
@@ -192,7 +193,7 @@ class Alternation:
         contender.warm_up_s = self.now() - began
 
     def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
-        """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
+        """Run a block, repeat it while it is void; True if one is valid. ``keep`` gets all."""
         tries = 0
         while tries < TRIES:
             if contender.variant is None:
@@ -202,7 +203,7 @@ class Alternation:
             done = self._attempt(contender, run)
             self.handle_commands()
             if done is None:
-                continue  # a command came in between, or memory was short: it goes on
+                continue  # a command interrupted it, or memory was short: continue
             tries += 1
             self._number += 1
             self.steps += done.steps
@@ -213,7 +214,7 @@ class Alternation:
         return False
 
     def _report_divergence(self, contender: Contender, done: TimedBlock) -> None:
-        """Tell, once of each, that what is timed computes with numbers that mean nothing."""
+        """Report, once for each contender, that its steps compute with meaningless numbers."""
         if done.diverged and not contender.diverged:
             contender.diverged = True
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
@@ -223,7 +224,7 @@ class Alternation:
             )
 
     def handle_commands(self) -> None:
-        """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
+        """Handle waiting commands; raises ``Cancelled`` or ``RunEnded``."""
         context = self._context
         self._context.check_cancelled()
         while (command := context.wire.pending()) is not None:
@@ -242,7 +243,7 @@ class Alternation:
                     raise RunEnded("stopped", command)
 
     def _pause(self) -> protocol.Command:
-        """Wait for the command that ends the pause; its time counts for no block."""
+        """Wait for the command that ends the pause; its time belongs to no block."""
         context, began = self._context, time.perf_counter()
         with context.unwatched():
             context.state("paused")
@@ -257,7 +258,7 @@ class Alternation:
         """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._context.wire.send(explain(Mistake(self._busy)))
-        # A prediction would be late: what it is of may be measured already.
+        # A prediction would be late: its configuration may already be measured.
         passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
         return isinstance(command, passed_over)
 
@@ -318,21 +319,21 @@ class Alternation:
         return arm
 
     def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
-        """Build the arm with the memory to itself; raises what fails even so."""
+        """Build the arm with no other arm in memory; raises if that fails too."""
         self.alone = True
         contender.variant = None
         self._make_room(contender)
         self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
-        if failure.kind == "capture":  # it hides what it failed of, which may have been memory
-            self.why_alone = f"{contender.name} could be captured only with the memory to itself"
-        self._context.note("warning", f"{self.why_alone}: each block builds its arm anew")
+        if failure.kind == "capture":  # it hides its cause, which may have been a lack of memory
+            self.why_alone = f"{contender.name} could be captured only with no other arm in memory"
+        self._context.note("warning", f"{self.why_alone}: each block builds its arm again")
         self.when_alone()
         return arm
 
     def _make_room(self, contender: Contender) -> None:
-        """Free the other arms, whose place in memory this one needs."""
+        """Free the other arms, whose memory this one needs."""
         for other in self.contenders:
             if other is not contender:
                 other.variant = None

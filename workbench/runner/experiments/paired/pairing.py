@@ -1,11 +1,11 @@
 """Background pairing: a run returns to its baseline in short blocks, for a small part of its time.
 
-What ran before a toggle and what ran after it share neither clock, temperature nor load, so that
-the ratio of the two says little. A block of the baseline beside a block of the present
-configuration, in random order, shares all of these. One such pair now and then makes the ratio in
-the table a paired one while the run goes on. Blocks are judged as those of a comparison are.
+Steps before and after a change of a toggle differ in clock, temperature and load, so their ratio
+says little. A block of the baseline next to a block of the present configuration, in random order,
+has the same conditions. One such pair now and then makes the ratio in the table a paired one while
+the run continues. Blocks are judged like those of a comparison.
 
-Both arms train the same weights, as in a comparison: a block of the baseline is some steps more.
+Both arms train the same weights, as in a comparison: a block of the baseline adds some steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workbench.runner.variants.variant import Variant
 
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
-ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
+ONE_BUILD = "the blocks ran during a run, which builds each configuration only once"
 
 
 class Pairing:
@@ -45,7 +45,7 @@ class Pairing:
 
     def __init__(self, context: RunnerContext, start: protocol.Start) -> None:
         self._context, self._start = context, start
-        # Of so many steps none is another's, and a state is that of the configuration's own steps.
+        # With a number of steps or a decode state, only the configuration's own steps may run.
         exact = start.steps is not None or start.load_state or start.save_state
         self._share = 0.0 if exact else start.pairing_share
         self._random = random.Random(start.configuration.seed)
@@ -60,12 +60,12 @@ class Pairing:
             self._choose(start.baseline)
 
     def begin(self, situation: Situation, segment: int) -> None:
-        """Follow another segment of the run; its first pair comes once it is steady."""
+        """Pair another segment of the run; its first pair runs once it is steady."""
         self._now = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
     def choose(self, command: protocol.Baseline) -> None:
-        """Take another baseline, which has run before in this runner, from the next toggle on."""
+        """Set another baseline, which has already run in this runner, from the next change on."""
         self._choose(command.configuration)
 
     def _choose(self, configuration: Configuration) -> None:
@@ -74,7 +74,7 @@ class Pairing:
             self._baseline = segment or self._baseline
 
     def see(self, laps: Sequence[Lap]) -> None:
-        """Take the present segment's last steps: how long they took, and that they are steady."""
+        """Record the present segment's last steps: their duration, and that they are steady."""
         segment = self._now
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
@@ -93,7 +93,7 @@ class Pairing:
         return now >= self._due and self._context.phases.phase is Phase.STEADY
 
     def run(self, arm: Variant) -> int:
-        """Run a pair; ``arm`` is the present one, and left. Return how many steps of it were made.
+        """Run a pair; ``arm`` is the present one, not entered. Return how many steps it made.
 
         What fails ends the pairing: the run goes on without, and says so once.
         """
@@ -132,7 +132,7 @@ class Pairing:
         return made
 
     def end(self) -> None:
-        """End the comparison with what it has, until another segment begins."""
+        """End the comparison with the present pairs, until another segment begins."""
         self._due = math.inf
         if self._contenders:
             self._judge(final=True)
@@ -190,7 +190,7 @@ class Pairing:
         self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
     def _judge(self, final: bool = False) -> bool:
-        """Send what the pairs so far show; return True if more would change nothing."""
+        """Send the judgement of the pairs so far; return True if more pairs would not change it."""
         context, seconds = self._context, time.perf_counter() - self._began
         for arm, contender in enumerate(self._contenders):
             known = context.variants.numbers_of(contender.situation)

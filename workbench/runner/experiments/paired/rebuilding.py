@@ -23,11 +23,11 @@ from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
 SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
-TRIAL_SHARE = 0.5  # of the budget, at most, that the first build took for a trial of another one
-LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, for the last may not end
-GROWTH = 1 / 8  # of the time so far, which a build is measured at least: hours need no hundreds
+TRIAL_SHARE = 0.5  # of the budget, at most, for the first build if a second one is tried
+LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, because the last may not end
+GROWTH = 1 / 8  # least share of the time so far for each build, so that hours do not need hundreds
 PAIRS = 2  # of a build, at least
-# A random piece of memory taken before each build moves what is built behind it.
+# A random allocation before each build changes the addresses of the build.
 STEP_BYTES = {"cuda": 2 << 20, "cpu": 64 << 10}
 MOST_STEPS = 32
 
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def least(self) -> int:
-        """Return how many builds there must be before anything is claimed."""
+        """Return how many builds a verdict needs."""
         return 1 if math.isinf(self.slice_s) else LEAST_BUILDS
 
 
@@ -78,12 +78,12 @@ def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -
 
 
 def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:
-    """Divide the budget by what was seen of arms that are built and warm."""
+    """Divide the budget, given the build times of arms that are built and warm."""
     arms = [contender.variant for contender in contenders]
     if any(arm is None or not arm.made_s for arm in arms):
-        return Plan(why="how long building takes is not known")
+        return Plan(why="the time that building takes is unknown")
     if any(arm is not None and arm.divided is not None for arm in arms):
-        return Plan(why="arms of several ranks are built once")
+        return Plan(why="arms on several ranks are built only once")
     rebuild_s = sum(rebuild_seconds(contender) for contender in contenders)
     pair_s = sum(contender.steps * contender.step_ms for contender in contenders) / 1000
     return plan(count, budget_s, rebuild_s, pair_s, before)
@@ -95,7 +95,7 @@ def rebuild_seconds(contender: Contender) -> float:
 
 
 def release(variants: VariantCache, contenders: list[Contender]) -> None:
-    """Free the contenders' arms and give their memory back."""
+    """Free the contenders' arms and release their memory."""
     models = []
     for contender in contenders:
         if contender.variant is not None:

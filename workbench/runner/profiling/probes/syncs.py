@@ -77,10 +77,10 @@ class SyncMode(TorchDispatchMode):
             return ""
         if self._on_host and tensor.data_ptr() in self._on_host:
             return ""
-        return f"{func} needs values"
+        return f"{func} needs values on the host"
 
 
-_NUMBERS = "a list or number for the device"
+_NUMBERS = "a device tensor made from a list or number"
 _COPYING: dict[Callable[..., Any], str] = {
     torch.Tensor.tolist: "tolist",
     torch.Tensor.numpy: "numpy",

@@ -99,7 +99,7 @@ def test_a_toggle_that_fails_goes_back_to_the_configuration_before(survivor, cal
     failure = survivor.until(protocol.Failure)
     assert failure.kind == "model" and failure.sentence.startswith("KeyError in the model")
     note = survivor.until(protocol.Note)
-    assert (note.kind, note.text) == ("warning", "went back to the configuration before")
+    assert (note.kind, note.text) == ("warning", "returned to the previous configuration")
     started = survivor.until(protocol.SegmentStarted)
     assert started.configuration == before and started.reused
     survivor.until_steps(2)
@@ -118,9 +118,7 @@ def test_a_build_that_lacks_memory_is_tried_again_without_the_earlier_ones(survi
     survivor.until(protocol.SegmentStarted)
     survivor.until_steps(2)
     notes = [m.text for m in survivor.messages[since:] if isinstance(m, protocol.Note)]
-    note_start = (
-        "freed what was built before (1); trying again with the memory free: Out of memory: "
-    )
+    note_start = "freed the earlier builds (1); trying again after freeing memory: Out of memory: "
     assert any(note.startswith(note_start) for note in notes)
     assert not [m for m in survivor.messages[since:] if isinstance(m, protocol.Failure)]
     assert survivor.session.segments[-1].configuration.toggles["attention"] == "manual"
