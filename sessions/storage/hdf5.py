@@ -117,7 +117,7 @@ def _read(source: Source) -> Session:
             source.trusted = True
             return read(source, sealed=True)
         if not seal.has_hdf5_signature(stream, source.size):
-            raise SessionError("it is not an HDF5 file, so it is no session of this workbench")
+            raise SessionError("it is not an HDF5 file, so it is not a session of this workbench")
     return _read_copy(source, sealed=shown is seal.Seal.INTACT)
 
 

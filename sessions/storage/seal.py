@@ -62,8 +62,8 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
         raise newer(version)
     if size < sealed_size:
         raise SessionError(
-            f"it is truncated: {size:,} of its {sealed_size:,} bytes are there; "
-            "copy it again from where it came"
+            f"it is truncated: it has only {size:,} of its {sealed_size:,} bytes; "
+            "copy it again from its source"
         )
     hasher = hashlib.sha256()
     while piece := stream.read(_PIECE):
@@ -72,8 +72,8 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
     line = _ACCOUNT.search(head)
     if head != _padded(text + (line[0] if line else b"")):
         raise SessionError(
-            "it does not fit its own checksum, so it was damaged or changed by another program "
-            "since it was saved; if the change was meant, accept it with "
+            "its checksum does not match: it was damaged, or another program changed it after it "
+            "was saved; if the change was intended, accept it with "
             "`python -m sessions.accept FILE`"
         )
     if line and key is not None and hmac.compare_digest(line[0], _account_line(text, key)):
@@ -84,7 +84,7 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
 def newer(version: int) -> SessionError:
     """Return the refusal of a file of a later format version."""
     return SessionError(
-        f"it has format version {version}, and this program reads up to version {VERSION}; "
+        f"it has format version {version}, but this program reads up to version {VERSION}; "
         "update the workbench"
     )
 

@@ -270,7 +270,7 @@ def not_by_module(before: Study, after: Study) -> str:
         return ""
     return (
         f"Aligned by class: {100 * max(shares):.0f} % of {' and '.join(sides)} is compiled code "
-        "that could not be told by module; the notes of the profile say why."
+        "that could not be assigned to modules; the notes of the profile say why."
     )
 
 
@@ -328,14 +328,14 @@ def words(study: Study) -> list[str]:
         lines.append(f"Most time: {', '.join(shares)}.")
     lost = unattributed(study)
     if lost > 0.005:
-        lines.append(f"{100 * lost:.0f} % of the time cannot be given to a module.")
+        lines.append(f"{100 * lost:.0f} % of the time cannot be assigned to a module.")
     if over := [row.name for row in achieved(study) if row.share > OVER_THE_ROOF]:
         lines.append(
-            f"Faster than the measured roof: {', '.join(over)}. Data that stays in a cache is read "
-            "faster than memory; if that cannot be, measure the ceilings again."
+            f"Faster than the measured roof: {', '.join(over)}. Their data may come from a cache, "
+            "which is faster than memory; if it cannot, measure the ceilings again."
         )
     if why := facts.get("no_least"):
-        lines.append(f"What the operators could attain is not known: {why}.")
+        lines.append(f"The attainable time of the operators is not known: {why}.")
     notes = facts.get("notes", [])
     lines += [str(note) for note in notes if note] if isinstance(notes, list) else []
     return lines

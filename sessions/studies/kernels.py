@@ -221,7 +221,7 @@ def _doubt(share: float) -> str:
     """Return why a kernel may take clearly less than the least that its work needs; else empty."""
     if share <= _BEYOND:
         return ""
-    return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
+    return "faster than the limit: its data are in a cache, or the measured ceilings are too low"
 
 
 def median_us(segment: Segment) -> float | None:

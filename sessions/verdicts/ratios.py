@@ -146,12 +146,12 @@ def _is_comparable(base: Measurement, other: Measurement) -> bool:
 
 
 def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
-    for name, measurement in (("base", base), ("other", other)):
+    for whose, measurement in (("the baseline has", base), ("it has", other)):
         if not measurement.summary.n:
-            return SegmentRatio(math.nan, verdict="", note=f"the {name} has no steady steps")
+            return SegmentRatio(math.nan, verdict="", note=f"{whose} no steady steps")
         if not measurement.summary.median > 0:
             median = f"{measurement.summary.median:g} ms, expected above 0"
-            return SegmentRatio(math.nan, verdict="", note=f"the median of the {name} is {median}")
+            return SegmentRatio(math.nan, verdict="", note=f"{whose} a median of {median}")
     if base.clock != other.clock:
         clocks = f"{other.clock} times cannot be compared with {base.clock} times"
         return SegmentRatio(math.nan, verdict="", note=clocks)

@@ -133,12 +133,14 @@ def judge_pairs(
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
                 more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
-        few = f"{count}, not for {MIN_PAIRS}" if known.any() else "the clock is not known here"
+        few = (
+            f"{count}, but {MIN_PAIRS} are needed" if known.any() else "the clock is not known here"
+        )
         reasons.append(f"{few}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
-            "so nothing smaller is claimed"
+            "so smaller differences are not claimed"
         )
     reasons += _about_voids(voids)
     return Judgement(
@@ -180,8 +182,8 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
     for judgement, p in zip(judgements, adjusted, strict=True):
         if judgement.verdict in ("FASTER", "SLOWER") and p > alpha:
             reason = (
-                f"{judgement.verdict} by itself, but among {len(judgements)} comparisons (Holm) "
-                f"its p value is {p:.2g}"
+                f"{judgement.verdict} without correction, but its p value among {len(judgements)} "
+                f"comparisons (Holm) is {p:.2g}"
             )
             judgement = msgspec.structs.replace(
                 judgement, verdict="UNDECIDED", reasons=[reason, *judgement.reasons]
@@ -232,12 +234,12 @@ def reading(time: Interval, margin: float) -> str:
 
 
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """Return the verdict of enough pairs by their interval, and why it is no clear one."""
+    """Return the verdict of enough pairs by their interval, and why it is undecided."""
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
     verdict = reading(time, margin)
     percent = 100 * math.expm1(margin)
-    undecided = [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    undecided = [f"the interval crosses the limit of ±{percent:.2g} %"]
     return verdict, undecided if verdict == "UNDECIDED" else []
 
 
@@ -262,7 +264,7 @@ def _refuted(verdict: str, time: Interval, means: Interval, margin: float) -> st
 
 def of_all_steps(ratio: str) -> str:
     """Return a clause with what the mean step times say against the medians."""
-    return f"of all steps together the ratio is {ratio}: some take far longer than the median"
+    return f"the ratio of mean step times is {ratio}: some steps take far longer than the median"
 
 
 def _about_voids(blocks: Sequence[str]) -> list[str]:

@@ -185,7 +185,9 @@ def remarks(comparison: PairedComparison) -> list[str]:
 def more_text(more_s: float, seconds: float) -> str:
     """Return a clause with how much longer measuring should take, also from the beginning."""
     more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
-    return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
+    return (
+        f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in total"
+    )
 
 
 def budget_of(more_s: float, seconds: float) -> float:
@@ -199,11 +201,11 @@ def rebuilding(facts: Mapping[str, Any]) -> list[str]:
         return []
     # Sessions from before captures were told apart hold no reason.
     why = facts.get("rebuilt_because") or "the arms do not fit in memory together"
-    return [sentence(f"{why}: each block built its arm anew")]
+    return [sentence(f"{why}: each block built its arm again")]
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:
-    """Return one line for each arm whose numbers were looked at."""
+    """Return one line for each arm whose numbers were checked."""
     lines = []
     for arm, check in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {check['reference']}" if check["reference"] else ""
@@ -227,12 +229,10 @@ def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Seg
     ledger = segments[places[arm]].ledger
     if OWN_PEAK not in ledger:
         return ""
-    peak = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
+    peak = f"own peak memory {size_text(float(ledger[OWN_PEAK]))}"
     others_bytes = float(ledger.get(OTHERS, 0.0))
     return (
-        f"{peak}, beside {size_text(others_bytes)} held for other configurations"
-        if others_bytes
-        else peak
+        f"{peak}, plus {size_text(others_bytes)} for other configurations" if others_bytes else peak
     )
 
 

@@ -205,7 +205,7 @@ def _interactions(names: Sequence[str], arm_of: Mapping[Subset, int]) -> list[Co
         squares = (_square(rest, first, second) for rest in arm_of if not rest & {first, second})
         fours = [four for four in squares if all(arm in arm_of for arm in four)]
         if not fours:
-            reason = f"{names[first]} and {names[second]} cannot each be switched without the other"
+            reason = f"{names[first]} and {names[second]} cannot be switched separately"
             made.append(Contrast("interaction", name, {}, reason=reason))
             continue
         weights = {

@@ -210,7 +210,8 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)
     p_rounds = verdict.p_value(verdict.interval(own[np.isfinite(own)]), margin + distance)
-    reasons.append(f"{count} sampled orders of the toggles widen it by {100 * reach:.2g} %")
+    spread = f"{100 * reach:.2g} %"
+    reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
     return msgspec.structs.replace(
         judgement,
         verdict=decision,

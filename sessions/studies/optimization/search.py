@@ -293,7 +293,7 @@ class Search:
                     self._leave_out(point, reason)
                 elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
                     percent = 100 * math.expm1(score)
-                    self._leave_out(point, f"it lost {percent:.0f} % in another configuration")
+                    self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
                 else:
                     points[point] = rank
         # Where nothing is known, each dimension has a turn before another option of the same one.
@@ -384,7 +384,7 @@ class Search:
         self._settle(batch)
         for candidate in batch:
             if candidate.state == NOT_TRIED and not self._is_over:
-                candidate.state, candidate.reason = FAILED, "none of its blocks counts"
+                candidate.state, candidate.reason = FAILED, "all its blocks are void"
             if candidate is not self.best:
                 self.bench.release(candidate)
 

@@ -162,7 +162,7 @@ def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, workspace)
     assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
     assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
     warnings = panel.result.comparison.warnings
-    assert any("Step times are of different clocks" in warning for warning in warnings)
+    assert any("Step times come from different clocks" in warning for warning in warnings)
 
 
 def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, workspace):

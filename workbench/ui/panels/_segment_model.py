@@ -300,7 +300,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         if MISSING not in (low, high):
             return f"{low} to {high}"
         note = str(row[position["note"]] or "") if "note" in position else ""
-        return note.partition(":")[0].removeprefix("the other has ") or MISSING
+        return note.partition(":")[0].removeprefix("it has ") or MISSING
 
     cells = [
         [

@@ -289,7 +289,7 @@ def test_an_undecided_verdict_says_how_long_deciding_takes():
     assert headline(undecided) == "UNDECIDED"
     assert remarks(undecided) == [
         "It is at the edge.",
-        "They do not fit: each block built its arm anew.",
+        "They do not fit: each block built its arm again.",
         "Measuring about 7 min more should decide.",
     ]
 
