@@ -122,7 +122,9 @@ def _import(point: EntryPoint, kind: type[Descriptor]) -> Descriptor:
         )
     name = descriptor.name  # type: ignore[attr-defined]
     if name != point.name:
-        raise ValueError(f"the entry point's name is {point.name!r}, the descriptor's {name!r}")
+        raise ValueError(
+            f"the entry point's name is {point.name!r}, but the descriptor's name is {name!r}"
+        )
     return descriptor
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sessions.storage import account_key
 
-ELSEWHERE = "make room there, or set XDG_STATE_HOME to a folder that can be written"
+ELSEWHERE = "make room there, or set XDG_STATE_HOME to a writable folder"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OF_OTHERS = 0o077
 

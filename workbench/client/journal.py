@@ -92,8 +92,8 @@ class Journal:
                 file.close()
         self._unreported = protocol.Failure(
             kind=protocol.JOURNAL,
-            sentence=f"The journal {self.path} {why}: what is measured goes on, but a crash would "
-            "lose what is not saved.",
+            sentence=f"The journal {self.path} {why}: measuring continues, but a crash would lose "
+            "everything that is not saved.",
             fix=f"Save the session soon; {state_folder.ELSEWHERE}, and start again.",
         )
 
@@ -143,8 +143,8 @@ def _messages_within(line: bytes) -> Iterator[bytes]:
 
 
 def without_message(path: Path) -> str:
-    """Return why a file is no journal."""
-    return f"{path}: no message in it; a journal holds one JSON message a line"
+    """Return why a file is not a journal."""
+    return f"{path}: no message in it; a journal has one JSON message per line"
 
 
 def recover(path: Path) -> Session:

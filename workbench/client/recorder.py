@@ -114,7 +114,7 @@ class Recorder:
                     self._before = PhaseSpan(Phase.CEILINGS, session.orders[-1].start_s, now)
                 if message.ceilings is not None:
                     is_stored = message.source == "kept"
-                    source = "kept from an earlier run" if is_stored else "measured in this one"
+                    source = "stored by an earlier run" if is_stored else "measured in this run"
                     session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
             case protocol.Ordered():
                 session.orders.append(self._order(message))

@@ -153,12 +153,14 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
         return
     check_output(path)
     if path == other:
-        raise Mistaken(f"{path} cannot hold the session and something else; name two files")
+        raise Mistaken(
+            f"{path} is named twice, for the session and for another result; name two files"
+        )
     with contextlib.suppress(OSError):  # what cannot be read cannot be told
         if path.is_file() and (size := path.stat().st_size):
             with path.open("rb") as stream:
                 if not seal.has_hdf5_signature(stream, size):
-                    raise Mistaken(f"{path} is there and is no session; name another file")
+                    raise Mistaken(f"{path} exists and is not a session; name another file")
 
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:

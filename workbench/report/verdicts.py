@@ -1,4 +1,4 @@
-"""Every paired comparison: its verdict, its interval as it narrowed, whether numbers are right."""
+"""Every paired comparison: its verdict, its interval over time, and if its numbers are right."""
 
 from __future__ import annotations
 

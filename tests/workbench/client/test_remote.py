@@ -122,10 +122,10 @@ def test_every_command_that_starts_a_runner_takes_the_option():
 @pytest.mark.parametrize(
     ("command", "heard"),
     [
-        (over("unknown", "true"), "255 before a runner spoke; the last on its standard error was "
-         "'ssh: Could not resolve hostname unknown"),
+        (over("unknown", "true"), "255 before a runner answered; the last line on its "
+         "standard error was 'ssh: Could not resolve hostname unknown"),
         (over("gpuhost", "/no/such/python", "-m", "workbench.runner"), "ended with exit code 127"),
-        (over("chatty", "true"), "'Welcome to chatty!', which is no message"),
+        (over("chatty", "true"), "'Welcome to chatty!', which is not a message"),
         (("yes", "babble"), "its standard output begins with 'babble'"),
         (("/no/such/ssh", "gpuhost"), "could not be started: No such file or directory"),
     ],

@@ -158,7 +158,7 @@ def test_a_file_that_was_asked_for_is_told_of_however_little_was_measured(
     sent(ran.catalogue, ended)
     assert main([*COMMANDS[name], "-o", str(output)]) == 130
     printed = capsys.readouterr()
-    assert printed.err == f"Nothing was measured, so that {output} was not written.\n"
+    assert printed.err == f"Nothing was measured, so {output} was not written.\n"
     assert printed.out == "" and not output.exists()
     begun = next(
         message for message in ran.messages if isinstance(message, protocol.SegmentStarted)

@@ -207,8 +207,8 @@ def test_claims_are_told_as_they_become_known(ran, sent, capsys):
     chosen = ("--only", "training ladder", "--only", "inference ladder")
     assert main(["reproduce", "moe", *chosen, "--markdown"]) == 0
     out, err = capsys.readouterr()
-    assert "moe: + torch.compile, said to be 1.5x: measured 1.51x (1.48 to 1.55) faster" in err
-    assert err.count("said to be") == 11
+    assert "moe: + torch.compile, claimed 1.5x: measured 1.51x (1.48 to 1.55) faster" in err
+    assert err.count(", claimed ") == 11
     assert "| claim | document | measured (interval) | verdict |" in out
     row = "| moe: + torch.compile | 1.5x | 1.51x (1.48 to 1.55) faster than the baseline | holds: "
     assert row in out

@@ -338,7 +338,7 @@ def test_an_exported_table_is_csv_or_markdown_of_one_session(pair, tmp_path, cap
     assert (
         main(["export", *map(str, pair), "--table", "segments", "-o", str(tmp_path / "no.md")]) == 2
     )
-    assert "takes one session, not 2; comparison and differences" in capsys.readouterr().err
+    assert "needs one session, not 2; comparison and differences" in capsys.readouterr().err
 
 
 def test_an_unknown_plot_is_answered_with_those_there_are(pair, capsys):

@@ -107,13 +107,13 @@ def test_a_segment_that_the_map_has_no_room_for_leaves_the_others_as_they_are():
 
 def test_the_map_says_that_it_shows_one_session():
     runs = [Run(gpu_session(1, 20, seed=seed)) for seed in (0, 1)]
-    assert MAP.can_show(runs) == "The map shows one session, and 2 were given."
+    assert MAP.can_show(runs) == "The map shows one session, but 2 were given."
     assert LINES.can_show(runs) is None
 
 
 def test_without_a_metric_it_says_what_would_fill_it():
     for plot in (LINES, MAP):
-        assert plot.can_show([Run(cpu_session())]).startswith("No model has measured itself here:")
+        assert plot.can_show([Run(cpu_session())]).startswith("No model has reported metrics:")
 
 
 def test_the_csv_holds_every_number_with_its_row_and_column(tmp_path):

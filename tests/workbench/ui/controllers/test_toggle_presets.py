@@ -166,13 +166,13 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, p
     with qtbot.waitSignal(presets.changed):
         presets.apply_own("theirs")
     assert switched(workspace) == {"triton": "on"}
-    assert presets.outcome.left_out == ("there is no toggle 'warp' here: warp=9 is left out",)
+    assert presets.outcome.left_out == ("there is no toggle 'warp' here, so warp=9 is left out",)
 
 
 def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
     (tmp_path / "odd.json").write_text("[]")
     workspace.presets.import_file(tmp_path / "odd.json")
-    assert "odd.json is no file of toggle sets" in workspace.failures.recent[-1].sentence
+    assert "odd.json is not a file of toggle sets" in workspace.failures.recent[-1].sentence
     workspace.presets.save("mine")
     workspace.presets.export_file("mine", tmp_path / "no" / "folder.json")
     assert "cannot be written" in workspace.failures.recent[-1].sentence
