@@ -180,7 +180,7 @@ class Course:
             self._now.sent.left_out.append(why)
         self._command, self.over, self.ended = None, True, why
         self._conclude(why)
-        self._give_up(why or "no runner was there to measure it")
+        self._give_up(why or "there was no runner to measure it")
         if not self.begun:
             return
         yield from self.pending_messages()
@@ -312,7 +312,7 @@ class Course:
         took_s = self._clock() - self._sent_at
         if self.was_cut:
             share = f", {self._share}" if self._share else ""
-            sent.left_out.append(f"cut off after {took_s:.0f} s, of {self._allowed_s:.0f} s{share}")
+            sent.left_out.append(f"cut off after {took_s:.0f} s of {self._allowed_s:.0f} s{share}")
         elif self._share and took_s >= BUILD_SHARE * self._allowed_s:  # building may have been cut
             sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
@@ -324,7 +324,7 @@ class Course:
         """Return True if the limit for all is reached; then it is over."""
         if self._left_s() > 0:
             return False
-        why = f"the limit of {self._limit_s:g} s for all was reached before it"
+        why = f"the total limit of {self._limit_s:g} s was reached first"
         self._conclude(why)
         self._give_up(why)
         self.over = True

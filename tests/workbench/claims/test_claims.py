@@ -205,7 +205,7 @@ def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
     assert seconds[0] < all_s + 30 < seconds[1]
     close = judged(Reading(2.0, 1.992, 2.008, rounds=60, seconds=5.0), least=2.005)
     assert close.verdict == UNDECIDED
-    assert close.reason == "2.005 lies within ±0.5 % of what was measured, where measuring ends"
+    assert close.reason == "2.005 is within ±0.5 % of the measured value, where measuring ends"
     fitted = judged(Reading(2.1, 1.9, 2.32), least=2.0)
     assert (fitted.verdict, fitted.reason) == (UNDECIDED, ""), "a fit has no rounds"
 
