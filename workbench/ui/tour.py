@@ -36,7 +36,7 @@ STOPS = (
     Stop(
         "toggles",
         "Switch optimizations",
-        "Change any toggle while the model runs. A lock says why an option is not available, and "
+        "Change any toggle while the model runs. A lock shows why an option is not available, and "
         "what would enable it.",
     ),
     Stop(

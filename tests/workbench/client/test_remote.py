@@ -160,7 +160,7 @@ def test_another_version_of_the_protocol_ends_a_command_with_one_sentence(shape,
     command = over("gpuhost", "sh", "-c", f"printf %s {shlex.quote(line)}; exec cat >&2")
     assert main(["run", "hydra", "--runner", shlex.join(command)]) == 1
     err = capsys.readouterr().err
-    assert f"speaks version {protocol.VERSION + 1} of the protocol" in err
+    assert f"uses version {protocol.VERSION + 1} of the protocol" in err
     assert "Install the same version of the workbench on both sides." in err
 
 

@@ -179,7 +179,7 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, w
 def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, workspace):
     workspace.compared.add(gpu_session(1, 4, title="short"))
     qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
-    assert panel._out.isVisible() and panel._out.text() == "Take out 'short'"
+    assert panel._out.isVisible() and panel._out.text() == "Remove 'short'"
     panel._out.click()
     settle(qtbot, panel, 3)
     assert cells(panel, 0) == ["base", "faster", "ladder"]

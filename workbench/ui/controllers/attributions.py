@@ -113,7 +113,7 @@ class Attributions(QObject):
         if self.mode == "factorial" and count > MOST_FACTORIAL:
             return (
                 f"{count} toggles make {2**count} arms; tick at most {MOST_FACTORIAL}, "
-                "or take shares from sampled orders."
+                "or choose shares from sampled orders."
             )
         return ""
 

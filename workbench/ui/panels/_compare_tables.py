@@ -190,9 +190,9 @@ class SessionsTable(PlainTable):
         button.setIcon(icon("close", self._theme.current, "muted"))
         button.setEnabled(removable)
         button.setToolTip(
-            "Take this session out of the comparison"
+            "Remove this session from the comparison"
             if removable
-            else "This is the session that is shown; open another one in its place"
+            else "This is the shown session; open another one to replace it"
         )
         button.setAccessibleName(button.toolTip())
         button.clicked.connect(lambda: self.removed.emit(run.session))
@@ -241,7 +241,7 @@ class SessionsTable(PlainTable):
         judge.setEnabled(not why_not)
         judge.setToolTip(why_not)
         menu.setToolTipsVisible(True)
-        remove = menu.addAction("Take out", lambda: self.removed.emit(session))
+        remove = menu.addAction("Remove", lambda: self.removed.emit(session))
         remove.setEnabled(any(other.id == session.id for other in self._compared.sessions))
         menu.popup(self.viewport().mapToGlobal(position))
 

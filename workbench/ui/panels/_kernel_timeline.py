@@ -178,5 +178,5 @@ class KernelTimeline(QWidget):
         if idle_us == idle_us:
             parts.append(f"GPU idle {PERCENT.text(100 * idle_us / width)}")
         if self.search.text():
-            parts.append(f"{self._matches:,} matches in all")
+            parts.append(f"{self._matches:,} matches overall")
         return ", ".join(parts)

@@ -50,7 +50,7 @@ _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFF
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
 _TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
 UNPAIRED_TIP = (
-    "Unpaired: the two ran one after the other, so the difference may be the machine's. Click to "
+    "Unpaired: the two ran one after the other, so the machine may have changed. Click to "
     "measure a verdict: both run in alternating blocks."
 )
 _MARKS = {"right": ("effective", "good"), numerics.WRONG: ("error", "bad")}  # icon, colour

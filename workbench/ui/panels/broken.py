@@ -23,7 +23,7 @@ class Cover(QFrame):
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        button = _widgets.button("Show the panel as it is")
+        button = _widgets.button("Show the panel anyway")
         button.clicked.connect(self.hide)
         layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         layout.addStretch(1)

@@ -30,7 +30,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 LABEL_WIDTH = 88
-SEED = Field(name="seed", title="Seed", help="Of weights and synthetic tokens.", default=0)
+SEED = Field(name="seed", title="Seed", help="For weights and synthetic tokens.", default=0)
 SYNTHETIC = "synthetic"
 
 
@@ -333,7 +333,7 @@ class BuildPanel(QWidget):
             _offer(
                 last,
                 title,
-                lambda: self._configuration.choose(off, "Switch off what cannot be used"),
+                lambda: self._configuration.choose(off, "Switch off unusable options"),
             )
         if left:
             text = f"These changes apply to the next run: {', '.join(left)}."

@@ -24,7 +24,7 @@ class KernelsPanel(QWidget):
         super().__init__(parent)
         self._session = session
         self.leaders, self.everything = TableView(), TableView()
-        self.leaders.setAccessibleName("Bundled kernels beside the best public ones")
+        self.leaders.setAccessibleName("Bundled kernels and the best public ones")
         self.everything.setAccessibleName("All timed kernels")
         self._pages, tabs = QStackedWidget(), QTabWidget()
         tabs.setDocumentMode(True)

@@ -235,12 +235,12 @@ class LivePanel(QWidget):
         self._plots.setMenu(menu)
         self._choice = QComboBox()
         self._choice.addItems(list(WINDOWS))
-        self._choice.setToolTip("How much of the session the plots follow")
+        self._choice.setToolTip("Which part of the session the plots show")
         self._choice.activated.connect(lambda: self.set_window(WINDOWS[self._choice.currentText()]))
         self._hold = QToolButton()
         self._hold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self._hold.setText("Pause view")
-        self._hold.setToolTip("Hold the plots where they are; the run goes on")
+        self._hold.setToolTip("Stop moving the plots; the run continues")
         self._hold.clicked.connect(lambda: self._session.set_follow(False))
         self._live = _widgets.button("Live")
         self._live.setProperty("primary", True)
@@ -413,7 +413,7 @@ class LivePanel(QWidget):
     def _tell_held(self) -> None:
         gained = _steps(self._run) - self._held_at
         more = f", {gained:,} steps since" if gained > 0 else ""
-        self._status.setText(f"View held; the run goes on{more}" if self._session.live else "")
+        self._status.setText(f"View paused; the run continues{more}" if self._session.live else "")
 
     def _move_cursor(self, x: float | None) -> None:
         self.crosshair = x

@@ -157,7 +157,7 @@ class TogglesPanel(QWidget):
         self._arrange(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
-        waits = "for the verdict" if self._verdicts.busy else "on the way"
+        waits = "after the verdict" if self._verdicts.busy else "pending"
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
 
     def _arrange(self, configuration: Configuration) -> None:
