@@ -145,7 +145,7 @@ class Presets(QObject):
             options = " or ".join(config_edit.option_title(toggle, item.option) for item in passed)
             reasons = "; ".join(dict.fromkeys(item.reason for item in passed))
             taken = config_edit.option_title(toggle, passed[-1].taken)
-            sentences.append(f"{toggle.title}: {taken}, not {options}, because {reasons}.")
+            sentences.append(f"{toggle.title}: {taken} instead of {options}: {reasons}.")
         return sentences
 
     # The user's own

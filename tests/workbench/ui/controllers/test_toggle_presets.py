@@ -68,7 +68,7 @@ def test_what_cannot_be_used_is_left_out_and_told_with_the_reason(qtbot, workspa
     assert bar.isVisible()
     assert "Latency is chosen, except:" in texts(bar)
     assert (
-        "AdamW: Loop, and not Fused: acts on the backward pass, and this workload has none."
+        "AdamW: Loop instead of Fused: acts on the backward pass, and this workload has none."
         in texts(bar)
     )
     bar.close_button.click()
@@ -90,7 +90,7 @@ def test_the_next_best_option_is_taken_and_told(qtbot, workspace, panel):
     (sentence,) = workspace.presets.outcome.left_out
     assert (
         sentence
-        == "Attention backend: FlashAttention 3, and not xFormers: xformers is not installed."
+        == "Attention backend: FlashAttention 3 instead of xFormers: xformers is not installed."
     )
 
 
