@@ -115,7 +115,7 @@ def _measure(counter: Mapping[str, NDArray], starts: NDArray) -> tuple[float, fl
 
 
 def _setting(settings: Mapping[str, str], name: str) -> float:
-    """Return a number from a variable; NaN for none, and for what is no number from 0 on."""
+    """Return a number from a variable; NaN if it is missing or not a number of at least 0."""
     try:
         value = float(settings.get(name, ""))
     except ValueError:

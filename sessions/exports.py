@@ -76,7 +76,7 @@ def _bench(session: Session) -> list[Table]:
 
 
 def _of_neighbours(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
-    """Return a function for tables of each profile beside the one before it."""
+    """Return a function for tables that compare each profile with the previous one."""
 
     def tables(session: Session) -> list[Table]:
         profiles = breakdown.profiles(session)

@@ -225,9 +225,9 @@ UNPAIRED_NOTE = (
     "Unpaired ratios prove nothing: the runs followed each other, so the machine may have changed."
 )
 PEAK = "peak memory"
-RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
+RESIDENT = "peak resident set"  # of the process, if no allocator counts bytes
 PEAKS = (PEAK, RESIDENT)
-OWN = "own peak"  # of the peak, without what was held for configurations that were kept ready
+OWN = "own peak"  # of the peak, without memory that is held for other configurations
 
 
 def _arms_table(

@@ -214,7 +214,7 @@ class AlternatingRunners:
             self._record(facts)
 
     def _announce(self) -> None:
-        """Report the two variants, and what is known of their numbers."""
+        """Report the two variants and the checks of their numbers."""
         command = self._command
         self._record(
             protocol.ComparisonStarted(

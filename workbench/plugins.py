@@ -7,7 +7,7 @@ distribution adds to it by an entry point of the registry's group::
     my_toggle = "my_package.my_toggle:TOGGLE"
 
 The entry point's name is the descriptor's. A plug-in that cannot be used is skipped, and
-``skipped()`` says why; the program goes on without it.
+``skipped()`` says why; the program continues without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small files of what was measured once on a machine: a JSON table by name in the state folder."""
+"""Files of measurements that are made once on a machine: a JSON table by name in the state folder."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def prepare(folder: Path | None = None) -> Path:
 
 
 def narrow(file: Path, mode: int = _FILE_MODE) -> None:
-    """Take from other users what they may do with a file that an earlier version made."""
+    """Remove other users' permissions for a file that an earlier version made."""
     try:
         if stat.S_IMODE(file.stat().st_mode) & _OF_OTHERS:
             file.chmod(mode)

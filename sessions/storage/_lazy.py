@@ -178,7 +178,7 @@ def kept_open(session: Session) -> Iterator[None]:
 def held_open(sessions: Iterable[Session]) -> Iterator[None]:
     """Open the files as ``kept_open`` does, for sessions that may have been read already.
 
-    Opening HDF5 anew for each column takes ten times as long as reading it. A file that cannot be
+    Opening HDF5 again for each column takes ten times as long as reading it. A file that cannot be
     opened any more is refused by the first column that is missing, and not by those at hand.
     """
     with ExitStack() as stack:

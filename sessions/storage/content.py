@@ -412,7 +412,7 @@ def _shown(where: str) -> str:
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:
-    """Return JSON with its text cleaned; raise ``SessionError`` for what is too large or deep."""
+    """Return JSON with its text cleaned; raise ``SessionError`` if it is too large or too deep."""
     if depth > DEEPEST_JSON:
         raise SessionError(f"its JSON is nested more than {DEEPEST_JSON} deep")
     match value:

@@ -320,7 +320,7 @@ STUDIES = {
 
 
 def columns_of(kind: str, table: str) -> dict[str, ColumnInfo]:
-    """Return what is known of a table's columns; nothing of a kind that another version makes."""
+    """Return the known columns of a table; none for a kind of another version."""
     return STUDIES.get(kind, {}).get(table, {})
 
 

@@ -63,7 +63,7 @@ KINDS = (
 )
 # Kinds of the tracks of a timeline.
 STEP_TRACK, HOST_TRACK, LAUNCH_TRACK, STREAM_TRACK = "steps", "host", "launches", "stream"
-# Modules that are none: where time goes that belongs to no module of the model.
+# Names for time that belongs to no module of the model.
 OUTSIDE = "(step)"
 INPUT = "(input)"
 LOSS = "(loss)"
@@ -73,7 +73,7 @@ COMPILED = "(compiled code)"
 REPLAYED = "(CUDA graph)"
 UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
-WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
+WATCHED = "watched"  # the fact of a profile that a run of a training script recorded automatically
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
 NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
 OVER_THE_ROOF = 1.1  # of what is attainable: more than the ceilings' own noise
@@ -241,7 +241,7 @@ def tree(study: Study) -> Node:
     table = study.tables["kernels"]
     for module, kind, us in zip(table["module"], table["kind"], table["us"], strict=True):
         module, node = str(module), root
-        # What stands in parentheses is no path, and the model itself holds all of its modules.
+        # A name in parentheses is not a path, and the model itself contains all of its modules.
         parts = [module] if module.startswith("(") else ["(model)", *module.split(".")]
         for depth, part in enumerate(parts):
             path = module if len(parts) == 1 else ".".join(parts[1 : depth + 1]) or part

@@ -1,4 +1,4 @@
-"""A prediction from the roofline before a comparison is measured, and what is left of it after.
+"""A prediction from the roofline before a comparison is measured, and the residual afterwards.
 
 The least time of a step is the sum over its operators of what each needs at the device's measured
 ceilings: its FLOPs at the matrix rate of its dtype, or its bytes at the rate of a large copy,

@@ -73,7 +73,7 @@ def decode_sketch(text: object) -> NDArray | None:
 
 
 def sketch_difference(base: NDArray, current: NDArray) -> float:
-    """Return the estimated relative difference of the results that two sketches stand for."""
+    """Return the estimated relative difference of the results of two sketches."""
     scale = float(np.linalg.norm(base))
     distance = float(np.linalg.norm(current - base))
     return distance / scale if scale else math.inf if distance else 0.0

@@ -37,7 +37,7 @@ from sessions.verdicts.martingale import paths as paths
 
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
-_EACH = 40  # pairs that are all looked at
+_EACH = 40  # pairs that are all checked
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 

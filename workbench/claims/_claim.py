@@ -88,7 +88,7 @@ class Results:
 
     @property
     def reasons(self) -> list[str]:
-        """Return what was left out and why, by command if there are several."""
+        """Return the omissions and their reasons, by command if there are several."""
         count = len(self.left_out)
         return [
             f"{number} of {count}: {clause}" if count > 1 else clause
@@ -166,7 +166,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim beside what was measured of it."""
+    """A claim and its measurement."""
 
     experiment: Experiment
     claim: Claim

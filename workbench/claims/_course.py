@@ -213,7 +213,7 @@ class Course:
 
     @property
     def doing(self) -> str:
-        """Return what is measured, in a few words."""
+        """Return a short text about the measurement in progress."""
         if self._now is None:
             return ""
         document, experiment = self._chosen[self._now.index]
@@ -381,7 +381,7 @@ class Course:
         return Results(self._session, segments, studies, left_out, compile_s)
 
     def _give_up(self, why: str) -> None:
-        """Mark what was not begun as not measured."""
+        """Mark the claims that were not begun as not measured."""
         for outcomes in self._outcomes:
             for index, outcome in enumerate(outcomes):
                 if outcome.verdict in (WAITING, MEASURING):

@@ -28,7 +28,7 @@ TUNING_S = 300.0
 def _component(
     catalogue: protocol.Catalogue, function: str, batch: int, precision: str
 ) -> Configuration:
-    """Return a component by itself, as a model from a file, by its standard path."""
+    """Return a single component as a model from a file, with its standard path."""
     standard = STANDARD if "attention" in function else {}
     return configuration(
         OWN,

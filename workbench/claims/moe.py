@@ -197,7 +197,7 @@ def _rung(toggle: str, name: str, speed: float, memory: float) -> tuple[Claim, C
 def _alone_claim(
     name: str, says: str, most: float, study: int, quote: str, unit: str, read: Read, gpu: str = ""
 ) -> Claim:
-    """Return the guide's claim about one technique by itself."""
+    """Return the guide's claim about a single technique."""
     return Claim(
         row="E6",
         name=name,

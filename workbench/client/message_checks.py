@@ -109,8 +109,8 @@ def matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None
 
 
 def check_integers(name: str, values: np.ndarray, limits: np.iinfo) -> None:
-    """Raise ``WireError`` for what is no whole number within the limits."""
-    # NaN and what is too large would turn into some other number, with no more than a warning.
+    """Raise ``WireError`` for a value that is not a whole number within the limits."""
+    # NaN and numbers that are too large would become other numbers, with only a warning.
     is_integer = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
     if not is_integer.all():
         raise protocol.WireError(

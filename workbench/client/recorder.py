@@ -51,7 +51,7 @@ _JUDGED = ("history", "pairs", "seconds", "builds", "cycles", "whole", "p", "set
 
 
 class Recorder:
-    """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
+    """Builds ``session`` from messages; messages that belong to no session (State ...) are ignored.
 
     A runner that dies may be followed by another one, with a clock and segment numbers of its own:
     they are moved so that the session's go on from where they were, even if the machine's clock was
@@ -150,7 +150,7 @@ class Recorder:
                 content.check_telemetry(columns, message.device)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
                 table.append(columns)  # type: ignore[attr-defined]
-                if self._open is not None and len(columns["t_s"]):  # a phase goes on meanwhile
+                if self._open is not None and len(columns["t_s"]):  # a phase continues meanwhile
                     _close_phase(self._open, float(columns["t_s"][-1]))
             case protocol.Sampling():
                 how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}

@@ -31,7 +31,7 @@ _chosen: tuple[str, ...] = ()
 def use(option: str | None) -> Iterator[None]:
     """Set the command of all runners: the option's, else the environment's.
 
-    Raises ``ValueError`` with one sentence for what is no command.
+    Raises ``ValueError`` with one sentence for text that is not a command.
     """
     global _chosen
     before, _chosen = _chosen, _named(option)

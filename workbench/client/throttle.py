@@ -33,7 +33,7 @@ class Throttle:
         self._left_out = 0
 
     def passes(self) -> bool:
-        """Count one event; return True if it is to be told by itself."""
+        """Count one event; return True if it should be reported separately."""
         now = time.monotonic()
         if now - self._began_s >= PERIOD_S:
             self._began_s, self._passed = now, 0

@@ -178,7 +178,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_status(text: str) -> None:
-    """Print a line for the person, beside the result; go on if standard error is closed."""
+    """Print a line for the person, beside the result; continue if standard error is closed."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{plain(text)}\n")

@@ -104,7 +104,7 @@ def compare(arguments: argparse.Namespace) -> tuple[Outcome, int]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ``Mistaken`` for what a script cannot be combined with."""
+    """Raise ``Mistaken`` for an argument that a script cannot have."""
     if not arguments.script:
         raise Mistaken("there is no command after --; write `-- python train.py`")
     if runner_command.is_custom():

@@ -250,7 +250,7 @@ def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
 def _findings(
     baseline: Session, base: Segment, measured: Session, arguments: argparse.Namespace
 ) -> list[Finding]:
-    """Return what was measured of step time, memory and results."""
+    """Return the findings of step time, memory and results."""
     if not measured.segments:
         return []
     current = measured.segments[-1]

@@ -57,7 +57,7 @@ def latest(runs: Sequence[Run], metric: str) -> MetricSeries:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Return what a drawing depends on besides the numbers: another shape needs other lines."""
+    """Return what a drawing depends on, without the numbers: another shape needs other lines."""
     parts: list[object] = []
     for run in runs:
         segments = run.chosen()

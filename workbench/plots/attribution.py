@@ -26,7 +26,7 @@ from workbench.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterf
 def shown(runs: Sequence[Run]) -> Study | None:
     """Return the newest attribution of the first run that has one, preferably a measured one.
 
-    Claims that could not be attributed here do not hide what was.
+    Attributions of claims that could not be measured do not hide others.
     """
     studies = next((studies for run in runs if (studies := attributions(run.session))), [])
     return next(filter(is_measured, reversed(studies)), next(reversed(studies), None))

@@ -49,7 +49,7 @@ class _Averages:
         self.grid = Grid()
 
     def pull(self) -> None:
-        """Take in the readings that the series has gained."""
+        """Add the new readings of the series."""
         seen = self.columns.rows
         source = self._series.table
         if seen and not isinstance(source, Columns):

@@ -57,7 +57,7 @@ class Heat(Layer):
         self._shades: Array = np.empty((0, 0), np.int8)  # (bands, places); below 0: nothing there
 
     def pull(self) -> None:
-        """Take in new readings, and how low and high they are."""
+        """Add new readings, and update their lowest and highest value."""
         self._measured = series_of(self._run, self._name)
         readings = sum(len(series.table["t_s"]) for _, series in self._measured)
         if readings != self._readings:

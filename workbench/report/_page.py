@@ -37,7 +37,7 @@ _POLICY = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-# What stands out in a table, wherever it stands.
+# Words that are highlighted in every table.
 _TONES = {
     **dict.fromkeys(("FASTER", "holds", "pass", "effective", "right"), GOOD),
     **dict.fromkeys(("SLOWER", "fail", "failed", "WRONG", "does not hold"), BAD),

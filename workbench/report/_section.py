@@ -34,7 +34,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Script:
-    """Text to be copied as it is."""
+    """Text to be copied unchanged."""
 
     text: str
 

@@ -51,7 +51,7 @@ class ScriptPlan:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Keep the session, whose steps are counted."""
+        """Store the session, whose steps are counted."""
         self._session = session
         return ()
 

@@ -1,4 +1,4 @@
-"""Starts the window: arguments, Qt, theme, runner or replay, and what an earlier crash left."""
+"""Starts the window: arguments, Qt, theme, runner or replay, and recovery after a crash."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Tour(QFrame):
         return False
 
     def _point(self) -> None:
-        """Frame the target, and lie beside it inside the window."""
+        """Frame the target, and move next to it inside the window."""
         window = self._window
         target = self.target
         visible = target.isVisible()

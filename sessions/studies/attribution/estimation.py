@@ -176,7 +176,7 @@ def _judge(
         least_builds=least_builds,
         **limits,
     )
-    # What is a pair there is a round here.
+    # The verdict's sentences speak of pairs; here they are rounds.
     judgement = msgspec.structs.replace(
         judgement,
         reasons=[reason.replace(" pairs were", " rounds were") for reason in judgement.reasons],

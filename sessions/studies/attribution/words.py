@@ -55,7 +55,7 @@ def rows(study: Study, table: str) -> list[dict[str, Any]]:
 
 
 def headline(study: Study) -> str:
-    """Return what all toggles did together, in a few words; wrong results come first."""
+    """Return the effect of all toggles in a few words; wrong results come first."""
     wrong, unchecked = wrong_arms(study), unchecked_arms(study)
     claim = "nothing was measured yet"
     for row in rows(study, "effects"):
@@ -195,7 +195,7 @@ def path_of(row: Mapping[str, Any]) -> str:
 
 
 def is_unchecked(row: Mapping[str, Any]) -> bool:
-    """Return True if an arm's results were looked at and could not be checked."""
+    """Return True if a check of an arm's results was tried, but not possible."""
     return math.isnan(row["wrong"]) and bool(row["numerics"])
 
 

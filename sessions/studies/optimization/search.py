@@ -158,7 +158,7 @@ class Search:
         return ""
 
     def build(self, candidate: Candidate) -> Failure | None:
-        """Build a candidate and keep what it showed; return the failure, if it is one."""
+        """Build a candidate and record its results; return the failure, if there is one."""
         with self.timed("build"):
             built = self.bench.build(candidate)
         if isinstance(built, Failure):
@@ -315,7 +315,7 @@ class Search:
         return self._untried(points)
 
     def _open(self) -> list[Point]:
-        """Propose again what may be better than the best candidate by what is known so far."""
+        """Propose again the points that may be better than the best candidate."""
         candidates = [
             candidate
             for candidate in self.candidates
@@ -415,7 +415,7 @@ class Search:
         return block
 
     def _fall_back(self, failure: Failure) -> None:
-        """Go on with the next-best candidate, because the best one failed while it raced."""
+        """Continue with the next-best candidate, because the best one failed in the race."""
         proposable = [candidate for candidate in self.candidates if self.proposable(candidate)]
         if not proposable:
             raise StartFailed(failure.reason)

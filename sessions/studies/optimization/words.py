@@ -171,7 +171,7 @@ def verdicts_table(study: Study) -> Table:
 
 
 def remarks(study: Study) -> list[str]:
-    """Return what a reader must know of the result and of how sure it is, the briefest first."""
+    """Return remarks on the result and its certainty, the briefest first."""
     facts = study.facts
     words = []
     if facts.get("final"):

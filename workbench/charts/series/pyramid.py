@@ -53,7 +53,7 @@ class Pyramid:
         self.rows = 0
 
     def extend(self, values: Array) -> None:
-        """Take in ``values[self.rows:]``; ``values`` (n,) is the whole series so far."""
+        """Add ``values[self.rows:]``; ``values`` (n,) is the whole series so far."""
         before, self.rows = self.rows, len(values)
         if self.rows <= before:
             self.rows = before

@@ -108,7 +108,7 @@ class Track:
         self.y: Array = np.empty(0, np.float32)
 
     def pull(self) -> None:
-        """Take in the rows that the columns have gained."""
+        """Add the new rows of the columns."""
         if self._source_pull is not None:
             self._source_pull()
         if len(self.x) and not isinstance(self._columns, Columns):
@@ -201,7 +201,7 @@ class Rolling:
         )
 
     def pull(self) -> None:
-        """Take in the steps that the segment has gained."""
+        """Add the new steps of the segment."""
         steps = self._segment.steps
         if self._seen and not isinstance(steps, Columns):
             return

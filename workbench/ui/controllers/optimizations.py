@@ -62,7 +62,7 @@ class Optimizations(QObject):
         }
 
     def exclude(self, name: str, is_searched: bool) -> None:
-        """Search a toggle, or leave it as it is."""
+        """Search a toggle, or leave it unchanged."""
         (self.excluded.discard if is_searched else self.excluded.add)(name)
 
     def why_not(self) -> str:

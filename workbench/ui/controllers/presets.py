@@ -92,7 +92,7 @@ class Presets(QObject):
             self._ask(name, *files.fit(self.own[name], self._configuration.catalogue))
 
     def dismiss(self) -> None:
-        """Hide what was left out."""
+        """Hide the list of omitted options."""
         self._set_outcome(None)
 
     def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:

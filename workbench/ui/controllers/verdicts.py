@@ -54,7 +54,7 @@ class Verdicts(QObject):
         session.segmentsChanged.connect(self._send_baseline)
 
     def keep_in(self, settings: Settings) -> None:
-        """Store there how verdicts are measured, and load what is stored."""
+        """Load the stored settings of verdicts, and store later changes."""
         self._settings = settings
         self.build_count = settings.build_count
         self.budget_s, self.region = settings.budget_s, settings.region

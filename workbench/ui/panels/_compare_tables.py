@@ -107,7 +107,7 @@ class SessionsTable(PlainTable):
         )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Share the room anew."""
+        """Divide the room again."""
         super().resizeEvent(event)
         self._share()
 
@@ -258,7 +258,7 @@ class DifferencesTable(PlainTable):
 
 
 def verdict(arm: Arm) -> str:
-    """Say the ratio to the baseline, and no more than what it rests on allows."""
+    """Return the ratio to the baseline, in words that its basis allows."""
     wrong = numerics.are_wrong(arm.segment.ledger)
     if arm.ratio is None:
         marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]

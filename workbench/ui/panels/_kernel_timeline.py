@@ -23,7 +23,7 @@ _LEAST_DRAG_PX = 3
 
 
 class KernelTimeline(QWidget):
-    """The timeline above the statistics of the selected range, or of what is visible."""
+    """The timeline above the statistics of the selected or visible range."""
 
     def __init__(self, theme: ThemeModel, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)

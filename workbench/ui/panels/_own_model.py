@@ -71,7 +71,7 @@ class OwnModelRow(QWidget):
 
 
 def file_title(source: str) -> str:
-    """Return a file's name in place of its path, with the function unless it is ``build``."""
+    """Return a file's name instead of its path, with the function unless it is ``build``."""
     text, colon, function = source.rpartition(":")
     path, function = (text, function) if colon and function.isidentifier() else (source, "build")
     name = Path(path).name

@@ -67,7 +67,7 @@ class Shown:
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
     settings: Sequence[str] = ()  # what differs, by the names of the command line
-    notes: Sequence[str] = ()  # what the interval rests on, or why there is none
+    notes: Sequence[str] = ()  # the basis of the interval, or why there is none
     verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
 
     def mark(self, row: int) -> tuple[str, str]:
@@ -83,7 +83,7 @@ class Shown:
         return _TONES.get(self.verdicts[row], "") if heading in OF_RATIO else ""
 
     def is_offer(self, row: int, column: int) -> bool:
-        """Return True if the cell offers a verdict in place of an unpaired ratio."""
+        """Return True if the cell offers a verdict instead of an unpaired ratio."""
         is_other = self.cells[row][self.headings.index(DIFFERS)] != AS_BASELINE
         return is_other and self.headings[column] == INTERVAL and self.verdicts[row] == UNPAIRED
 

@@ -44,7 +44,7 @@ _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the bes
 
 
 class Budgeted(Protocol):
-    """Controller whose measurement takes as long as its budget."""
+    """Controller whose measurement lasts as long as its budget."""
 
     budget_s: float
 

@@ -1,4 +1,4 @@
-"""The cover of a panel that could not be drawn; the rest of the window goes on."""
+"""The cover of a panel that could not be drawn; the rest of the window continues."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ class BuildPanel(QWidget):
             _offer(line, "Revert", self._revert)
 
     def _left_behind(self) -> list[str]:
-        """Return what the run in progress goes on without, as the forms call it."""
+        """Return the form titles of changes that the run in progress does not include."""
         titles = self._session.titles
         return [
             titles.name(part).lower() if part.startswith("settings.") else part

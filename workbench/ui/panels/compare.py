@@ -189,7 +189,7 @@ class ComparePanel(QWidget):
         return bar
 
     def _take_out(self) -> None:
-        """Go on without the session that was added last."""
+        """Continue without the session that was added last."""
         if self._compared.sessions:
             self._remove(self._compared.sessions[-1])
 
@@ -292,7 +292,7 @@ class ComparePanel(QWidget):
 
 
 def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Result:
-    """Compare, and derive what the plots draw; run on a thread of its own.
+    """Compare, and derive what the plots draw; run on a separate thread.
 
     A session without a choice takes part with its segment of the most steady steps.
     """

@@ -53,7 +53,7 @@ class Empty(QWidget):
         self._draw()
 
     def say(self, line: str, sentence: str) -> None:
-        """Change what is said."""
+        """Change the texts."""
         self._line.setText(line)
         self._sentence.setText(sentence)
         self._fit()

@@ -141,7 +141,7 @@ class FailurePanel(QWidget):
         return list(self._banners)
 
     def show_failure(self, failure: Failure) -> None:
-        """Show a failure in place of an earlier failure with the same sentence.
+        """Show a failure instead of an earlier failure with the same sentence.
 
         If failures arrive faster than they can be read, only the newest and their number are shown.
         """

@@ -175,11 +175,11 @@ class LivePanel(QWidget):
             chart.export()
 
     def copy_image(self) -> None:
-        """Put a picture of the whole stack, as it is seen, on the clipboard."""
+        """Copy a picture of all visible plots to the clipboard."""
         plot_export.copy_pixmap(self._splitter.grab())
 
     def redraw(self) -> None:
-        """Draw every shown plot anew."""
+        """Draw every shown plot again."""
         with open_files.reading(self._run.session):
             for chart in self.shown:
                 chart.show_runs([self._run])

@@ -173,7 +173,7 @@ class TogglesPanel(QWidget):
     def _unavailable(self, name: str, configuration: Configuration) -> str:
         """Return why no other option of a toggle that is off can be had; empty if one can.
 
-        What a click on Fix makes available stays where it is.
+        Options that a click on Fix makes available do not move.
         """
         toggle, blocked = self.rows[name].toggle, self._configuration.blocked(name)
         off, *options = (option.name for option in toggle.options)

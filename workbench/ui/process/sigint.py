@@ -38,7 +38,7 @@ class Interrupts(QObject):
             QTimer.singleShot(0, self, self._close)
 
     def end(self) -> None:
-        """Let the signals do again what they did before."""
+        """Restore the earlier handlers of the signals."""
         self._notifier.setEnabled(False)
         signal.set_wakeup_fd(self._descriptor)
         self._handling.close()
