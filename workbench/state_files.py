@@ -1,4 +1,4 @@
-"""Files of measurements that are made once on a machine: a JSON table by name in the state folder."""
+"""Measurements that are made once on a machine: a JSON table by name in the state folder."""
 
 from __future__ import annotations
 

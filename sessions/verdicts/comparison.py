@@ -95,7 +95,9 @@ def compare_segments(
     operator, or the same one's other case or direction, it would say nothing, and there is none.
     """
     if not 0 <= baseline < len(runs):
-        raise SessionError(f"baseline {baseline} is none of the {len(runs)}, counted from 0.")
+        raise SessionError(
+            f"there is no baseline {baseline}; the {len(runs)} sessions are counted from 0."
+        )
     measured = [
         Measurement(session, segment, clock(segment), summarize(steady_ms(segment)))
         for session, segment in runs

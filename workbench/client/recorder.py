@@ -400,8 +400,8 @@ class Recorder:
             ]
             if kinds[0] != kinds[1]:
                 raise protocol.WireError(
-                    f"table {message.table[:40]!r}: columns {sorted(more)} in a study where they "
-                    f"were {sorted(known)}, or text where there were numbers"
+                    f"table {message.table[:40]!r}: columns {sorted(more)} do not continue "
+                    f"{sorted(known)}, or text follows numbers"
                 )
             more = {name: np.concatenate([known[name], more[name]]) for name in known}
         tables = {**study.tables, message.table: more}

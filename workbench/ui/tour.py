@@ -42,7 +42,7 @@ STOPS = (
     Stop(
         "verdict-button",
         "Ask for the verdict",
-        "Verdict (F8) runs both configurations in random pairs of short blocks, and says whether "
+        "Verdict (F8) runs both configurations in random pairs of short blocks, and shows whether "
         "the change is faster and whether the results are still right.",
     ),
     Stop(

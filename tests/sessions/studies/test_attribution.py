@@ -380,7 +380,7 @@ def test_memory_is_counted_and_its_effects_are_exact():
     [
         ("stairs", 2, "mode: unknown 'stairs'; expected one of"),
         ("ladder", 0, "at least one toggle"),
-        ("factorial", 6, "6 toggles make 64 arms; at most 5 toggles, or mode shapley"),
+        ("factorial", 6, "6 toggles make 64 arms; use at most 5 toggles, or mode shapley"),
     ],
 )
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):

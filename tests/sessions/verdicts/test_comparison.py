@@ -53,7 +53,7 @@ def test_one_session_is_not_compared():
 
 @pytest.mark.parametrize("baseline", [-1, 2])
 def test_baseline_that_is_not_there_is_refused(baseline):
-    with pytest.raises(SessionError, match=f"baseline {baseline} is none of the 2"):
+    with pytest.raises(SessionError, match=f"there is no baseline {baseline}; the 2 sessions"):
         compare([session_of(10.0), session_of(8.0)], baseline)
 
 

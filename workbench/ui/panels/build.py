@@ -54,7 +54,10 @@ class BuildPanel(QWidget):
         self._shown = ("", "")  # family and workload that the forms were made for
         self._shown_problems: object = None
         self._waiting = Empty(
-            theme, "build", "Waiting for the runner", "It tells which models this machine can run."
+            theme,
+            "build",
+            "Waiting for the runner",
+            "It reports which models this machine can run.",
         )
         self._body = QWidget()
         layout = _widgets.tight(QVBoxLayout(self), 0)
@@ -145,7 +148,7 @@ class BuildPanel(QWidget):
             self._waiting.say("No runner", "Start a new runner to see the models it offers.")
         elif self._configuration.catalogue is None:
             self._waiting.say(
-                "Waiting for the runner", "It tells which models this machine can run."
+                "Waiting for the runner", "It reports which models this machine can run."
             )
 
     def _fill(self) -> None:
