@@ -1,10 +1,9 @@
 """Refuses sessions whose content is not what their columns and entries say, and cleans their text.
 
-Everything that plots, tables and statistics compute from a session relies on what is checked here:
-lengths that agree, places that exist, finite times, amounts that are not negative. It reads every
-column, in the child process that looks at files of unknown origin (``sessions.storage._check``).
-The same checks refuse what a runner sends (``workbench.client.recorder``), so that whatever this
-program saves can be opened everywhere.
+Plots, tables and statistics rely on these checks: lengths agree, indices exist, times are finite,
+and amounts are not negative. The checks read every column, in the child process that checks files
+of unknown origin (``sessions.storage._check``). The same checks apply to a runner's messages
+(``workbench.client.recorder``), so every saved file can be opened everywhere.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The seal: a SHA-256 of the whole session file, in the 512 bytes that HDF5 leaves to its users.
+"""The seal: a SHA-256 of the complete session file, in the 512 bytes that HDF5 leaves to its users.
 
-HDF5 files may begin with a *user block* that HDF5 programs skip. Ours holds a few lines of text
-with the file's size and checksum, so that a truncated or damaged file is found out by reading it
-once as plain bytes (about 10 MB for a million steps), before the HDF5 library, which a corrupt file
-can hang or crash, sees any of it. A reader without this program can check it as well:
-``tail -c +513 FILE | sha256sum``. The last line is made with a key of the user account. It says
-that this program wrote the file here: such a file opens without the check of all others.
+HDF5 files may begin with a *user block* that HDF5 programs skip. Ours has a few lines of text with
+the file's size and checksum. They reveal a truncated or damaged file when it is read once as plain
+bytes (about 10 MB for a million steps), before the HDF5 library opens it, which a corrupt file can
+hang or crash. A reader without this program can check it too: ``tail -c +513 FILE | sha256sum``.
+The last line is made with a key of the user account. It shows that this program wrote the file
+here: such a file opens without the check of all others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The verdict of a paired comparison: FASTER, SLOWER, SAME or UNDECIDED, with its interval.
 
 The unit is a *pair*: one block of steps of each arm, run one after the other, and the log ratio of
-their median step times. Steps are correlated and clocks drift, but what two neighbouring blocks
-share cancels, and where the order within each pair is random what is left has a random sign, so
-that the log ratios behave as independent ones whatever the steps do. A median does not see what a
-few steps of each block cost: a verdict that the blocks' mean step times refute, by an interval of
-their own, becomes UNDECIDED.
+their median step times. Steps are correlated and clocks drift, but influences that two neighbouring
+blocks share cancel. If the order within each pair is random, the rest has a random sign, so the log
+ratios behave like independent ones. A median ignores the cost of a few slow steps in each block: a
+verdict becomes UNDECIDED if the interval of the blocks' mean step times refutes it.
 
 **Looking often costs nothing here**: the interval is valid at every look
 (``sessions.verdicts.intervals``).

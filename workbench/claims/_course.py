@@ -1,10 +1,10 @@
-"""A run through experiments: which command is next, how long it may take, and what came of each.
+"""A run through experiments: the next command, its time limit, and the result of each experiment.
 
-The owner of the runner, the command line or the window, calls ``next``, hands on every message
-once it is recorded, and records what comes back: the claims as a study of the session, at every
-moment as they are known by then. A command that takes longer than it may is cut off, and what it
-left unmeasured says so; the experiments after it go on, with another runner where it took that.
-Where a limit for all is set, no command may use up what those after it need (``_share_s``).
+The owner of the runner, the command line or the window, calls ``next``, passes on every recorded
+message, and records the returned messages: the current state of the claims, as a study of the
+session. A command that exceeds its time limit is cut off, and its claims report it. Later
+experiments continue, with a new runner if necessary. If there is a total limit, no command may use
+the time that later commands need (``_share_s``).
 """
 
 from __future__ import annotations

@@ -3,15 +3,16 @@
 * **Proposals.** The search begins at the configuration that a person has. It proposes single
   changes of the best candidate so far, the most promising first: by the measured effect of the
   option elsewhere, else by the roofline's prediction. All changes that help are also proposed
-  together, and at the end pairs of changes that lose little.
+  together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
-  cannot be better by more than ``MATTERS``. The interval holds at every look, so that looking after
-  each round costs nothing.
-* **Budget.** Builds, compiles, checks and races all count. What does not fit, does not build or is
-  wrong is a data point. A candidate becomes the incumbent only after its numbers were right.
+  cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
+  round costs nothing.
+* **Budget.** Builds, compiles, checks and races all count. A candidate that does not fit, does not
+  build or is wrong is a data point. A candidate becomes the incumbent only after its numbers were
+  right.
 
-The ratios of a search belong to the best of many, so that they flatter it (the winner's curse).
+The ratios of a search are those of the best of many, so they are too good (the winner's curse).
 ``sessions.studies.optimization.verdicts`` measures the result again with new blocks.
 """
 
