@@ -114,7 +114,7 @@ def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
     printed = capsys.readouterr()
     errors = " ".join(printed.err.split())
     assert errors.count("The journal /dev/null/workbench/") == 1
-    assert "Not a directory" in errors and "set XDG_STATE_HOME to a folder" in errors
+    assert "Not a directory" in errors and "set XDG_STATE_HOME to a writable folder" in errors
     answer = json.loads(printed.out)
     assert (answer["reason"], answer["failures"]) == ("cancelled", [])
     assert len(answer["warnings"]) == 1 and "a crash would lose" in answer["warnings"][0]
