@@ -1,4 +1,4 @@
-"""The documents' claims beside what is measured here: holds, does not hold, or why neither."""
+"""The documents' claims and their measurements: holds, does not hold, or why neither."""
 
 from __future__ import annotations
 

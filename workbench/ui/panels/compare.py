@@ -1,4 +1,4 @@
-"""Two to ten sessions side by side: distributions, aligned time lines, ratios, differences."""
+"""A comparison of two to ten sessions: distributions, aligned time lines, ratios, differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An empty panel: what would fill it, and a button that does so where there is one."""
+"""An empty panel: a text on how to fill it, and a button for it if there is one."""
 
 from __future__ import annotations
 

@@ -62,8 +62,9 @@ _MARGIN = 0.01  # of the range, left free beyond the newest sample
 class LivePanel(QWidget):
     """Plots over time of the shown session, live or from a file.
 
-    While ``session.follow`` they scroll with the newest step. Otherwise the view is held: nothing
-    moves and nothing is drawn anew until the user moves it or follows again. The run goes on.
+    While ``session.follow`` is true, they scroll with the newest step. Otherwise the view is
+    paused: nothing moves or is drawn again until the user moves it or follows again. The run
+    continues.
     """
 
     def __init__(
@@ -198,8 +199,9 @@ class LivePanel(QWidget):
         self._align()
 
     def _fold(self) -> None:
-        """Leave a plot that has nothing to draw one line, once there are steps: most have by then
-        all that they will ever have.
+        """Reduce a plot without data to one line once there are steps.
+
+        By then, most plots have all the kinds of data that they will ever have.
         """
         stepped = any(row_count(segment.steps) for segment in self._run.session.segments)
         for chart in self.shown:

@@ -171,7 +171,7 @@ class TogglesPanel(QWidget):
         self._groups.show_rows(unavailable, changed, self._filter, self._theme.current)
 
     def _unavailable(self, name: str, configuration: Configuration) -> str:
-        """Return why no other option of a toggle that is off can be had; empty if one can.
+        """Return why no other option of a toggle that is off can be chosen; empty if one can.
 
         Options that a click on Fix makes available do not move.
         """
