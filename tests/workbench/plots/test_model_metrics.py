@@ -166,7 +166,7 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     show(session)
     chart = panel.charts["model_metrics"]
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
-    assert chart.reason.startswith("No model has measured")
+    assert chart.reason.startswith("No model has reported")
     add_metrics(session, np.random.default_rng(0))
     workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.reason is None, timeout=3000)

@@ -108,7 +108,7 @@ def test_compiled_code_is_set_against_it_by_class_with_the_reason(workspace, fil
     filled.against.setCurrentIndex(1)
     filled._show_difference()
     assert not filled.aligned.isHidden()
-    assert "could not be told by module" in filled.aligned.text()
+    assert "could not be assigned to modules" in filled.aligned.text()
     assert filled.difference.item(0, 0).text() in breakdown.KINDS
 
 

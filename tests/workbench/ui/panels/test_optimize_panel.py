@@ -53,7 +53,7 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
     assert panel.toggles.text().startswith(f"{len(searched) - 1} of {len(searched)}")
     for action in searched.values():
         action.setChecked(False)
-    assert "Leave at least one toggle" in panel.why_not.text() and not panel.run.isEnabled()
+    assert "Choose at least one toggle" in panel.why_not.text() and not panel.run.isEnabled()
     for name in searched.keys() - {"compile"}:
         searched[name].setChecked(True)
     panel.run.click()
