@@ -30,8 +30,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="first time each Triton kernel's tiles on this GPU and store the fastest; the table "
-        "then compares tuned kernels with those of the heuristics",
+        help="first measure each Triton kernel's tiles on this GPU and store the fastest; the "
+        "table then compares tuned kernels with those of the heuristics",
     )
     parser.add_argument(
         "--model-shapes",

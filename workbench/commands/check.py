@@ -76,7 +76,10 @@ class Commits:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", type=Path, required=True, metavar="BASE.h5")
     parser.add_argument(
-        "--segment", type=int, metavar="N", help="of the baseline; default: most steady steps"
+        "--segment",
+        type=int,
+        metavar="N",
+        help="segment of the baseline; default: the one with the most steady steps",
     )
     parser.add_argument(
         "--model",
