@@ -73,8 +73,8 @@ def test_a_command_is_split_as_a_shell_does(text, words):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "is no command"), ("  ", "is no command"), ("''", "is no command"),
-     ("a\0b", "is no command"), ("ssh 'gpu", "cannot be read: no closing quotation")],
+    [("", "is not a command"), ("  ", "is not a command"), ("''", "is not a command"),
+     ("a\0b", "is not a command"), ("ssh 'gpu", "cannot be read: no closing quotation")],
 )  # fmt: skip
 def test_what_is_no_command_is_a_mistake_of_one_sentence(text, why, capsys, monkeypatch):
     monkeypatch.setattr(headless, "Runner", lambda *_: pytest.fail("it was started"))

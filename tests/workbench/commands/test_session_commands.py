@@ -98,7 +98,7 @@ def claimed() -> Study:
     [
         (attribution_samples.study, "all together: ", "effects"),
         (optimization_samples.study, "precision=amp_bf16, ", "effects"),
-        (profile_samples.study, "| together | ", "kernels"),
+        (profile_samples.study, "| total | ", "kernels"),
         (checked, "net.py:7 in forward: item()", "checks"),
         (claimed, "does not hold", "claims"),
         (lambda: Study("of another version", "?", 1.0, tables={"t": {"x": np.arange(3.0)}}),
