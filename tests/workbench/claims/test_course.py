@@ -277,7 +277,7 @@ def test_a_claim_of_all_commands_names_those_that_were_cut_off():
         drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=6.0)
     assert drive.next() is None
     row, _ = drive.rows_by_claim().values()
-    assert "1 of 5: cut off after 6 s, of 6 s" in row.reason and "5 of 5: cut off" in row.reason
+    assert "1 of 5: cut off after 6 s of 6 s" in row.reason and "5 of 5: cut off" in row.reason
 
 
 def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
