@@ -1,7 +1,7 @@
 """The time axis of a session's plots: seconds of running, from the first run on, no idle time.
 
-Telemetry goes on between two runs, and a person may wait for hours. The axis leaves that out: a run
-begins where the one before it ended. Times of a session and positions on the axis are both seconds.
+Telemetry continues between two runs, and a person may wait for hours. The axis leaves that out: a
+run begins where the one before it ended. Times of a session and positions on the axis are both seconds.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class TimeAxis:
 
 
 class Positions:
-    """Positions of a growing column of times; takes in only what is new."""
+    """Positions of a growing column of times; adds only new times."""
 
     def __init__(self, axis: TimeAxis) -> None:
         self._axis = axis

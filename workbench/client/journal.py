@@ -120,7 +120,7 @@ def discard(path: Path) -> None:
 
 
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
-    """Yield the journal's messages in order, and pass over what is none (a last line cut short).
+    """Yield the journal's messages in order; skip other text, such as an incomplete last line.
 
     Zeros that a power cut left, or a line end that was damaged, cost no message beside them.
     """
@@ -168,7 +168,7 @@ def recover(path: Path) -> Session:
 def _record_with_segment(recorder: Recorder, message: protocol.AnyMessage) -> bool:
     """Record a message of a segment whose first line was damaged; return False if it fits nowhere.
 
-    The segment gets the configuration of the segment before it, or of what was ordered.
+    The segment gets the configuration of the segment before it, or of the command.
     """
     if getattr(message, "segment", None) != recorder.next_segment:
         return False

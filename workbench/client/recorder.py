@@ -461,5 +461,5 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
 
 
 def _blocks_of(comparison: PairedComparison) -> object:
-    """Return what distinguishes a comparison from every other."""
+    """Return the facts that identify a comparison."""
     return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs

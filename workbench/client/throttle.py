@@ -1,4 +1,4 @@
-"""Bounds on what another process sends: the length of a line, and the rate of failures."""
+"""Limits on the output of another process: the length of a line, and the rate of failures."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels 
 class Bar:
     """One effect of one quantity, as ratios; ``low`` and ``high`` are NaN where it is exact.
 
-    In a ladder all are ratios to the base, and totals stand on 0; elsewhere bars stand on 1.
+    In a ladder, all are ratios to the base, and totals begin at 0; elsewhere bars begin at 1.
     ``ratio`` is to the step without the toggle.
     """
 
@@ -229,7 +229,7 @@ class Reasons(Layer):
 
 
 class Origin(Layer):
-    """The line that bars stand on: 0 or 1."""
+    """The line at which bars begin: 0 or 1."""
 
     z = 20.0
 

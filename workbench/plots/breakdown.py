@@ -34,7 +34,7 @@ _STUMP = 3  # letters of a name that was cut and says nothing any more
 
 @dataclass(frozen=True)
 class Cell:
-    """One rectangle: a module, or what it does itself in one operator class."""
+    """One rectangle: a module, or its own work in one operator class."""
 
     title: str
     path: str

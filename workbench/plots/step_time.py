@@ -33,7 +33,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment if they alternated."""
     plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
     shown_runs = series(runs)

@@ -32,7 +32,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment if they alternated."""
     tokens = _counts_tokens(runs)
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))

@@ -164,7 +164,7 @@ def _inline(picture: bytes) -> str:
 
 
 def _identity(chart: Chart) -> object:
-    """Return what tells a chart from every other on the page."""
+    """Return the facts that identify a chart on the page."""
     runs = tuple(
         (run.session.id, run.title, run.comparison, run.segments, *_contents(run))
         for run in chart.runs

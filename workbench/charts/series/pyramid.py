@@ -3,7 +3,7 @@
 Level k holds the minimum and maximum of every ``BRANCH ** k`` samples in a row; appending touches
 only the blocks at the end. A query reads the coarsest level that still gives each bin several
 blocks, so its cost depends on the number of bins and not on the number of samples. NaN samples are
-passed over; a bin of nothing but NaN is NaN.
+ignored; a bin of nothing but NaN is NaN.
 """
 
 from __future__ import annotations
