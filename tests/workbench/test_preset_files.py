@@ -54,7 +54,7 @@ def test_what_this_runner_does_not_have_is_left_out_and_told(catalogue):
         {"speed": "on|off"},
         [
             "there is no toggle 'warp' here, so warp=9 is left out",
-            "Size has no option 'huge' here: size=huge is left out",
+            "Size has no option 'huge' here, so size=huge is left out",
         ],
     )
 

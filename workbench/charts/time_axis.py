@@ -1,7 +1,8 @@
 """The time axis of a session's plots: seconds of running, from the first run on, no idle time.
 
 Telemetry continues between two runs, and a person may wait for hours. The axis leaves that out: a
-run begins where the one before it ended. Times of a session and positions on the axis are both seconds.
+run begins where the one before it ended. Times of a session and positions on the axis are both
+seconds.
 """
 
 from __future__ import annotations

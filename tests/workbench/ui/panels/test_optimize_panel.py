@@ -112,7 +112,7 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     workspace.session.shown.studies.append(optimization_samples.study())
     workspace.session.studiesChanged.emit()
     qtbot.waitUntil(lambda: panel.candidates.rowCount() > 3)
-    assert "in the form first" in panel.apply.toolTip()
+    assert "first choose" in panel.apply.toolTip()
     configuration = workspace.configuration.edited
     belong_to(panel.study, configuration)
     rows = [row[0] for row in cells(panel.candidates)]
