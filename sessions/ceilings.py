@@ -22,13 +22,13 @@ _DAY_S = 86400.0
 
 
 def describe(ceilings: Ceilings) -> str:
-    """Return rates, device and date in a line that stays true."""
+    """Return rates, device and date (not the age, which changes) in one line."""
     rates = ", ".join(
         f"{name} {matrix_rate(rate, name)}" for name, rate in ceilings.flops_per_s.items()
     )
     what = "" if ceilings.driver.startswith("threads") else "driver "
     driver = f", {what}{ceilings.driver}" if ceilings.driver else ""
-    disturbed = f"; perhaps too low, as {ceilings.disturbed}" if ceilings.disturbed else ""
+    disturbed = f"; may be too low, because {ceilings.disturbed}" if ceilings.disturbed else ""
     return (
         f"copy {number(ceilings.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
         f"{ceilings.device} (torch {ceilings.torch}{driver}), {moment(ceilings.created)}{disturbed}"
@@ -49,7 +49,7 @@ def age(ceilings: Ceilings, now: float | None = None) -> str:
     """Return how long ago the ceilings were measured; ``now`` is Unix time."""
     seconds = (time.time() if now is None else now) - ceilings.created
     if seconds < 0:
-        return "in the future, by this machine's clock"
+        return "in the future according to this machine's clock"
     if seconds < 60:
         return "just now"
     if seconds < 2 * _DAY_S:
@@ -74,10 +74,10 @@ def utilization(segment: Segment, step_ms: float) -> float:
 
 
 def limit_ms(ledger: Mapping[str, Any]) -> float:
-    """Return the time that no step of these facts can be faster than, NaN where it is not known.
+    """Return the least possible time of a step with these facts; NaN if it is not known.
 
-    The FLOPs of the model's mathematics at the highest rate that the device reached in any dtype,
-    times ``SLACK``. Bytes do not count: caches hide some, and of tables few rows are read.
+    It is the time of the model's FLOPs at the highest rate that the device reached in any dtype,
+    times ``SLACK``. Bytes do not count: caches hide some, and few rows of tables are read.
     """
     flops, rate = ledger.get("model_flops"), ledger.get(FASTEST)
     if not (isinstance(flops, int | float) and isinstance(rate, int | float) and rate > 0):
@@ -86,13 +86,13 @@ def limit_ms(ledger: Mapping[str, Any]) -> float:
 
 
 def impossible(step_ms: float, least_ms: float, device_type: str) -> str:
-    """Say why a step cannot have taken ``step_ms``, as a clause; empty where it can."""
+    """Return why a step cannot have taken ``step_ms``, as a clause; empty if it can."""
     if not step_ms < least_ms:
         return ""
     device = "GPU" if device_type == "cuda" else "CPU"
     return (
-        f"a step is faster than this {device} can run it: {step_ms:.3g} ms measured, at least "
-        f"{least_ms:.3g} ms needed for its FLOPs at the device's highest rate"
+        f"a step is faster than this {device} can run it: {step_ms:.3g} ms measured, but its "
+        f"FLOPs need at least {least_ms:.3g} ms at the device's highest rate"
     )
 
 
@@ -104,7 +104,7 @@ def doubt(segment: Segment, step_ms: float) -> str:
 
 
 def ceiling_words(segment: Segment) -> str:
-    """Say in a clause which ceiling the segment's utilization refers to, or why there is none."""
+    """Return which ceiling the segment's utilization refers to, or why there is none."""
     ledger = segment.ledger
     rate, dtype = ledger.get("matrix_flops_per_s"), ledger.get("matrix_dtype")
     if not ledger.get("model_flops"):

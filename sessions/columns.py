@@ -40,7 +40,7 @@ class Columns(Mapping[str, NDArray]):
     def append(self, batch: Mapping[str, ArrayLike | Sequence[float]]) -> None:
         """Append one batch: columns by name, all of one length.
 
-        A number too large for its column becomes infinite, as one does that overflows on its way.
+        A number that is too large for its column becomes infinite.
         Raises ``ValueError`` for an unknown column or columns of differing lengths.
         """
         unknown = batch.keys() - self._buffers.keys()

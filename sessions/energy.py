@@ -44,7 +44,7 @@ def energy_of(session: Session, segment: Segment) -> Energy:
     if not counters:
         sampling = session.environment.get(f"{SAMPLING}{COLUMN}", "")
         reason = sampling.removeprefix(ABSENT) if sampling.startswith(ABSENT) else ""
-        return Energy(why_not=reason or "this device has no counter of energy")
+        return Energy(why_not=reason or "this device has no energy counter")
     is_steady = steady(segment)
     starts = np.asarray(segment.steps["t_s"])
     joules = seconds = steps = 0.0
@@ -52,7 +52,7 @@ def energy_of(session: Session, segment: Segment) -> Energy:
         spent, lasted, made = _measure(counters[0], starts[first:last])
         joules, seconds, steps = joules + spent, seconds + lasted, steps + made
     if not seconds:
-        return Energy(why_not=f"no {LEAST_S:g} s of steady steps without a break")
+        return Energy(why_not=f"fewer than {LEAST_S:g} s of uninterrupted steady steps")
     per_step = joules / steps
     tokens = float(segment.ledger.get("tokens_per_step") or math.nan)
     return Energy(per_step, tokens / per_step if per_step > 0 else math.nan, seconds)
@@ -85,7 +85,7 @@ def energy_table(session: Session, environment: Mapping[str, str] | None = None)
 
 
 def has_counter(session: Session) -> bool:
-    """Return True if a device of the session has a counter of energy."""
+    """Return True if a device of the session has an energy counter."""
     return bool(session.segments) and any(map(_has_counter, session.telemetry.values()))
 
 
@@ -115,7 +115,7 @@ def _measure(counter: Mapping[str, NDArray], starts: NDArray) -> tuple[float, fl
 
 
 def _setting(settings: Mapping[str, str], name: str) -> float:
-    """Return a number from a variable; NaN for none, and for what is no number from 0 on."""
+    """Return a number from a variable; NaN if it is missing or not a number of at least 0."""
     try:
         value = float(settings.get(name, ""))
     except ValueError:

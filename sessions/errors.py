@@ -6,4 +6,4 @@ class SessionError(Exception):
 
 
 class Lacking(SessionError):  # noqa: N818 - what is so, not what went wrong
-    """A session has nothing that could answer what was asked of it."""
+    """A session lacks the requested data."""

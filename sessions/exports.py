@@ -76,7 +76,7 @@ def _bench(session: Session) -> list[Table]:
 
 
 def _of_neighbours(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
-    """Return a function for tables of each profile beside the one before it."""
+    """Return a function for tables that compare each profile with the previous one."""
 
     def tables(session: Session) -> list[Table]:
         profiles = breakdown.profiles(session)
@@ -104,16 +104,16 @@ EXPORTS = {
         lambda session: [table] if (table := facts_table(session)).rows else [],
     ),
     "energy": Export(
-        "joules a step and tokens a joule of each segment, cost and CO2 where they are set",
+        "joules per step and tokens per joule of each segment; cost and CO2 if their rates are set",
         lambda session: [energy_table(session)] if has_counter(session) else [],
     ),
     "verdicts": Export(
-        "every paired comparison: ratio, interval, and the verdict that holds among all",
+        "every paired comparison: ratio, interval, and verdict, corrected for their number",
         lambda session: [verdicts_table(session.comparisons)] if session.comparisons else [],
         by="ab",
     ),
     "blocks": Export(
-        "the blocks of each comparison as they ran, pair by pair: median, clock, why one is void",
+        "the blocks of each comparison, in the order they ran: pair, median, clock, why void",
         lambda session: [
             blocks_table(comparison) for comparison in session.comparisons if comparison.order
         ],
@@ -140,7 +140,7 @@ EXPORTS = {
         by="optimize",
     ),
     "gains": Export(
-        "an optimization: best against start and runner-up, and what each change gives",
+        "an optimization: best against start and runner-up, and the effect of each change",
         _tables_of(optimization_words.optimizations, optimization_words.verdicts_table),
         by="optimize",
     ),
@@ -175,7 +175,7 @@ EXPORTS = {
         by="validate",
     ),
     "claims": Export(
-        "claims of documents beside measurements",
+        "claims of the documents and what was measured",
         _claims,
         by="reproduce",
     ),
@@ -190,37 +190,37 @@ EXPORTS = {
         by="profile",
     ),
     "modules": Export(
-        "a profile: time by module, the whole tree",
+        "a profile: time by module, the complete tree",
         _tables_of(breakdown.profiles, _modules),
         by="profile",
     ),
     "roof": Export(
-        "a profile: each operator's time against what this device could reach",
+        "a profile: each operator's time against the limit of this device",
         _tables_of(breakdown.profiles, breakdown_tables.achieved_table),
         by="profile",
     ),
     "waits": Export(
-        "a profile: before which module's kernels the GPU waited",
+        "a profile: the modules before whose kernels the GPU waited",
         _tables_of(breakdown.profiles, breakdown_tables.gaps_table),
         by="profile",
     ),
     "memory": Export(
-        "a profile: memory by role, at the peak and at most, beside the estimate",
+        "a profile: memory by role: at the peak, maximum, and the estimate",
         _tables_of(breakdown.profiles, breakdown_tables.memory_table),
         by="profile",
     ),
     "changes": Export(
-        "two profiles: time by module, B less A",
+        "two profiles: time by module, B minus A",
         _of_neighbours(_differences),
         by="profile",
     ),
     "memory_changes": Export(
-        "two profiles: memory by role, B less A",
+        "two profiles: memory by role, B minus A",
         _of_neighbours(breakdown_tables.memory_difference_table),
         by="profile",
     ),
     "bench": Export(
-        "timed kernels of the library, beside its peers",
+        "timed kernels of the library and of other libraries",
         _bench,
         by="bench",
     ),

@@ -80,7 +80,7 @@ def history_table(points: Sequence[Point]) -> Table:
         cells = interval_cells(point.ratio, point.low, point.high, point.region)
         row: list[Cell] = [point.title, point.commit[:12] or None, moment(point.created)]
         rows.append([*row, *cells, point.source, point.step or None])
-    notes = ["An unpaired ratio was measured at another time than the baseline: it claims nothing."]
+    notes = ["An unpaired ratio proves nothing: the baseline was measured at a different time."]
     unpaired = any(point.source == UNPAIRED for point in points[1:])
     return Table("Step time over commits", columns, rows, notes if unpaired else [])
 

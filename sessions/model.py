@@ -49,7 +49,7 @@ class Phase(enum.IntEnum):
 
 Scalar = bool | int | float | str
 OWN = "own"  # the family of models from files of one's own
-HF = "hf:"  # begins the source of a Hugging Face configuration, in place of a file's path
+HF = "hf:"  # begins the source of a Hugging Face configuration, instead of a file's path
 SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 # Kinds of studies.
@@ -122,7 +122,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of two or more arms run alternately, and what they showed."""
+    """Alternating blocks of two or more arms, and their result."""
 
     arms: list[str]  # label of each arm; the first is the base
     order: list[int]  # arm of each block, as they ran
@@ -201,7 +201,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The roofline's estimate of two configurations before they are measured."""
 
     ratio: float | None  # step time of the second over the first; None where none is made
-    text: str  # what it rests on, or why there is none: a clause
+    text: str  # a clause: the basis, or the reason if there is none
     base_us: float | None = None  # the least that a step can take at the ceilings
     other_us: float | None = None
 
@@ -260,7 +260,7 @@ class Event:
 
 @dataclass
 class Study:
-    """A question that took many configurations, or steps of its own, and tables that answer it.
+    """A measurement of several configurations, or with extra steps, and its tables.
 
     ``tables`` are columns of numbers, or of text, by table and column; a number that was not
     measured is NaN. What the columns mean is said where the study is made.

@@ -70,7 +70,9 @@ class OpenedSession:
             known = f"it has: {', '.join(tables)}" if name in EXPORTS else "unknown name"
             raise Lacking(f"{self.path} has no table {name!r}; {known}")
         if not 1 <= number <= len(tables[name]):
-            raise Lacking(f"{self.path} has {len(tables[name])} tables {name!r}, not {number}")
+            raise Lacking(
+                f"{self.path} has {len(tables[name])} tables {name!r}, but no number {number}"
+            )
         return tables[name][number - 1]
 
     def frame(self, table: str, number: int = 1) -> Any:
@@ -90,7 +92,7 @@ class OpenedSession:
 
     def _segment(self, number: int) -> Segment:
         if not 0 <= number < len(self.segments):
-            raise Lacking(f"{self.path} has {len(self.segments)} segments, none numbered {number}")
+            raise Lacking(f"{self.path} has {len(self.segments)} segments, but no number {number}")
         return self.segments[number]
 
 

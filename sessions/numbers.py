@@ -73,7 +73,7 @@ def edges_of(region: float) -> tuple[float, ...]:
 
 
 def interval_cells(value: float, low: float, high: float, region: float) -> list[Cell]:
-    """Round a ratio and the ends of its interval, so that they show on which side of what they lie.
+    """Round a ratio and the ends of its interval, but keep them on their side of each limit.
 
     NaN ends are missing cells.
     """

@@ -34,23 +34,23 @@ STEPS = {
     "peak": ColumnInfo("f8", "bytes", "highest allocated since the phase began"),
     "phase": ColumnInfo("u1", "", STEP_PHASES),
     "block": ColumnInfo(
-        "i4", "", "block of a paired comparison, round of kernels timed together; else 0"
+        "i4", "", "block of a paired comparison, or round of kernel timing; else 0"
     ),
 }
 
 TELEMETRY = {
     "t_s": ColumnInfo("f8", "s", "time of the sample, since the session began"),
-    "busy": ColumnInfo("f4", "%", "time in which some kernel ran (NVML); of a CPU its cores' use"),
+    "busy": ColumnInfo("f4", "%", "time in which a kernel ran (NVML); on a CPU, use of its cores"),
     "sm_active": ColumnInfo("f4", "%", "multiprocessors with work (NVML GPM)"),
-    "sm_occupancy": ColumnInfo("f4", "%", "resident warps of those possible (NVML GPM)"),
+    "sm_occupancy": ColumnInfo("f4", "%", "resident warps, of the maximum (NVML GPM)"),
     "tensor_active": ColumnInfo("f4", "%", "tensor cores in use (NVML GPM)"),
     "dram_active": ColumnInfo("f4", "%", "memory bandwidth in use (NVML GPM)"),
     "memory_used": ColumnInfo("f8", "bytes", "in use by all processes; on a CPU the runner's own"),
     "power_w": ColumnInfo("f4", "W", "power drawn"),
-    "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors, of a CPU of its cores"),
+    "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors; on a CPU, of its cores"),
     "temperature": ColumnInfo("f4", "degrees Celsius", "temperature of the device"),
     "throttle": ColumnInfo("f8", "", "bit field of throttle reasons (NVML), 0 = none"),
-    "others": ColumnInfo("f4", "%", "of the device's time used by other processes"),
+    "others": ColumnInfo("f4", "%", "share of the device's time used by other processes"),
     "energy_j": ColumnInfo("f8", "J", "since the driver was loaded; slow to read, often NaN"),
     "pcie_tx_mb_s": ColumnInfo("f4", "MB/s", "sent over PCIe; slow to read, often NaN"),
     "pcie_rx_mb_s": ColumnInfo("f4", "MB/s", "received over PCIe; slow to read, often NaN"),
@@ -71,12 +71,12 @@ MEMORY = {
     "optimizer": ColumnInfo("f8", "bytes", "state of the optimizer"),
     "activations": ColumnInfo("f8", "bytes", "tensors kept for the backward pass"),
     "workspace": ColumnInfo("f8", "bytes", "scratch space of libraries, private pools of graphs"),
-    "other": ColumnInfo("f8", "bytes", "allocated, and none of the above"),
+    "other": ColumnInfo("f8", "bytes", "all other allocated memory"),
 }
 
 METRIC = {  # values: one matrix a sample, (samples, rows, columns)
     "t_s": ColumnInfo("f8", "s", "time of the sample, since the session began"),
-    "values": ColumnInfo("f4", "", "what the model measured of itself"),
+    "values": ColumnInfo("f4", "", "values of a metric that the model reports"),
 }
 
 PHASES = [("phase", "u1"), ("start_s", "f8"), ("stop_s", "f8")]  # a compound type, one row a span
@@ -88,22 +88,22 @@ EVENTS = {
 }
 
 ORDERS = {
-    "t_s": ColumnInfo("f8", "s", "time of the order, since the session began"),
-    "command": ColumnInfo("str", "", "what was asked for, as JSON"),
-    "segments": ColumnInfo("i8", "", "segments that there were before"),
-    "comparisons": ColumnInfo("i8", "", "comparisons that there were before"),
-    "studies": ColumnInfo("i8", "", "studies that there were before"),
-    "claims": ColumnInfo("i8", "", "the study of claims that asked for it, -1: a person did"),
+    "t_s": ColumnInfo("f8", "s", "time of the command, since the session began"),
+    "command": ColumnInfo("str", "", "the command to the runner, as JSON"),
+    "segments": ColumnInfo("i8", "", "number of segments before it"),
+    "comparisons": ColumnInfo("i8", "", "number of comparisons before it"),
+    "studies": ColumnInfo("i8", "", "number of studies before it"),
+    "claims": ColumnInfo("i8", "", "the study of claims that sent it; -1: a person did"),
 }
 
 ENVIRONMENT = {
-    "name": ColumnInfo("str", "", "what was looked up, e.g. GPU or torch"),
-    "value": ColumnInfo("str", "", "what was found"),
+    "name": ColumnInfo("str", "", "name of the fact, e.g. GPU or torch"),
+    "value": ColumnInfo("str", "", "value of the fact"),
 }
 
 TITLES = {
-    "name": ColumnInfo("str", "", "of a toggle or field, or of one of its values behind ="),
-    "value": ColumnInfo("str", "", "what people read"),
+    "name": ColumnInfo("str", "", "name of a toggle or field, or NAME=VALUE for one of its values"),
+    "value": ColumnInfo("str", "", "its displayed title"),
 }
 
 BLOCKS = {

@@ -50,7 +50,7 @@ def end_s(segment: Segment) -> float:
 
 
 def order_title(session: Session, order: Order) -> str:
-    """Return what an order made the runner do, in a few words."""
+    """Return a short text about what the runner did for a command."""
     kind = str(order.command.get("type", ""))
     studies = session.studies[order.studies :]
     if kind in STUDIES and studies:

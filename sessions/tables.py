@@ -222,12 +222,12 @@ _STEP_COLUMNS = [
     Column("verdict"),
 ]
 UNPAIRED_NOTE = (
-    "Unpaired ratios are of runs one after the other: they may be the machine's, and claim nothing."
+    "Unpaired ratios prove nothing: the runs followed each other, so the machine may have changed."
 )
 PEAK = "peak memory"
-RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
+RESIDENT = "peak resident set"  # of the process, if no allocator counts bytes
 PEAKS = (PEAK, RESIDENT)
-OWN = "of its own"  # of the peak, without what was held for configurations that were kept ready
+OWN = "own peak"  # of the peak, without memory that is held for other configurations
 
 
 def _arms_table(
@@ -299,7 +299,7 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
     if arm.ratio is None:
         notes.append("baseline")
         if not arm.summary.n and (count := row_count(arm.segment.steps)):
-            notes.append(f"no steady step among its {count:,}")
+            notes.append(f"none of its {count:,} steps is steady")
         if is_invalid(arm.segment):
             notes.append(f"{INVALID}: {arm.segment.ledger[INVALID]}")
     elif arm.ratio.note:

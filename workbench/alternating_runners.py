@@ -42,7 +42,7 @@ LEAST_STEPS = 5  # steady steps of a block that counts
 HOPELESS_PAIRS = 8
 PATIENCE_S = 1.0  # from Ctrl+C to the end of a runner by force
 
-ONE_BUILD = "each commit ran in one process; --builds measures several"
+ONE_BUILD = "each commit ran in only one process; --builds measures several"
 
 Decides = Callable[[Judgement], bool]
 
@@ -214,7 +214,7 @@ class AlternatingRunners:
             self._record(facts)
 
     def _announce(self) -> None:
-        """Report the two variants, and what is known of their numbers."""
+        """Report the two variants and the checks of their numbers."""
         command = self._command
         self._record(
             protocol.ComparisonStarted(

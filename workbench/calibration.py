@@ -60,7 +60,7 @@ def load(catalogue: Catalogue) -> list[Calibration]:
 
 
 def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
-    """Return a configuration's kind in words: family, workload and precision scatter alike."""
+    """Return a configuration's kind: configurations of one family, workload and precision."""
     defaults = {toggle.name: toggle.default for toggle in catalogue.toggles}
     precision = configuration.toggles.get(PRECISION, defaults.get(PRECISION, ""))
     kind = f"{configuration.family} {configuration.workload}"
@@ -76,8 +76,8 @@ def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
 def respected(catalogue: Catalogue, command: Judging) -> Judging:
     """Return the command with the floor that its claims must exceed.
 
-    The largest of the kinds' floors counts. ``floor_note`` says whose floor it is where that is not
-    their own; without any calibration the floor is 0.
+    The largest of the kinds' floors counts. ``floor_note`` says which floor is used if a kind has
+    none; without any calibration the floor is 0.
     """
     known = load(catalogue)
     kinds = dict.fromkeys(
@@ -90,9 +90,9 @@ def respected(catalogue: Catalogue, command: Judging) -> Judging:
     borrowed = [kind for kind, calibration in chosen.items() if calibration.kind != kind]
     if borrowed:
         command.floor_note = (
-            f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated: "
-            f"the largest noise floor of this machine counts, {100 * known[0].floor:.2g} % with "
-            f"{known[0].measured_with}"
+            f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated, "
+            f"so the largest noise floor of this machine is used: {100 * known[0].floor:.2g} % "
+            f"with {known[0].measured_with}"
         )
     return command
 
@@ -144,9 +144,9 @@ def floor(comparison: PairedComparison) -> float:
     if pairs < MIN_PAIRS or not comparison.low > 0:
         seconds = comparison.facts.get("seconds", math.nan)
         needed_s = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
-        allow = "more time" if needed_s is None else f"about {needed_s} s in all"
+        allow = "more time" if needed_s is None else f"about {needed_s} s in total"
         raise ValueError(
-            f"{pairs} pairs were measured, at least {MIN_PAIRS} are needed; allow {allow}"
+            f"{pairs} pairs were measured, but at least {MIN_PAIRS} are needed; allow {allow}"
         )
     return max(comparison.high, 1 / comparison.low) - 1
 
@@ -169,8 +169,8 @@ def describe(calibration: Calibration) -> str:
     where = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
         f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "
-        f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); nothing smaller is claimed"
-        f"{_doubt(calibration)}"
+        f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); smaller differences are "
+        f"not claimed{_doubt(calibration)}"
     )
 
 
@@ -181,14 +181,16 @@ def age(calibration: Calibration) -> str:
 
 
 def floor_sentence(known: Sequence[Calibration], kind: str) -> str:
-    """Return the floor of a kind, its age, and whether it is their own."""
+    """Return the floor of a kind, its age, and if it was measured for this kind."""
     chosen = choose(known, kind)
     if chosen is None:
-        return "Noise floor not known: calibrate, or differences of the machine count as real."
-    whose = "" if chosen.kind == kind else f"; {kind} itself was never calibrated"
+        return (
+            "Noise floor not known: calibrate, or noise of the machine may count as a difference."
+        )
+    whose = "" if chosen.kind == kind else f"; {kind} was never calibrated"
     return (
         f"Noise floor {100 * chosen.floor:.2g} %, calibrated {age(chosen)} with "
-        f"{_measured(chosen)}{whose}; nothing smaller is claimed{_doubt(chosen)}."
+        f"{_measured(chosen)}{whose}; smaller differences are not claimed{_doubt(chosen)}."
     )
 
 
@@ -197,7 +199,7 @@ def _doubt(calibration: Calibration) -> str:
     if not calibration.disturbed:
         return ""
     culprit = calibration.disturbed
-    return f"; perhaps too large, as {culprit} meanwhile: calibrate again without them"
+    return f"; may be too large, because {culprit} meanwhile: calibrate again without them"
 
 
 def _measured(calibration: Calibration) -> str:

@@ -31,7 +31,7 @@ def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
         return None, why
     rates = [ceilings.bytes_per_s, *ceilings.flops_per_s.values()]
     if not ceilings.flops_per_s or not all(rate > 0 and math.isfinite(rate) for rate in rates):
-        return None, f"{path()} is damaged (a rate in it is not positive) and is passed over"
+        return None, f"{path()} is damaged (a rate in it is not positive) and is ignored"
     return ceilings, ""
 
 

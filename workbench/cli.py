@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             print_status(
-                f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}"
+                f"workbench: unknown command {arguments[0]!r}; expected one of {', '.join(names)}"
             )
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted

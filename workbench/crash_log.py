@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench import state_folder
 
-LONGEST_BYTES = 1 << 20  # then the log begins anew, with the one before beside it
+LONGEST_BYTES = 1 << 20  # then a new log begins, and the previous one is kept
 _MOST_CHARACTERS = 200  # of an error's own text in a sentence
 
 

@@ -121,7 +121,7 @@ def find_plot(name: str, runs: Sequence[Run], options: Mapping[str, str] | None 
         if choice not in offered[option]:
             raise ExportError(
                 f"The option {option} of the plot {name} cannot be {choice!r}; expected one of "
-                f"{', '.join(offered[option]) or 'nothing, for there is none'}."
+                f"{', '.join(offered[option]) or 'nothing, because it has no choices here'}."
             )
     return plot
 

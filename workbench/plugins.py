@@ -7,7 +7,7 @@ distribution adds to it by an entry point of the registry's group::
     my_toggle = "my_package.my_toggle:TOGGLE"
 
 The entry point's name is the descriptor's. A plug-in that cannot be used is skipped, and
-``skipped()`` says why; the program goes on without it.
+``skipped()`` says why; the program continues without it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _import(point: EntryPoint, kind: type[Descriptor]) -> Descriptor:
         )
     name = descriptor.name  # type: ignore[attr-defined]
     if name != point.name:
-        raise ValueError(f"the entry point's name is {point.name!r}, the descriptor's {name!r}")
+        raise ValueError(
+            f"the entry point's name is {point.name!r}, but the descriptor's name is {name!r}"
+        )
     return descriptor
 
 

@@ -32,13 +32,13 @@ def read(path: Path) -> dict[str, dict[str, str]]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no file of toggle sets: {error}") from None
+        raise ValueError(f"{path} is not a file of toggle sets: {error}") from None
     if file.workbench_presets != VERSION:
         raise ValueError(
-            f"{path} is of version {file.workbench_presets}, and this program reads {VERSION}"
+            f"{path} has version {file.workbench_presets}, but this program reads version {VERSION}"
         )
     if not file.presets or not all(name.strip() for name in file.presets):
-        raise ValueError(f"{path} holds no toggle set that has a name")
+        raise ValueError(f"{path} has no named toggle set")
     return file.presets
 
 
@@ -88,12 +88,12 @@ def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str
     known = {toggle.name: toggle for toggle in catalogue.toggles}
     for name, option in toggles.items():
         if name not in known:
-            unknown.append(f"there is no toggle {name!r} here: {name}={option} is left out")
+            unknown.append(f"there is no toggle {name!r} here, so {name}={option} is left out")
             continue
         options = [choice.name for choice in known[name].options]
         if option not in options:
             unknown.append(
-                f"{known[name].title} has no option {option!r} here: {name}={option} is left out"
+                f"{known[name].title} has no option {option!r} here, so {name}={option} is left out"
             )
         else:
             wanted[name] = option if option == options[0] else f"{option}{OR}{options[0]}"

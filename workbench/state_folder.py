@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sessions.storage import account_key
 
-ELSEWHERE = "make room there, or set XDG_STATE_HOME to a folder that can be written"
+ELSEWHERE = "make room there, or set XDG_STATE_HOME to a writable folder"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OF_OTHERS = 0o077
 
@@ -34,7 +34,7 @@ def prepare(folder: Path | None = None) -> Path:
 
 
 def narrow(file: Path, mode: int = _FILE_MODE) -> None:
-    """Take from other users what they may do with a file that an earlier version made."""
+    """Remove other users' permissions for a file that an earlier version made."""
     try:
         if stat.S_IMODE(file.stat().st_mode) & _OF_OTHERS:
             file.chmod(mode)

@@ -1,7 +1,7 @@
 """Titles of toggles and fields as forms show them, for the names in files and commands.
 
 A session keeps ``precision=amp_bf16`` and ``settings.batch``: that is what a command takes. People
-read ``Precision: AMP BF16`` and ``Batch``. A name without a title stays as it is.
+read ``Precision: AMP BF16`` and ``Batch``. A name without a title is not changed.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _library(package: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingLibrary(
-            f"{package} is not installed ({error}): pip install {package}"
+            f"{package} is not installed ({error}); run pip install {package}"
         ) from None
 
 

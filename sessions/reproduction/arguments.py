@@ -29,21 +29,21 @@ SCRIPT_FOLLOWS = "--"  # before the command line of a training script
 _LONGEST_TEXT = 4096  # characters of a path or value, as of a path on Linux
 _SHOWN = 60  # characters of a refused word
 GIB = 2**30
-_EXACT = ".12g"  # more digits than a person writes, and none that only the binary fraction has
+_EXACT = ".12g"  # more digits than a person writes, but no digits of the binary rounding
 
 
 class NotRepeatable(Exception):  # noqa: N818 - carries its reason
-    """No command asks for this: a clause that says why."""
+    """No command repeats this; the message is a clause with the reason."""
 
 
 class Unsafe(SessionError):  # noqa: N818 - what a word is, not what went wrong
-    """A word of the session must not stand in a command; the sentence names its field."""
+    """A word of the session is not safe in a command; the sentence names its field."""
 
     def __init__(self, what: str, value: object) -> None:
         shown = one_line(ascii(value), _SHOWN)
         super().__init__(
-            f"There is no script that runs this session again: its {what} is {shown}, which must "
-            "not stand in a command."
+            f"No script can run this session again: its {what} is {shown}, which is not safe in a "
+            "command."
         )
 
 
@@ -138,9 +138,7 @@ def claims_words(question: Mapping[str, Any], output: str) -> list[str]:
         if limit_s := question.get("limit_s"):
             words += ["--limit", number_text(limit_s)]
     except (LookupError, TypeError, ValueError, OverflowError):
-        raise NotRepeatable(
-            "another version of the workbench wrote down what was asked for"
-        ) from None
+        raise NotRepeatable("another version of the workbench stored its request") from None
     return words + output_words(output)
 
 
@@ -218,7 +216,7 @@ def divide_toggles(
 
 
 def written_value(value: Scalar, field: str) -> str:
-    """Return a field's value as a word; raise ``Unsafe`` if it must not stand in a command."""
+    """Return a field's value as a word; raise ``Unsafe`` if it is not safe in a command."""
     if isinstance(value, bool):
         return "true" if value else "false"
     written = str(value)

@@ -103,7 +103,7 @@ def arguments(
 ) -> list[str]:
     """Return the arguments after ``workbench`` that run this configuration, with ``extra``.
 
-    Raises ``SessionError`` for a configuration with a word that must not stand in a command.
+    Raises ``SessionError`` for a configuration with a word that is not safe in a command.
     """
     if configuration.family == KERNELS:
         words = ["bench", _arguments.name(configuration.preset, "operator"), "--every-case"]
@@ -252,7 +252,7 @@ def session_commands(session: Session, stem: str = "again") -> str:
     command can request, and for what was never measured. The script repeats all parts, lists those
     that did not exit with 0, and then exits with 1 itself; with 130 at once if one is interrupted.
     Raises ``Lacking`` if there is nothing to repeat, ``SessionError`` if a word of the session
-    must not stand in a command.
+    is not safe in a command.
     """
     calls = _calls(session, stem)
     return _SHELL % "\n".join(
@@ -372,7 +372,7 @@ def _run(
 def _unmeasured(call: Callable[[str], list[str]], output: str) -> list[str]:
     words = shlex.join(["workbench", *call(output)])
     why = "it was refused or interrupted before anything was measured"
-    raise NotRepeatable(f"{why}; it was asked for by {words}")
+    raise NotRepeatable(f"{why}; its command was {words}")
 
 
 def _claims(study: Study) -> Part:
@@ -384,4 +384,4 @@ def _title(study: Study) -> str:
 
 
 def _without_request(_: str) -> list[str]:
-    raise NotRepeatable("this file does not tell how it was asked for")
+    raise NotRepeatable("this file does not contain its request")

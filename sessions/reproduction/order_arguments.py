@@ -40,9 +40,7 @@ def order_words(command: Mapping[str, Any], output: str) -> list[str]:
     try:
         return _KINDS[command["type"]](command, output)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        raise NotRepeatable(
-            "another version of the workbench wrote down what was asked for"
-        ) from None
+        raise NotRepeatable("another version of the workbench stored its request") from None
 
 
 def _start(command: Mapping[str, Any], output: str) -> list[str]:
@@ -95,7 +93,7 @@ def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
     for field, values in command["axes"].items():
         listed = ",".join(written_value(value, field) for value in values)
         if sweep.read_values(listed, field) != values:
-            raise NotRepeatable(f"the values of {field} cannot be written as words")
+            raise NotRepeatable(f"the values of {field} cannot be written in a command")
         words += option_words("--over", f"{name(field, 'field')}={listed}")
     for arm in command["arms"]:
         words += option_words("--arm", toggles_text(arm))

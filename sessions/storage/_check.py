@@ -35,7 +35,7 @@ _CPU_SIGNAL = getattr(signal, "SIGXCPU", 0)
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20
 _REFUSED = 4  # exit code
 _LONGEST_REASON = 300  # characters
-# All that h5py is known to raise on what it cannot make sense of.
+# All errors that h5py is known to raise for data that it cannot read.
 H5_ERRORS = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, MemoryError,
     OverflowError,
@@ -53,7 +53,7 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
 def child_copy(
     source: Source, module: str, arguments: Sequence[str], limit_s: float, library: str = "HDF5"
 ) -> Source:
-    """Return what a child process makes of the file: ``python -m module arguments``.
+    """Return a child process's answer about the file: ``python -m module arguments``.
 
     The child has ``limit_s`` seconds of processor time, writes a session without a seal, or a
     refusal (``answer``). Raise ``SessionError`` with a sentence about "it"; ``library``: which one

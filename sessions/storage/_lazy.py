@@ -66,7 +66,7 @@ class Source:
         with self._lock:
             if self._users == 0:
                 if self._current_state() != self._state:
-                    raise OSError("its size or time of modification is another")
+                    raise OSError("its size or modification time has changed")
                 self._stream = self.stream()
                 try:
                     self._file = h5py.File(self._stream, "r")
@@ -146,8 +146,8 @@ class Lost(SessionError):  # noqa: N818 - what became of the column
 
 def _lost(source: Source, error: Exception) -> Lost:
     return Lost(
-        f"Cannot read on in {source.path}: since it was opened it was changed or can no longer be "
-        f"reached ({error})."
+        f"Cannot read the rest of {source.path}: after it was opened, it was changed or became "
+        f"unreachable ({error})."
     )
 
 
@@ -178,7 +178,7 @@ def kept_open(session: Session) -> Iterator[None]:
 def held_open(sessions: Iterable[Session]) -> Iterator[None]:
     """Open the files as ``kept_open`` does, for sessions that may have been read already.
 
-    Opening HDF5 anew for each column takes ten times as long as reading it. A file that cannot be
+    Opening HDF5 again for each column takes ten times as long as reading it. A file that cannot be
     opened any more is refused by the first column that is missing, and not by those at hand.
     """
     with ExitStack() as stack:

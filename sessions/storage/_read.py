@@ -86,8 +86,8 @@ def _identify(file: h5py.File, sealed: bool) -> None:
         raise seal.newer(version)
     if "sealed" in file.attrs and not sealed:
         raise SessionError(
-            "its checksum is missing, so another program wrote it anew or it is damaged; "
-            "if that was meant, accept it with `python -m sessions.accept FILE`"
+            "its checksum is missing: another program rewrote it, or it is damaged; "
+            "if the change was intended, accept it with `python -m sessions.accept FILE`"
         )
 
 

@@ -42,13 +42,13 @@ def require_plain(file: h5py.File, size: int) -> None:
             child = h5o.open(group, name)
             address = (h5o.get_info(child).fileno, h5o.get_info(child).addr)
             if address in seen:
-                raise SessionError(f"its {shown} is there under another name as well")
+                raise SessionError(f"its {shown} also exists under another name")
             seen.add(address)
             if len(seen) > MOST_OBJECTS:
                 raise SessionError(f"it has more than {MOST_OBJECTS:,} groups and columns")
             if isinstance(child, h5g.GroupID):
                 if depth >= _DEEPEST:
-                    raise SessionError(f"its {shown} lies in too many groups")
+                    raise SessionError(f"its {shown} is nested in too many groups")
                 waiting.append((child, shown, depth + 1))
             elif isinstance(child, h5d.DatasetID):
                 _require_few_attributes(child, shown)
@@ -58,7 +58,7 @@ def require_plain(file: h5py.File, size: int) -> None:
                 raise SessionError(f"its {shown} is neither a group nor a column")
     if stored > size or claimed > _FREE_BYTES + _BYTES_PER_BYTE * size:
         raise SessionError(
-            f"it claims {claimed:,} bytes of columns, more than a file of {size:,} bytes can hold"
+            f"it declares {claimed:,} bytes of columns, more than a file of {size:,} bytes can hold"
         )
 
 
@@ -70,7 +70,7 @@ def _require_hard_link(group: h5g.GroupID, name: bytes, shown: str) -> None:
     if len(text) > LONGEST_KEY or not is_plain(text):
         raise SessionError(f"its {shown} has a name with control characters, or a very long one")
     if group.links.get_info(name).type != h5l.TYPE_HARD:
-        raise SessionError(f"its {shown} is a link to another file or name, which no session needs")
+        raise SessionError(f"its {shown} is a link to another file or name; sessions have none")
 
 
 def _require_few_attributes(thing: h5g.GroupID | h5d.DatasetID, shown: str) -> None:
@@ -82,13 +82,13 @@ def _require_plain_column(column: h5d.DatasetID, shown: str) -> int:
     """Return the bytes that the column claims; raise ``SessionError`` for one that is not plain."""
     properties, dtype = column.get_create_plist(), column.get_type()
     if properties.get_external_count():
-        raise SessionError(f"its {shown} lies in another file, which no session needs")
+        raise SessionError(f"its {shown} is stored in another file, which sessions never are")
     layout = properties.get_layout()
     if layout not in (h5d.COMPACT, h5d.CONTIGUOUS, h5d.CHUNKED):
-        raise SessionError(f"its {shown} is virtual: it lies in other files or columns")
+        raise SessionError(f"its {shown} is virtual: its data are in other files or columns")
     filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if not _FILTERS.issuperset(filters) or len(set(filters)) < len(filters):
-        raise SessionError(f"its {shown} has filters that no session needs ({filters})")
+        raise SessionError(f"its {shown} has filters that sessions do not use ({filters})")
     _require_plain_type(dtype, shown)
     space = column.get_space()
     if space.get_simple_extent_type() != h5s.SIMPLE:
@@ -102,7 +102,7 @@ def _require_plain_column(column: h5d.DatasetID, shown: str) -> int:
         most = column.get_storage_size()
     if claimed > most:
         rows = column.shape[0] if column.shape else 1
-        raise SessionError(f"its {shown} claims {rows:,} rows, more than it can hold")
+        raise SessionError(f"its {shown} declares {rows:,} rows, more than it can hold")
     return claimed
 
 

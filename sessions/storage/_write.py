@@ -77,7 +77,7 @@ def _write(file: h5py.File, session: Session) -> None:
     _columns(
         file,
         "environment",
-        "Hardware and software of the machine that measured",
+        "Hardware and software of the measuring machine",
         {"name": _texts(environment), "value": _texts(environment.values())},
         schema.ENVIRONMENT,
     )
@@ -86,7 +86,7 @@ def _write(file: h5py.File, session: Session) -> None:
         _columns(
             file,
             "titles",
-            "What people read where configurations have names",
+            "Displayed titles of the names in configurations",
             {"name": _texts(titles), "value": _texts(titles.values())},
             schema.TITLES,
         )
@@ -94,7 +94,7 @@ def _write(file: h5py.File, session: Session) -> None:
     _columns(
         file,
         "events",
-        "What happened, by time",
+        "Events, in order of time",
         {
             "t_s": np.array([event.t_s for event in events], "f8"),
             "kind": _texts(event.kind for event in events),
@@ -102,7 +102,7 @@ def _write(file: h5py.File, session: Session) -> None:
         },
         schema.EVENTS,
     )
-    segments = _group(file, "segments", "Each the steps that ran under one configuration")
+    segments = _group(file, "segments", "One group per segment: the steps of one configuration")
     for number, segment in enumerate(list(session.segments)):
         _segment(segments, f"{number:04d}", segment)
     telemetry = _group(file, "telemetry", "Samples of each device")
@@ -110,11 +110,13 @@ def _write(file: h5py.File, session: Session) -> None:
         name = device if _is_plain(device) else f"device{number}"
         group = _columns(telemetry, name, "Samples of one device", table, schema.TELEMETRY)
         group.attrs["device"] = text(device)
-    comparisons = _group(file, "comparisons", "Blocks of two arms run alternately")
+    comparisons = _group(file, "comparisons", "Comparisons of arms whose blocks alternate")
     for number, comparison in enumerate(list(session.comparisons)):
         _comparison(comparisons, f"{number:04d}", comparison)
     if session.studies:
-        studies = _group(file, "studies", "Questions that took many configurations, or own steps")
+        studies = _group(
+            file, "studies", "Studies: measurements of several configurations or extra steps"
+        )
         for number, study in enumerate(list(session.studies)):
             _study(studies, f"{number:04d}", study)
     if orders := list(session.orders):
@@ -126,7 +128,7 @@ def _write(file: h5py.File, session: Session) -> None:
         _columns(
             file,
             "orders",
-            "What the runner was asked for, by time",
+            "Commands to the runner, in order of time",
             {
                 "t_s": np.array([order.start_s for order in orders], "f8"),
                 "command": _texts(_json(order.command, "an order") for order in orders),
@@ -138,7 +140,7 @@ def _write(file: h5py.File, session: Session) -> None:
 
 
 def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:
-    group = _group(parent, name, "The steps under one configuration")
+    group = _group(parent, name, "The steps of one configuration")
     group.attrs["index"] = segment.index
     group.attrs["label"] = text(segment.label)
     group.attrs["start_s"] = float(segment.start_s)
@@ -147,15 +149,15 @@ def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:
     group.attrs["ledger"] = _json(segment.ledger, f"ledger of segment {name}")
     spans = [(span.phase, span.start_s, span.stop_s) for span in segment.phases]
     phases = group.create_dataset("phases", data=np.array(spans, schema.PHASES))
-    phases.attrs["description"] = f"Stretches of the segment's time, by phase: {schema.PHASE_NAMES}"
+    phases.attrs["description"] = f"Time spans of the segment's phases: {schema.PHASE_NAMES}"
     phases.attrs["units"] = "s since the session began"
-    _columns(group, "steps", "One row a step", segment.steps, schema.STEPS)
+    _columns(group, "steps", "One row per step", segment.steps, schema.STEPS)
     if segment.breakdown:
         _columns(group, "breakdown", "Device time by kernel", segment.breakdown, schema.BREAKDOWN)
     if segment.memory:
         _columns(group, "memory", "Device memory by role", segment.memory, schema.MEMORY)
     if segment.metrics:
-        metrics = _group(group, "metrics", "What the model measured of itself, one group a metric")
+        metrics = _group(group, "metrics", "Metrics that the model reported, one group per metric")
         for number, (key, series) in enumerate(list(segment.metrics.items())):
             group = _metric(metrics, key if _is_plain(key) else f"metric{number}", key, series)
             group.attrs["index"] = number
@@ -177,7 +179,7 @@ def _metric(parent: h5py.Group, name: str, key: str, series: MetricSeries) -> h5
 
 
 def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> None:
-    group = _group(parent, name, "Arms run alternately, and what they showed")
+    group = _group(parent, name, "A comparison of arms whose blocks alternate")
     group.attrs["arms"] = _json(comparison.arms, f"arms of comparison {name}")
     for field in ("ratio", "low", "high"):
         group.attrs[field] = float(getattr(comparison, field))
@@ -198,16 +200,16 @@ def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> 
     if comparison.builds:
         blocks["build"] = np.array(comparison.builds, "i4")
     columns = schema.BLOCKS | schema.BLOCK_DETAILS
-    _columns(group, "blocks", "One row a block, as they ran", blocks, columns)
+    _columns(group, "blocks", "One row per block, in the order they ran", blocks, columns)
 
 
 def _study(parent: h5py.Group, name: str, study: Study) -> None:
     group = _group(parent, name, text(study.title))
     group.attrs["kind"] = text(study.kind)
     group.attrs["start_s"] = float(study.start_s)
-    group.attrs["asked"] = _json(study.request, f"what study {name} asked")
+    group.attrs["asked"] = _json(study.request, f"request of study {name}")
     group.attrs["facts"] = _json(study.facts, f"facts of study {name}")
-    tables = _group(group, "tables", "What the study found")
+    tables = _group(group, "tables", "Results of the study")
     for table, columns in sorted(study.tables.items()):
         if not _is_plain(table):
             raise ValueError(f"table name {table!r} in {group.name}: only letters, digits and _")
@@ -236,7 +238,7 @@ def _columns(
         if not _is_plain(column):
             raise ValueError(f"column name {column!r} in {group.name}: only letters, digits and _")
         info = columns.get(
-            column, ColumnInfo(schema.EITHER, "", "not one of this program's own columns")
+            column, ColumnInfo(schema.EITHER, "", "a column that this program does not know")
         )
         _column(group, column, info, np.asarray(table[column]), rows)
     return group

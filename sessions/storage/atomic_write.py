@@ -96,7 +96,7 @@ def _mode_to_keep(target: Path) -> int | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
         raise OSError(errno.EINVAL, f"it is {kind}")
     # The mode as well: the superuser may write to anything.
     if not mode & _WRITE_BITS or not os.access(target, os.W_OK):

@@ -1,10 +1,9 @@
 """Refuses sessions whose content is not what their columns and entries say, and cleans their text.
 
-Everything that plots, tables and statistics compute from a session relies on what is checked here:
-lengths that agree, places that exist, finite times, amounts that are not negative. It reads every
-column, in the child process that looks at files of unknown origin (``sessions.storage._check``).
-The same checks refuse what a runner sends (``workbench.client.recorder``), so that whatever this
-program saves can be opened everywhere.
+Plots, tables and statistics rely on these checks: lengths agree, indices exist, times are finite,
+and amounts are not negative. The checks read every column, in the child process that checks files
+of unknown origin (``sessions.storage._check``). The same checks apply to a runner's messages
+(``workbench.client.recorder``), so every saved file can be opened everywhere.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def cleaned_segment(segment: Segment, number: int) -> Segment:
     steps = _table(segment.steps, _STEPS, f"steps of {where}")
     is_kernel = segment.configuration.family == KERNELS
     if is_kernel and not {"case", "dtype"} <= segment.configuration.settings.keys():
-        raise SessionError(f"its {where} timed a kernel and lacks its case or dtype")
+        raise SessionError(f"its {where} timed a kernel, but lacks the case or dtype")
     is_timed = is_kernel and len(steps["t_s"]) > 0
     _facts.check_ledger(segment.ledger, is_timed, f"{where}")
     return dataclasses.replace(
@@ -164,7 +163,7 @@ def cleaned_metric(name: str, series: MetricSeries, where: str = "session") -> M
     """Return the metric as ``cleaned`` does; raise ``SessionError``."""
     where = f"metric {_key(name, f'metric of {where}')} of {where}"
     if not 1 <= math.prod(series.shape) <= _MOST_CELLS:
-        raise SessionError(f"its {_shown(where)} has {series.shape} numbers a sample")
+        raise SessionError(f"its {_shown(where)} has {series.shape} numbers per sample")
     return dataclasses.replace(
         series,
         title=_name(series.title, f"title of {where}"),
@@ -187,7 +186,7 @@ def cleaned_comparison(comparison: PairedComparison, segments: int, where: str) 
     if not 2 <= arms <= _MOST_ARMS:
         raise SessionError(f"its {where} has {arms} arms, expected 2 to {_MOST_ARMS}")
     if comparison.verdict not in VERDICTS:
-        raise SessionError(f"the verdict of its {where} is none of {', '.join(VERDICTS)}")
+        raise SessionError(f"the verdict of its {where} is not one of {', '.join(VERDICTS)}")
     for title, values, allowed in (
         ("arm of a block", comparison.order, Range(0, arms - 1, unknown=False)),
         ("pair", comparison.pairs, _PLACE),
@@ -200,7 +199,7 @@ def cleaned_comparison(comparison: PairedComparison, segments: int, where: str) 
     _facts.check_comparison(comparison.facts, where)
     places = comparison.facts.get("segments")
     if places is not None and (len(places) != arms or any(index >= segments for index in places)):
-        raise SessionError(f"its {where} is of segments that are not there")
+        raise SessionError(f"its {where} refers to segments that do not exist")
     return msgspec.structs.replace(
         comparison,
         facts=_plain_json(comparison.facts),
@@ -250,7 +249,7 @@ def _study_table(
         elif (
             info.dtype not in (TEXT, EITHER) and columns.get(column, np.empty(0)).dtype.kind == "O"
         ):
-            raise SessionError(f"its {_shown(where)} has text for numbers in {column}")
+            raise SessionError(f"its {_shown(where)} has text instead of numbers in {column}")
     cleaned = {
         column: _standard_numbers(values, known.get(column))
         for column, values in _table(columns, ranges, where).items()
@@ -280,9 +279,9 @@ def _check_sweep(study: Study, where: str) -> None:
     arms, fields = len(study.request["arms"]), len(study.request["fields"])
     for table in study.tables.values():
         if "arm" in table and np.any(table["arm"] >= arms):
-            raise SessionError(f"its {where} has points of arms that are not there")
+            raise SessionError(f"its {where} has points of arms that do not exist")
         if "y" in table and fields < 2:
-            raise SessionError(f"its {where} has values of a second field that is not there")
+            raise SessionError(f"its {where} has values of a second field that does not exist")
     for toggles in study.request.get("toggles", []):
         try:
             msgspec.json.decode(toggles, type=dict[str, str])
@@ -293,11 +292,13 @@ def _check_sweep(study: Study, where: str) -> None:
 def _check_profile(study: Study, where: str) -> None:
     times_ms = study.tables.get("memory", {}).get("t_ms", np.empty(0))
     if not np.all(np.diff(times_ms, prepend=0.0) >= 0):  # NaN is no time either
-        raise SessionError(f"the memory of its {where} has no times in rising order")
+        raise SessionError(f"the memory times of its {where} do not rise")
     for name in ("kernels", "gaps"):
         for module in study.tables.get(name, {}).get("module", ()):
             if module.count(".") > _DEEPEST_MODULE:
-                raise SessionError(f"its {where} has modules in more than {_DEEPEST_MODULE} others")
+                raise SessionError(
+                    f"its {where} has modules nested more than {_DEEPEST_MODULE} deep"
+                )
     _check_timeline(study, where)
 
 
@@ -314,7 +315,7 @@ def _check_timeline(study: Study, where: str) -> None:
     for column, most in limits.items():
         values = tables[0][column]
         if np.any(values >= most) or np.any(values % 1):
-            raise SessionError(f"the timeline of its {where} has a {column} that is not there")
+            raise SessionError(f"the timeline of its {where} has a {column} that does not exist")
     if np.any(tables[0]["depth"] > _DEEPEST_SLICE):
         raise SessionError(f"the timeline of its {where} is nested too deeply")
 
@@ -323,13 +324,13 @@ def _check_orders(session: Session) -> None:
     counts = {name: len(getattr(session, name)) for name in ("segments", "comparisons", "studies")}
     before = dict.fromkeys(counts, 0)
     for order in session.orders:
-        _within(order.start_s, _TIME, "time of an order")
+        _within(order.start_s, _TIME, "time of a command")
         for name, most in counts.items():
             if not before[name] <= getattr(order, name) <= most:
-                raise SessionError(f"its orders count {name} that are not there")
+                raise SessionError(f"its orders count {name} that do not exist")
             before[name] = getattr(order, name)
         if order.claims is not None and order.claims >= counts["studies"]:
-            raise SessionError("its orders are of claims that are not there")
+            raise SessionError("its orders refer to claims that do not exist")
 
 
 def _table(
@@ -410,7 +411,7 @@ def _shown(where: str) -> str:
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:
-    """Return JSON with its text cleaned; raise ``SessionError`` for what is too large or deep."""
+    """Return JSON with its text cleaned; raise ``SessionError`` if it is too large or too deep."""
     if depth > DEEPEST_JSON:
         raise SessionError(f"its JSON is nested more than {DEEPEST_JSON} deep")
     match value:

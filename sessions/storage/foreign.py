@@ -30,7 +30,7 @@ def load(path: Path) -> Session:
         if kind == REPORT:
             nsight.require()
         if not path.is_file():
-            raise SessionError("there is no such file" if not path.exists() else "it is no file")
+            raise SessionError("there is no such file" if not path.exists() else "it is not a file")
         source = Source(path.resolve())
         try:
             if source.size > MOST_BYTES:
@@ -62,7 +62,7 @@ def _refusal(source: Source, kind: str, title: str, path: str) -> str:
     except SessionError as error:
         return str(error)
     except MemoryError:
-        return "it needs more memory than a file of its size should: record fewer steps"
+        return "it needs more memory than expected for its size: record fewer steps"
 
 
 def _main() -> int:

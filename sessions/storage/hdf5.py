@@ -28,7 +28,7 @@ from sessions.storage._write import image
 
 
 def save(session: Session, path: str | os.PathLike[str]) -> None:
-    """Write the session to ``path``, in place of what was there.
+    """Write the session to ``path``; an existing file is replaced.
 
     The path may be the one that the session was loaded from. Raises ``SessionError`` where it
     cannot be written; what was there before is then still there.
@@ -52,7 +52,7 @@ def update_notes(
 ) -> None:
     """Change title or notes of the session at ``path``.
 
-    The file is written anew rather than patched, so that a crash leaves the old or the new one.
+    The file is written again rather than patched, so that a crash leaves the old or the new one.
     Raises ``SessionError`` as ``load`` and ``save`` do.
     """
     session = load(path)
@@ -64,7 +64,7 @@ def update_notes(
 
 
 def accept(path: str | os.PathLike[str]) -> None:
-    """Save a session anew that another program changed, if all of it can be read.
+    """Save a session again that another program changed, if all of it can be read.
 
     Raises ``SessionError`` as ``load`` does, except for a checksum that does not fit.
     """
@@ -117,7 +117,7 @@ def _read(source: Source) -> Session:
             source.trusted = True
             return read(source, sealed=True)
         if not seal.has_hdf5_signature(stream, source.size):
-            raise SessionError("it is not an HDF5 file, so it is no session of this workbench")
+            raise SessionError("it is not an HDF5 file, so it is not a session of this workbench")
     return _read_copy(source, sealed=shown is seal.Seal.INTACT)
 
 

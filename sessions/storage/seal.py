@@ -1,11 +1,11 @@
-"""The seal: a SHA-256 of the whole session file, in the 512 bytes that HDF5 leaves to its users.
+"""The seal: a SHA-256 of the complete session file, in the 512 bytes that HDF5 leaves to its users.
 
-HDF5 files may begin with a *user block* that HDF5 programs skip. Ours holds a few lines of text
-with the file's size and checksum, so that a truncated or damaged file is found out by reading it
-once as plain bytes (about 10 MB for a million steps), before the HDF5 library, which a corrupt file
-can hang or crash, sees any of it. A reader without this program can check it as well:
-``tail -c +513 FILE | sha256sum``. The last line is made with a key of the user account. It says
-that this program wrote the file here: such a file opens without the check of all others.
+HDF5 files may begin with a *user block* that HDF5 programs skip. Ours has a few lines of text with
+the file's size and checksum. They reveal a truncated or damaged file when it is read once as plain
+bytes (about 10 MB for a million steps), before the HDF5 library opens it, which a corrupt file can
+hang or crash. A reader without this program can check it too: ``tail -c +513 FILE | sha256sum``.
+The last line is made with a key of the user account. It shows that this program wrote the file
+here: such a file opens without the check of all others.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
         raise newer(version)
     if size < sealed_size:
         raise SessionError(
-            f"it is truncated: {size:,} of its {sealed_size:,} bytes are there; "
-            "copy it again from where it came"
+            f"it is truncated: it has only {size:,} of its {sealed_size:,} bytes; "
+            "copy it again from its source"
         )
     hasher = hashlib.sha256()
     while piece := stream.read(_PIECE):
@@ -72,8 +72,8 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
     line = _ACCOUNT.search(head)
     if head != _padded(text + (line[0] if line else b"")):
         raise SessionError(
-            "it does not fit its own checksum, so it was damaged or changed by another program "
-            "since it was saved; if the change was meant, accept it with "
+            "its checksum does not match: it was damaged, or another program changed it after it "
+            "was saved; if the change was intended, accept it with "
             "`python -m sessions.accept FILE`"
         )
     if line and key is not None and hmac.compare_digest(line[0], _account_line(text, key)):
@@ -84,7 +84,7 @@ def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
 def newer(version: int) -> SessionError:
     """Return the refusal of a file of a later format version."""
     return SessionError(
-        f"it has format version {version}, and this program reads up to version {VERSION}; "
+        f"it has format version {version}, but this program reads up to version {VERSION}; "
         "update the workbench"
     )
 

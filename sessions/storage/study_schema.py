@@ -50,8 +50,8 @@ _SECOND = "over the first arm's step time"
 _ATTRIBUTION = {
     "arms": {
         "arm": _ARM,
-        "title": _text("what people call the arm"),
-        "on": _text("places, in what was asked for, of the toggles that are on, between spaces"),
+        "title": _text("displayed title of the arm"),
+        "on": _text("positions, in the request, of the toggles that are on, separated by spaces"),
         "state": _text("measured, blocked, out of memory, not built or failed"),
         "reason": _text("why it is not measured, empty where it is"),
         "step_ms": _column("typical step time", "ms"),
@@ -63,19 +63,19 @@ _ATTRIBUTION = {
         "mse": _column("mean squared error of the outputs against the reference"),
         "max_error": _column("largest absolute error of an output against the reference"),
         "numerics": _text("result of the numerical check, as a sentence"),
-        "evidence": _text("whether each toggle took effect, and how one can tell"),
-        "path": _text("what computed its experts, and the ranks of its heads, empty without any"),
+        "evidence": _text("whether each toggle took effect, and the evidence"),
+        "path": _text("what computed its experts, and the ranks of its heads; empty if none"),
     },
     "effects": {
         "quantity": _text("what the ratio is of: time, or memory"),
         "kind": _text("step, without, share, interaction or total"),
         "name": _text("toggle, or toggles, with the option"),
-        "ratio": _column("with the effect over without it: 0.8 is 20 % less"),
+        "ratio": _column("value with the effect divided by value without it: 0.8 is 20 % less"),
         **_interval("the ratio"),
-        "p": _column("p value of the effect being none in practice, adjusted by Holm"),
+        "p": _column("p value of no practical effect, adjusted by Holm"),
         "rounds": _column("rounds that count"),
         "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, corrected by Holm among all effects"),
-        "reason": _text("why the verdict is no clearer one, or there is none"),
+        "reason": _text("why the verdict is undecided or missing"),
     },
     "blocks": {
         "round": _column("number of the round: every arm once, in random order"),
@@ -86,15 +86,15 @@ _ATTRIBUTION = {
         "void": _text("why the block does not count, empty where it does"),
     },
     "blocked": {
-        "toggle": _text("toggle that cannot be attributed here"),
-        "reason": _text("why it cannot"),
+        "toggle": _text("toggle whose effect cannot be measured here"),
+        "reason": _text("why it cannot be measured"),
     },
 }
 
 _OPTIMIZATION = {
     "candidates": {
         "candidate": _count("number of the configuration, counted from 0, the start"),
-        "title": _text("options that are not the start's"),
+        "title": _text("options that differ from the start's"),
         "role": _text("start, best, runner-up or empty"),
         "state": _text("raced, not tried, no effect, over the memory limit, out of memory, failed"),
         "reason": _text("why it is not measured, or cannot be proposed"),
@@ -109,11 +109,11 @@ _OPTIMIZATION = {
         "step_ms": _column("step time by the estimate", "ms"),
         "peak_bytes": _PEAK,
         "joules": _column("energy of a step, NaN where no counter exists", "J"),
-        "build_s": _column("time of building, compiling and warming up, at first", "s"),
+        "build_s": _column("time of the first build, with compilation and warm-up", "s"),
         "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
         "max_error": _column("largest absolute error of an output against the reference"),
         "numerics": _text("result of the numerical check, as a sentence"),
-        "evidence": _text("whether each toggle took effect, and how one can tell"),
+        "evidence": _text("whether each toggle took effect, and the evidence"),
     },
     "options": {
         "toggle": _text("toggle that was searched"),
@@ -163,15 +163,15 @@ _SWEEP = {
         "exponent": _column("b of the fit median_ms = factor * x ** b"),
         **_interval("the exponent"),
         "factor": _column("median_ms that the fit gives at x = 1", "ms"),
-        "scatter": _column("by what share the points lie off the fit beyond their noise"),
-        "reason": _text("why there is no exponent or interval, empty where there are"),
+        "scatter": _column("relative distance of the points from the fit, beyond their noise"),
+        "reason": _text("why there is no exponent or interval, empty if there are both"),
     },
     "numbers": {
         "arm": _ARM,
-        "x": _either("value of the first field, where each was checked"),
-        "y": _either("value of the second field, where each was checked"),
-        "right": _column("1 where the numbers are right, 0 where wrong, NaN where nobody knows"),
-        "text": _text("what the check found, in words"),
+        "x": _either("value of the first field at which the numbers were checked"),
+        "y": _either("value of the second field at which the numbers were checked"),
+        "right": _column("1 where the numbers are right, 0 where wrong, NaN where not checked"),
+        "text": _text("result of the check, as a sentence"),
     },
 }
 
@@ -190,7 +190,7 @@ _PROFILE = {
         "calls": _column("calls in one step"),
         "bytes": _column("read and written in one step, at least", "bytes"),
         "flops": _column("floating-point operations in one step"),
-        "us": _column("time of one step that this needs at the measured ceilings", "us"),
+        "us": _column("least time in one step at the measured ceilings", "us"),
     },
     "memory": {
         "t_ms": _column("time since the step began", "ms"),
@@ -205,11 +205,11 @@ _PROFILE = {
     },
     "peak": {
         "role": _text("what the memory is for, as in the columns of memory"),
-        "bytes": _column("allocated for it at the moment at which most was", "bytes"),
-        "estimate": _column("the same from the model's sizes, NaN where there is none", "bytes"),
+        "bytes": _column("memory of this role when the total is at its peak", "bytes"),
+        "estimate": _column("estimate from the model's sizes, NaN where there is none", "bytes"),
     },
     "gaps": {
-        "module": _text("module whose kernel came next"),
+        "module": _text("module whose kernel followed the wait"),
         "count": _column("waits in one step"),
         "us": _column("time that the GPU waited in one step", "us"),
     },
@@ -217,13 +217,13 @@ _PROFILE = {
 
 _PROFILE |= {
     "timeline": {
-        "track": _count("row of tracks that the slice lies on"),
-        "depth": _count("how many slices of its track it is nested in"),
-        "name": _count("row of labels that names it"),
-        "module": _count("row of labels that names the module that it ran for"),
-        "t_us": _column("when it began, since the first step that is stored", "us"),
-        "us": _column("how long it took", "us"),
-        "launch": _count("row of this table that launched it, counted from 1; 0: none is stored"),
+        "track": _count("row of tracks: the track of the slice"),
+        "depth": _count("number of slices of its track that contain it"),
+        "name": _count("row of labels: its name"),
+        "module": _count("row of labels: the module that it ran for"),
+        "t_us": _column("start, since the first stored step", "us"),
+        "us": _column("duration", "us"),
+        "launch": _count("row of this table that launched it, counted from 1; 0: not stored"),
     },
     "labels": {
         "text": _text("name of a kernel, operator or module"),
@@ -239,18 +239,18 @@ _CHECKLIST = {
     "checks": {
         "check": _text("numerics, syncs, graph, memory, speedup or batches"),
         "status": _text("pass, fail, undecided, not applicable or not checked"),
-        "evidence": _text("how one can tell"),
+        "evidence": _text("evidence for the status"),
     },
     "lines": {
         "check": _text("check that found it"),
-        "line": _text("line of source"),
+        "line": _text("source line"),
     },
 }
 
 _CLAIMS = {
     "claims": {
-        "document": _text("family whose document claims it"),
-        "experiment": _text("what measures it"),
+        "document": _text("model family of the document"),
+        "experiment": _text("experiment that measures it"),
         "row": _text("requirement that it belongs to"),
         "claim": _text("what is claimed"),
         "says": _text("the number in the document's words"),
@@ -260,22 +260,22 @@ _CLAIMS = {
         "measured": _column("what was measured, NaN where nothing was"),
         **_interval("measured"),
         "result": _text("holds, does not hold, undecided, not measured, not applicable here ..."),
-        "reason": _text("what there is to say of the result"),
+        "reason": _text("reason for the result"),
         "how": _text("how it is measured"),
-        "rounds": _column("rounds that the interval comes of, NaN where there were none"),
+        "rounds": _column("rounds that the interval is computed from, NaN where there are none"),
     }
 }
 
 _SCALING = {
     "efficiencies": {
-        "kind": _text("kind of parallelism, or one device, with which all are compared"),
+        "kind": _text("kind of parallelism, or one device (the baseline)"),
         "count": _count("number of ranks"),
         "outcome": _text("measured, out of memory, refused or failed"),
-        "reason": _text("why it is not measured or what to know about it, or empty"),
+        "reason": _text("why it is not measured, or a note; may be empty"),
         "ratio": _column("step time over one device's"),
         "ratio_low": _column("lower end of the 95 % interval of ratio"),
         "ratio_high": _column("upper end of the 95 % interval of ratio"),
-        "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, of the comparison by itself"),
+        "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, without correction"),
         "pairs": _count("pairs of blocks that count"),
         "efficiency": _column("strong: t1 / (n tn); weak: t1 / tn; 1 is ideal"),
         **_interval("efficiency"),
@@ -287,9 +287,9 @@ _SCALING = {
             "time of a profiled step in collectives, median of the ranks, NaN where not measured",
             "ms"),
         "skew_ms": _column(
-            "by how much the slowest rank computes longer than the median rank in a profiled step, "
+            "extra computing time of the slowest rank over the median rank in a profiled step, "
             "NaN where not measured", "ms"),
-        "peak_bytes": _column("memory of the rank that needs most, NaN where unknown", "bytes"),
+        "peak_bytes": _column("memory of the rank that needs the most, NaN where unknown", "bytes"),
         "wrong": _column("1 where its numbers are wrong, 0 where right, NaN where not checked"),
         "numerics": _text("result of the numerical check, as a sentence"),
     },
@@ -299,9 +299,9 @@ _SCALING = {
         "rank": _count("rank, counted from 0"),
         "host": _text("its host, empty where unknown"),
         "step_ms": _column("time of a step under the profiler, NaN where not measured", "ms"),
-        "computing_ms": _column("of which it computed, communicating meanwhile or not", "ms"),
-        "waiting_ms": _column("of which it was in collectives and computed nothing", "ms"),
-        "idle_ms": _column("of which it did neither", "ms"),
+        "computing_ms": _column("time in which it computed, with or without communication", "ms"),
+        "waiting_ms": _column("time in collectives without computing", "ms"),
+        "idle_ms": _column("time without computing and without collectives", "ms"),
         "communication_ms": _column("time in collectives, overlapped or not", "ms"),
         "peak_bytes": _column("highest memory in steps, NaN where unknown", "bytes"),
     },
@@ -320,7 +320,7 @@ STUDIES = {
 
 
 def columns_of(kind: str, table: str) -> dict[str, ColumnInfo]:
-    """Return what is known of a table's columns; nothing of a kind that another version makes."""
+    """Return the known columns of a table; none for a kind of another version."""
     return STUDIES.get(kind, {}).get(table, {})
 
 

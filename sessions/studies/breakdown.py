@@ -63,7 +63,7 @@ KINDS = (
 )
 # Kinds of the tracks of a timeline.
 STEP_TRACK, HOST_TRACK, LAUNCH_TRACK, STREAM_TRACK = "steps", "host", "launches", "stream"
-# Modules that are none: where time goes that belongs to no module of the model.
+# Names for time that belongs to no module of the model.
 OUTSIDE = "(step)"
 INPUT = "(input)"
 LOSS = "(loss)"
@@ -73,7 +73,7 @@ COMPILED = "(compiled code)"
 REPLAYED = "(CUDA graph)"
 UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
-WATCHED = "watched"  # the fact of a profile that a run of a training script gave by itself
+WATCHED = "watched"  # the fact of a profile that a run of a training script recorded automatically
 COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
 NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
 OVER_THE_ROOF = 1.1  # of what is attainable: more than the ceilings' own noise
@@ -241,7 +241,7 @@ def tree(study: Study) -> Node:
     table = study.tables["kernels"]
     for module, kind, us in zip(table["module"], table["kind"], table["us"], strict=True):
         module, node = str(module), root
-        # What stands in parentheses is no path, and the model itself holds all of its modules.
+        # A name in parentheses is not a path, and the model itself contains all of its modules.
         parts = [module] if module.startswith("(") else ["(model)", *module.split(".")]
         for depth, part in enumerate(parts):
             path = module if len(parts) == 1 else ".".join(parts[1 : depth + 1]) or part
@@ -270,7 +270,7 @@ def not_by_module(before: Study, after: Study) -> str:
         return ""
     return (
         f"Aligned by class: {100 * max(shares):.0f} % of {' and '.join(sides)} is compiled code "
-        "that could not be told by module; the notes of the profile say why."
+        "that could not be assigned to modules; the notes of the profile say why."
     )
 
 
@@ -328,14 +328,14 @@ def words(study: Study) -> list[str]:
         lines.append(f"Most time: {', '.join(shares)}.")
     lost = unattributed(study)
     if lost > 0.005:
-        lines.append(f"{100 * lost:.0f} % of the time cannot be given to a module.")
+        lines.append(f"{100 * lost:.0f} % of the time cannot be assigned to a module.")
     if over := [row.name for row in achieved(study) if row.share > OVER_THE_ROOF]:
         lines.append(
-            f"Faster than the measured roof: {', '.join(over)}. Data that stays in a cache is read "
-            "faster than memory; if that cannot be, measure the ceilings again."
+            f"Faster than the measured roof: {', '.join(over)}. Their data may come from a cache, "
+            "which is faster than memory; if it cannot, measure the ceilings again."
         )
     if why := facts.get("no_least"):
-        lines.append(f"What the operators could attain is not known: {why}.")
+        lines.append(f"The attainable time of the operators is not known: {why}.")
     notes = facts.get("notes", [])
     lines += [str(note) for note in notes if note] if isinstance(notes, list) else []
     return lines

@@ -90,7 +90,7 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
     columns = [
         Column("Module"),
         Column("Time", "µs"),
-        Column("Its own", "µs"),
+        Column("Own", "µs"),
         Column("Share", "%"),
     ]
     return Table(f"Modules: {study.title}", columns, rows)
@@ -107,8 +107,8 @@ def memory_table(study: Study) -> Table:
     sums = [[pair[side] for pair in peaks.values()] for side in (0, 1)]
     known = [estimate for estimate in sums[1] if math.isfinite(estimate)]
     estimated = math.fsum(known) if known else math.nan
-    rows.append(("together", (math.fsum(sums[0]), math.nan, estimated)))
-    heads = ("At the peak", "Most in the step", "Estimated")
+    rows.append(("total", (math.fsum(sums[0]), math.nan, estimated)))
+    heads = ("At the peak", "Highest", "Estimated")
     return _of_sizes(f"Memory by role: {study.title}", heads, rows)
 
 
@@ -131,7 +131,7 @@ def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
         for change in breakdown.difference(before, after, "kind" if why_not else "module")[:most]
     ]
     head = "Class" if why_not else "Module"
-    columns = [Column(head), Column("A", "µs"), Column("B", "µs"), Column("B less A", "µs")]
+    columns = [Column(head), Column("A", "µs"), Column("B", "µs"), Column("B − A", "µs")]
     return Table(f"By {head.lower()}: A {before.title}, B {after.title}", columns, rows)
 
 
@@ -143,7 +143,7 @@ def memory_difference_table(before: Study, after: Study) -> Table:
         sizes = [side.get(role, (math.nan, math.nan))[0] for side in (a, b)]
         if any(size > 0 for size in sizes):
             rows.append((breakdown.ROLE_TITLES[role], (*sizes, sizes[1] - sizes[0])))
-    return _of_sizes("Memory at the peaks of A and B", ("A", "B", "B less A"), rows)
+    return _of_sizes("Memory at the peaks of A and B", ("A", "B", "B − A"), rows)
 
 
 def _of_sizes(

@@ -32,7 +32,7 @@ RESULTS = (HOLDS, FAILS, UNDECIDED, NOT_MEASURED, NOT_HERE, MEASURING, WAITING)
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number of a document, and what was measured of it.
+    """One number of a document, and its measurement.
 
     ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
     where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the

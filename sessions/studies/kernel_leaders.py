@@ -25,9 +25,9 @@ _COLUMNS = [
     Column("dtype"),
     Column("direction"),
     Column("bundled"),
-    Column("bundled takes", "us"),
+    Column("bundled time", "us"),
     Column("best public"),
-    Column("public takes", "us"),
+    Column("public time", "us"),
     Column("ratio"),
     Column("from"),
     Column("to"),
@@ -64,7 +64,7 @@ def leaders(session: Session) -> list[dict[str, Any]]:
 def leaders_table(session: Session) -> Table:
     """Return one row for each case and direction that both sides were timed at, the worst first."""
     rows = sorted(_leaders(session), key=lambda leader: -leader.ratio)
-    return Table("bundled kernels beside the best public ones", _COLUMNS, [*map(_row, rows)])
+    return Table("bundled kernels and the best public ones", _COLUMNS, [*map(_row, rows)])
 
 
 def _leaders(session: Session) -> list[Leader]:

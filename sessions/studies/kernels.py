@@ -54,7 +54,7 @@ def kernels_table(session: Session) -> Table:
 
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
-    above 1 are faster; beside each stand the ends of its 95 % interval. "Host" is the wall time of
+    above 1 are faster; the ends of their 95 % intervals follow. "Host" is the wall time of
     a call on small inputs, the GPU not waited for, "outside launches" what of it is not spent in
     Triton's launcher and the driver.
     """
@@ -221,7 +221,7 @@ def _doubt(share: float) -> str:
     """Return why a kernel may take clearly less than the least that its work needs; else empty."""
     if share <= _BEYOND:
         return ""
-    return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
+    return "faster than the limit: its data are in a cache, or the measured ceilings are too low"
 
 
 def median_us(segment: Segment) -> float | None:

@@ -1,4 +1,4 @@
-"""A prediction from the roofline before a comparison is measured, and what is left of it after.
+"""A prediction from the roofline before a comparison is measured, and the residual afterwards.
 
 The least time of a step is the sum over its operators of what each needs at the device's measured
 ceilings: its FLOPs at the matrix rate of its dtype, or its bytes at the rate of a large copy,
@@ -43,17 +43,17 @@ def predict(base: Least, other: Least, idle: float = math.nan) -> Prediction:
             return none(step.why or "the step has no work that the roofline could count")
     assert base.us is not None and other.us is not None
     ratio = other.us / base.us
-    text = f"at the measured ceilings A needs {_ms(base.us)} at least, B {_ms(other.us)}"
+    text = f"at the measured ceilings, A needs at least {_ms(base.us)} and B {_ms(other.us)}"
     if base.captured and not other.captured:
         return none("how long the GPU waits for the host without CUDA graphs is not known")
     if other.captured and not base.captured:
         if not math.isfinite(idle):
             return none(
-                "CUDA graphs take away the time in which the GPU waits for the host, and how much "
-                "that is in A is known once A was profiled"
+                "CUDA graphs remove the time in which the GPU waits for the host, which is not "
+                "known for A; profile A first"
             )
         ratio *= 1 - idle
-        text += f"; the GPU waits in {100 * idle:.0f} % of A, as its profile says"
+        text += f"; the GPU waits in {100 * idle:.0f} % of A's profile"
     return Prediction(ratio=ratio, text=text, base_us=base.us, other_us=other.us)
 
 

@@ -26,7 +26,7 @@ from sessions.tables import Column, Table
 KIND, POINTS, RANKS = SCALING, "efficiencies", "ranks"
 STRONG, WEAK = "strong", "weak"
 MODES = (STRONG, WEAK)
-ONE_DEVICE = "one device"  # in place of a kind: what the others are compared with
+ONE_DEVICE = "one device"  # instead of a kind: the baseline of all others
 NOT_MEASURED = "not measured"
 
 

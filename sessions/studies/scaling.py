@@ -1,15 +1,15 @@
 """The exponent of a power law that relates two quantities, and its interval.
 
-A line is fitted to log y over log x. Two things keep points off it: their own noise, whose standard
-errors are known from the blocks that measured them, and that nothing grows exactly as a power (a
-cache is outgrown, launches stop to matter). The second is estimated from how far the points scatter
-beyond their noise, as a variance that all share (Paule and Mandel, J. Res. NBS 87, 1982), and each
-point weighs by the two together. The interval is Student's with n - 2 degrees of freedom, never
+A line is fitted to log y over log x. Points deviate from it for two reasons: noise, whose standard
+errors are known from the measured blocks, and growth that is not exactly a power (data outgrows a
+cache, launches stop to matter). The second is estimated from the scatter beyond the noise, as a
+variance common to all points (Paule and Mandel, J. Res. NBS 87, 1982). The weight of each point
+uses the sum of both variances. The interval is Student's with n - 2 degrees of freedom, never
 narrower than the noise allows (Knapp and Hartung, Statistics in Medicine 22, 2003, with their
 factor kept at 1 or above). Without standard errors this is the ordinary least squares fit. With
-them the interval reaches as far as that of the ordinary fit too: where another program takes time
-from some points, the few quiet ones have nearly all the weight, and their line looks surer than it
-is (8 points, load in 30 % of the blocks: 10 % of the intervals missed, 3 % with both).
+standard errors, the interval also includes the interval of the ordinary fit: if another program
+slows some points, the few quiet ones have nearly all the weight, and their line looks more certain
+than it is (8 points, load in 30 % of the blocks: 10 % of the intervals missed, 3 % with both).
 """
 
 from __future__ import annotations

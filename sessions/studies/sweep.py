@@ -284,7 +284,7 @@ def wrong_arms(study: Study) -> list[str]:
 
 
 def numbers_lines(study: Study) -> list[str]:
-    """Return one sentence for each arm whose numbers were looked at, or for each of its values."""
+    """Return one sentence for each checked arm, or for each of its checked values."""
     checks = sorted(_checks(study).items(), key=lambda item: item[0][0])
     return [
         f"{study.request['arms'][arm]}: numbers {MARKS[numbers.right]}: {numbers.text}"

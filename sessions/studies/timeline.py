@@ -22,7 +22,7 @@ from sessions.tables import Column, Table
 
 IDLE = "GPU idle"
 HOST_MODULES = "Modules (CPU)"
-LEAST_GAP_US = 2.0  # shorter gaps between kernels are no cause of anything
+LEAST_GAP_US = 2.0  # shorter gaps between kernels do not matter
 _MOST_DEPTH = 8  # rows of nested modules that are drawn
 
 

@@ -36,7 +36,7 @@ _NOT_MODULES = re.compile(r"Optimizer\.|Torch-Compiled Region|## Call CompiledFx
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _DEEPEST = 48  # modules in one another
 _LONGEST_NAME, _LONGEST_REASON = 500, 200  # characters
-_NOTE = "Recorded by another program: times, and idle times above all, are under its profiler."
+_NOTE = "Recorded by another program: its profiler lengthens times, idle times most of all."
 
 
 class _Device(msgspec.Struct):
@@ -96,7 +96,7 @@ def _study(events: list[Event], title: str) -> Study:
     if not is_own:
         _qualify(parsed)
     if not parsed.spans and not on_gpu:
-        raise SessionError("it has no operators, launches or kernels, so it is no Kineto trace")
+        raise SessionError("it has no operators, launches or kernels, so it is not a Kineto trace")
     _ensure_steps(parsed)
     trace.resolve(parsed)
     rows = sums.device_rows(parsed) if parsed.work else sums.host_rows(parsed)

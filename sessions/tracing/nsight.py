@@ -30,7 +30,7 @@ _UTILIZATIONS = (
     "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
 )
-_NOTE = "Nsight Compute times each kernel alone; calls are those of the whole report."
+_NOTE = "Nsight Compute times each kernel alone; calls are counted in the complete report."
 
 
 def require() -> Any:

@@ -95,7 +95,9 @@ def compare_segments(
     operator, or the same one's other case or direction, it would say nothing, and there is none.
     """
     if not 0 <= baseline < len(runs):
-        raise SessionError(f"baseline {baseline} is none of the {len(runs)}, counted from 0.")
+        raise SessionError(
+            f"there is no baseline {baseline}; the {len(runs)} sessions are counted from 0."
+        )
     measured = [
         Measurement(session, segment, clock(segment), summarize(steady_ms(segment)))
         for session, segment in runs
@@ -198,10 +200,10 @@ def _warnings(differing: Sequence[Difference], arms: Sequence[Arm]) -> list[str]
         if group == "environment" and not decisive.isdisjoint(words):
             values = ["unknown" if value is None else str(value) for value in difference.values]
             listed = _listed(arms, values)
-            warnings.append(f"{name} differs ({listed}); step times may differ for that alone.")
+            warnings.append(f"{name} differs ({listed}); this alone may change step times.")
     clocks = [arm.clock for arm in arms]
     if len(set(clocks)) > 1:
-        warnings.append(f"Step times are of different clocks ({_listed(arms, clocks)}).")
+        warnings.append(f"Step times come from different clocks ({_listed(arms, clocks)}).")
     return warnings
 
 

@@ -46,7 +46,7 @@ def at_most(
         return Answer(None, judgement.reasons, judgement.more_s)
     holds = _side(low, high, most)
     if holds is None:
-        return Answer(None, ["the interval reaches over that"], more_s)
+        return Answer(None, ["the interval includes that limit"], more_s)
     mean_ratio = [end for end in judgement.of_means or [] if end is not None]
     if len(mean_ratio) == 3 and _side(mean_ratio[1], mean_ratio[2], most) is (not holds):
         claim = "holds" if holds else "does not hold"
@@ -56,5 +56,5 @@ def at_most(
 
 
 def _side(low: float, high: float, most: float) -> bool | None:
-    """Return True if an interval lies at or below ``most``; None if it reaches over."""
+    """Return True if an interval lies at or below ``most``; None if it includes ``most``."""
     return None if low <= most < high else high <= most

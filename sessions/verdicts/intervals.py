@@ -1,19 +1,19 @@
 """The interval of a mean log ratio of pairs, valid at every look, and its p value.
 
-A person watches the interval and may stop, or measure on, at any block, which makes an ordinary
-95 % interval miss far more often than 5 %. The interval is therefore valid at all times at once: it
-holds the log ratios for which the test martingale of ``sessions.verdicts.martingale`` is below
-1 / alpha. The price is an interval about 1.6 times as wide as one for a number of pairs that was
-fixed beforehand. For skewed log ratios the BCa bootstrap (Efron, JASA 82, 1987), stretched by the
-same factor, takes part: the interval reaches on each side as far as either of the two does.
+A person watches the interval and may stop or continue at any block, so an ordinary 95 % interval
+would miss far more often than in 5 %. This interval is valid at all times: it contains the log
+ratios for which the test martingale of ``sessions.verdicts.martingale`` is below 1 / alpha. The
+price is an interval about 1.6 times as wide as one for a fixed number of pairs. For skewed log
+ratios, the BCa bootstrap (Efron, JASA 82, 1987), stretched by the same factor, is used too: the
+interval covers both on each side.
 
-**Two builds of one configuration differ** for as long as they live, because they lie at other
-addresses. On an H100, of 40 comparisons of identical captured steps, the pairs alone put 38
-intervals beside 1, at a ratio of 1.0014. Where both arms were rebuilt several times, the mean log
-ratio of each *build* is a unit of a second martingale, and the interval reaches as far as either of
-the two does: the pairs' if builds do not differ, the builds' if they do. Pairs of one build share
-its offset, so that the first alone would be too narrow. Each is valid at every look, and so is what
-holds both. Where nothing was rebuilt the interval describes the two builds that ran.
+**Two builds of one configuration differ** permanently, because they have different addresses. On an
+H100, in 40 comparisons of identical captured steps, intervals from pairs alone excluded 1 in 38
+cases, at a ratio of 1.0014. If both arms were built several times, the mean log ratio of each
+*build* is a unit of a second martingale, and the interval covers both: it is the pairs' interval if
+builds do not differ, and the builds' interval if they do. Pairs of one build share its offset, so
+the pairs' interval alone would be too narrow. Each interval is valid at every look, and so is their
+union. Without a second build, the interval describes the two builds that ran.
 """
 
 from __future__ import annotations

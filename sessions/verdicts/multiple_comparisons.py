@@ -20,7 +20,7 @@ def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparis
     """Return the comparisons with verdicts that hold together.
 
     Where more than one counts, ``facts`` say ``of``, their number, ``p_holm``, the adjusted p
-    value, and ``alone``, the verdict of the comparison by itself.
+    value, and ``alone``, the verdict without correction.
     """
     indices = [index for index, comparison in enumerate(comparisons) if counts(comparison)]
     adjusted = list(comparisons)
@@ -45,7 +45,7 @@ def counts(comparison: PairedComparison) -> bool:
 
 
 def judgement_of(comparison: PairedComparison) -> Judgement:
-    """Return the judgement of the comparison by itself."""
+    """Return the judgement of the comparison without correction."""
     facts = comparison.facts
     return Judgement(
         verdict=comparison.verdict,

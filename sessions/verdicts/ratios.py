@@ -1,16 +1,15 @@
-"""Ratios of step time between segments, and what each of them rests on.
+"""Ratios of step time between segments, and the basis of each ratio.
 
-Segments that ran one after the other differ by whatever changed between them: clocks, temperature,
-other programs. No statistics of their steps can tell that from an effect of the configuration, so
-their ratio has no interval and claims nothing (*unpaired*). There are two sources of an interval:
+Between segments that ran one after the other, anything may have changed: clocks, temperature, other
+programs. No statistics of their steps can distinguish that from an effect of the configuration, so
+their ratio has no interval and proves nothing (*unpaired*). There are two sources of an interval:
 
 * **paired**: a paired comparison of the two configurations, whose blocks alternated;
 * **repeats**: both configurations ran several times *in turn*. The unit is the *visit*: the mean
   log median of the segments (or sessions) of one configuration that follow one another, so that the
-  visits of the two alternate. What drifts more slowly than they alternate scatters the visits of
-  each configuration more than it moves their means apart. The interval is that of Welch's t with
-  the critical value of ``sessions.verdicts.verdict``, because a person watches while visits are
-  added.
+  visits of the two alternate. A drift that is slower than this alternation increases the scatter of
+  the visits more than the difference of their means. The interval is that of Welch's t with the
+  critical value of ``sessions.verdicts.verdict``, because a person watches while visits are added.
 """
 
 from __future__ import annotations
@@ -146,12 +145,12 @@ def _is_comparable(base: Measurement, other: Measurement) -> bool:
 
 
 def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
-    for name, measurement in (("base", base), ("other", other)):
+    for whose, measurement in (("the baseline has", base), ("it has", other)):
         if not measurement.summary.n:
-            return SegmentRatio(math.nan, verdict="", note=f"the {name} has no steady steps")
+            return SegmentRatio(math.nan, verdict="", note=f"{whose} no steady steps")
         if not measurement.summary.median > 0:
             median = f"{measurement.summary.median:g} ms, expected above 0"
-            return SegmentRatio(math.nan, verdict="", note=f"the median of the {name} is {median}")
+            return SegmentRatio(math.nan, verdict="", note=f"{whose} a median of {median}")
     if base.clock != other.clock:
         clocks = f"{other.clock} times cannot be compared with {base.clock} times"
         return SegmentRatio(math.nan, verdict="", note=clocks)

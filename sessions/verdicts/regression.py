@@ -73,7 +73,7 @@ def decode_sketch(text: object) -> NDArray | None:
 
 
 def sketch_difference(base: NDArray, current: NDArray) -> float:
-    """Return the estimated relative difference of the results that two sketches stand for."""
+    """Return the estimated relative difference of the results of two sketches."""
     scale = float(np.linalg.norm(base))
     distance = float(np.linalg.norm(current - base))
     return distance / scale if scale else math.inf if distance else 0.0
@@ -118,16 +118,20 @@ def compare_results(base: Segment, current: Segment) -> Finding:
     sketches = [decode_sketch(segment.ledger.get(SKETCH, "")) for segment in (base, current)]
     if sketches[0] is None or sketches[1] is None:
         return Finding(
-            "results", before, after, "not compared: a session has no sketch of them", None
+            "results",
+            before,
+            after,
+            "not compared: a session stores no sketch of its results",
+            None,
         )
     difference = sketch_difference(sketches[0], sketches[1])
-    change = f"differ by {difference:.2g} (relative), at most {allowed:.2g} expected"
+    change = f"differ by {difference:.2g} (relative), at most {allowed:.2g} allowed"
     first, second = (segment.ledger.get(EARLY_LOSS) for segment in (base, current))
     apart = 0.0
     if isinstance(first, int | float) and isinstance(second, int | float):
         apart = abs(second - first) / max(abs(first), 1e-12)
         most = max(LOSS_TOLERANCE, allowed)
-        change += f"; early loss differs by {apart:.2g}, at most {most:.2g} expected"
+        change += f"; early loss differs by {apart:.2g}, at most {most:.2g} allowed"
     different = difference > allowed or apart > max(LOSS_TOLERANCE, allowed)
     return Finding("results", before, after, change, different)
 

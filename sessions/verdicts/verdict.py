@@ -1,11 +1,10 @@
 """The verdict of a paired comparison: FASTER, SLOWER, SAME or UNDECIDED, with its interval.
 
 The unit is a *pair*: one block of steps of each arm, run one after the other, and the log ratio of
-their median step times. Steps are correlated and clocks drift, but what two neighbouring blocks
-share cancels, and where the order within each pair is random what is left has a random sign, so
-that the log ratios behave as independent ones whatever the steps do. A median does not see what a
-few steps of each block cost: a verdict that the blocks' mean step times refute, by an interval of
-their own, becomes UNDECIDED.
+their median step times. Steps are correlated and clocks drift, but influences that two neighbouring
+blocks share cancel. If the order within each pair is random, the rest has a random sign, so the log
+ratios behave like independent ones. A median ignores the cost of a few slow steps in each block: a
+verdict becomes UNDECIDED if the interval of the blocks' mean step times refutes it.
 
 **Looking often costs nothing here**: the interval is valid at every look
 (``sessions.verdicts.intervals``).
@@ -37,7 +36,7 @@ from sessions.verdicts.martingale import paths as paths
 
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
-_EACH = 40  # pairs that are all looked at
+_EACH = 40  # pairs that are all checked
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 
@@ -133,12 +132,14 @@ def judge_pairs(
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
                 more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
-        few = f"{count}, not for {MIN_PAIRS}" if known.any() else "the clock is not known here"
+        few = (
+            f"{count}, but {MIN_PAIRS} are needed" if known.any() else "the clock is not known here"
+        )
         reasons.append(f"{few}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
-            "so nothing smaller is claimed"
+            "so smaller differences are not claimed"
         )
     reasons += _about_voids(voids)
     return Judgement(
@@ -180,8 +181,8 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
     for judgement, p in zip(judgements, adjusted, strict=True):
         if judgement.verdict in ("FASTER", "SLOWER") and p > alpha:
             reason = (
-                f"{judgement.verdict} by itself, but among {len(judgements)} comparisons (Holm) "
-                f"its p value is {p:.2g}"
+                f"{judgement.verdict} without correction, but its p value among {len(judgements)} "
+                f"comparisons (Holm) is {p:.2g}"
             )
             judgement = msgspec.structs.replace(
                 judgement, verdict="UNDECIDED", reasons=[reason, *judgement.reasons]
@@ -232,12 +233,12 @@ def reading(time: Interval, margin: float) -> str:
 
 
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """Return the verdict of enough pairs by their interval, and why it is no clear one."""
+    """Return the verdict of enough pairs by their interval, and why it is undecided."""
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
     verdict = reading(time, margin)
     percent = 100 * math.expm1(margin)
-    undecided = [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    undecided = [f"the interval crosses the limit of ±{percent:.2g} %"]
     return verdict, undecided if verdict == "UNDECIDED" else []
 
 
@@ -262,7 +263,7 @@ def _refuted(verdict: str, time: Interval, means: Interval, margin: float) -> st
 
 def of_all_steps(ratio: str) -> str:
     """Return a clause with what the mean step times say against the medians."""
-    return f"of all steps together the ratio is {ratio}: some take far longer than the median"
+    return f"the ratio of mean step times is {ratio}: some steps take far longer than the median"
 
 
 def _about_voids(blocks: Sequence[str]) -> list[str]:

@@ -22,10 +22,10 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
     columns = [
         *(Column(name) for name in ("A", "B")),
         *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
-        *(Column(name) for name in ("pairs", "verdict", "p (Holm)", "by itself", "numbers")),
+        *(Column(name) for name in ("pairs", "verdict", "p (Holm)", "uncorrected", "numbers")),
     ]
-    foretold = any(prediction.of(comparison) for comparison in comparisons)
-    if foretold:
+    has_predictions = any(prediction.of(comparison) for comparison in comparisons)
+    if has_predictions:
         columns.append(Column("predicted", STEP_TIME))
     energies = [energy_of_pairs(comparison) for comparison in comparisons]
     has_energy = any(energy and energy.ratio for energy in energies)
@@ -47,7 +47,7 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
                 _numbers(comparison),
             ]
         )
-        if foretold:
+        if has_predictions:
             made = prediction.of(comparison)
             ratio = None if made is None else made.ratio
             error = (comparison.high - comparison.low) / 2

@@ -32,7 +32,7 @@ def verdict_word(comparison: PairedComparison) -> str:
 
 
 def headline(comparison: PairedComparison) -> str:
-    """Say the verdict in a few words; wrong numbers before all, and what was not checked behind."""
+    """Say the verdict in a few words; wrong numbers come first, unchecked numbers last."""
     wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
     claim = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
@@ -51,14 +51,14 @@ def headline(comparison: PairedComparison) -> str:
 
 
 def ratio_line(comparison: PairedComparison) -> str:
-    """Say the ratio with its interval, and what it rests on."""
+    """Say the ratio with its interval and its basis."""
     if not math.isfinite(comparison.ratio):
         return f"no ratio yet ({basis(comparison)})"
     return f"B against A: {_ratio_of(comparison)}, {basis(comparison)}"
 
 
 def basis(comparison: PairedComparison) -> str:
-    """Say what the ratio rests on: "12 pairs of 3 builds in 8 s"."""
+    """Say the basis of the ratio: "12 pairs of 3 builds in 8 s"."""
     facts = comparison.facts
     pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
     text = f"{pairs} pair{'' if pairs == 1 else 's'}"
@@ -152,7 +152,7 @@ def _references(comparison: PairedComparison) -> list[str]:
 
 
 def standing(comparison: PairedComparison) -> str:
-    """Return how it stands among the comparisons of its session; empty if it is alone."""
+    """Return its p value among the comparisons of its session; empty if it is alone."""
     of = comparison.facts.get("of")
     if of is None:
         return ""
@@ -185,7 +185,9 @@ def remarks(comparison: PairedComparison) -> list[str]:
 def more_text(more_s: float, seconds: float) -> str:
     """Return a clause with how much longer measuring should take, also from the beginning."""
     more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
-    return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
+    return (
+        f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in total"
+    )
 
 
 def budget_of(more_s: float, seconds: float) -> float:
@@ -194,16 +196,16 @@ def budget_of(more_s: float, seconds: float) -> float:
 
 
 def rebuilding(facts: Mapping[str, Any]) -> list[str]:
-    """Return a sentence with the reason if each block built its arm anew."""
+    """Return a sentence with the reason if each block built its arm again."""
     if not facts.get("rebuilt_each_block"):
         return []
-    # Sessions from before captures were told apart hold no reason.
+    # Older sessions, which did not distinguish captures, have no reason.
     why = facts.get("rebuilt_because") or "the arms do not fit in memory together"
-    return [sentence(f"{why}: each block built its arm anew")]
+    return [sentence(f"{why}: each block built its arm again")]
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:
-    """Return one line for each arm whose numbers were looked at."""
+    """Return one line for each arm whose numbers were checked."""
     lines = []
     for arm, check in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {check['reference']}" if check["reference"] else ""
@@ -227,12 +229,10 @@ def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Seg
     ledger = segments[places[arm]].ledger
     if OWN_PEAK not in ledger:
         return ""
-    peak = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
+    peak = f"own peak memory {size_text(float(ledger[OWN_PEAK]))}"
     others_bytes = float(ledger.get(OTHERS, 0.0))
     return (
-        f"{peak}, beside {size_text(others_bytes)} held for other configurations"
-        if others_bytes
-        else peak
+        f"{peak}, plus {size_text(others_bytes)} for other configurations" if others_bytes else peak
     )
 
 

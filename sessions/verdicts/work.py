@@ -13,7 +13,7 @@ import msgspec
 
 from sessions.model import Configuration, PairedComparison, Segment, Session
 
-INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
+INVALID = "invalid"  # the fact of a segment whose measured step times are impossibly short
 MODEL_DIGEST = "model_digest"  # the fact of a segment by which two run the same model or not
 # Of an attribution's request: toggles of other models whose option is the base's own field.
 SAME_MODEL = "same_model"
@@ -47,7 +47,7 @@ _FILE = ("model.source", "model.sha256")
 
 
 def is_invalid(segment: Segment) -> bool:
-    """Return True if the segment's steps cannot take as little as was measured."""
+    """Return True if the segment's measured step times are impossibly short."""
     return bool(segment.ledger.get(INVALID))
 
 

@@ -232,4 +232,4 @@ def test_the_command_line_refuses_to_print_a_script_with_a_strangers_command(fam
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 1 and not done.stdout
-        assert is_sentence(done.stderr.strip()) and "must not stand in a command" in done.stderr
+        assert is_sentence(done.stderr.strip()) and "is not safe in a command" in done.stderr

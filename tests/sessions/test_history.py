@@ -47,7 +47,7 @@ def test_what_ran_at_another_time_has_a_ratio_without_an_interval_or_a_step():
     assert [point.source for point in points] == [UNPAIRED, UNPAIRED, PAIRED, UNPAIRED]
     assert points[1].ratio == pytest.approx(2.0, rel=0.05) and np.isnan(points[1].low)
     assert not any(point.step for point in points)
-    assert "claims nothing" in history_table(points).to_markdown()
+    assert "proves nothing" in history_table(points).to_markdown()
 
 
 def test_other_configurations_and_sessions_without_steps_are_left_out():

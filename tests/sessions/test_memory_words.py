@@ -26,9 +26,9 @@ def words(side, *ledgers, segments=(0, 1)):
 def test_each_arm_is_told_its_own_peak_and_what_was_held_beside_it():
     plain = {OWN_PEAK: 300.0 * MIB, OTHERS: 0.0}
     coded = {OWN_PEAK: 120.0 * MIB, OTHERS: 200.0 * MIB}
-    assert words("A", plain, coded) == "peak memory 300 MiB of its own"
+    assert words("A", plain, coded) == "own peak memory 300 MiB"
     assert words("B", plain, coded) == (
-        "peak memory 120 MiB of its own, beside 200 MiB held for other configurations"
+        "own peak memory 120 MiB, plus 200 MiB for other configurations"
     )
 
 

@@ -198,7 +198,7 @@ def test_a_python_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
 def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_and_in_python():
     session = samples.session(n=17)
     session.studies[0].title = "a title\nrm -rf of two lines"
-    refusal = "# The survey 'a title rm -rf of two lines' is not repeated: this file does not tell"
+    refusal = "# The survey 'a title rm -rf of two lines' is not repeated: this file does not"
     assert refusal in command_lines.session_commands(session)
     script = command_lines.session_python(session)
     assert refusal in script

@@ -164,10 +164,10 @@ def test_memory_that_others_held_is_told_apart_where_any_was():
     for segment, others_bytes in zip(session.segments, (0.0, 0.0), strict=True):
         segment.ledger |= {"own_peak_bytes": 1.9e9, "others_bytes": others_bytes}
     headings = [column.heading for column in tables.segments_table(session).columns]
-    assert "of its own (GiB)" not in headings, "the whole peak is"
+    assert "own peak (GiB)" not in headings, "the whole peak is"
     session.segments[1].ledger |= {"own_peak_bytes": 0.7e9, "others_bytes": 1.2e9}
     table = tables.segments_table(session)
-    column_index = [column.heading for column in table.columns].index("of its own (GiB)")
+    column_index = [column.heading for column in table.columns].index("own peak (GiB)")
     assert table.columns[column_index - 1].heading == "peak memory (GiB)"
     assert [row[column_index] for row in table.rows] == pytest.approx(
         [1.9e9 / 2**30, 0.7e9 / 2**30]
@@ -222,11 +222,14 @@ def test_segment_without_steady_steps_has_a_row():
     session.segments[1].steps = dict(session.segments[1].steps, phase=np.zeros(600, "u1"))
     row = tables.segments_table(session).rows[1]
     assert row[2] == 0
-    assert row[-1] == "the other has no steady steps"
+    assert row[-1] == "it has no steady steps"
     assert [tables.text(cell) for cell in row[3:10]] == [tables.MISSING] * 7
     session.segments[0].steps = session.segments[1].steps
     notes = [row[-1] for row in tables.segments_table(session).rows]
-    assert notes == ["baseline; no steady step among its 600", "the base has no steady steps"]
+    assert notes == [
+        "baseline; none of its 600 steps is steady",
+        "the baseline has no steady steps",
+    ]
 
 
 def test_session_without_segments_gives_an_empty_table():
@@ -234,7 +237,7 @@ def test_session_without_segments_gives_an_empty_table():
 
 
 def test_baseline_that_is_not_there_is_refused():
-    with pytest.raises(SessionError, match=r"baseline 2 is none of the 2, counted from 0\."):
+    with pytest.raises(SessionError, match=r"there is no baseline 2; the 2 sessions are counted"):
         tables.segments_table(session_of(10.0, 8.0), baseline=2)
 
 

@@ -119,7 +119,7 @@ BROKEN = {
     ("toggles", "absent"): ("no_such_file:TOGGLE", "ModuleNotFoundError: No module named"),
     ("toggles", "compile"): ("unlisted:COMPILE", "'compile' exists already"),
     ("toggles", "raises"): ("broken:TOGGLE", "RuntimeError: no such device"),
-    ("toggles", "renamed"): ("toggle:TOGGLE", "the entry point's name is 'renamed', the"),
+    ("toggles", "renamed"): ("toggle:TOGGLE", "the entry point's name is 'renamed', but"),
     ("toggles", "unlisted"): ("unlisted:TOGGLE", "Expected `str`, got `int`"),
     ("operators", "module"): ("operator:torch", "is of type module, not Operator"),
     ("operators", "status"): ("operator:NONE", "AttributeError: module"),

@@ -83,8 +83,8 @@ def test_8_bit_rates_have_their_units_and_those_that_are_not_there_a_reason():
     assert lacking(measured) == [f"No float8 rate: {why['float8']}."]
 
 
-@pytest.mark.parametrize("source, expected", [("kept", "kept from an earlier run"),
-                                          ("measured", "measured in this one")])  # fmt: skip
+@pytest.mark.parametrize("source, expected", [("kept", "stored by an earlier run"),
+                                          ("measured", "measured in this run")])  # fmt: skip
 def test_a_session_keeps_the_ceilings_that_it_used_and_where_they_came_from(source, expected):
     recorder = Recorder()
     recorder.record(protocol.CeilingsFound(ceilings=FOUND, source=source))

@@ -107,8 +107,8 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
     command = compared(in_(FORWARD, "bf16"), in_(TRAIN, "bf16"))
     assert command.floor == pytest.approx(0.02)
     assert command.floor_note == (
-        "hydra train in bf16 was never calibrated: the largest noise floor of this machine "
-        "counts, 2 % with hydra tiny forward"
+        "hydra train in bf16 was never calibrated, so the largest noise floor of this machine is "
+        "used: 2 % with hydra tiny forward"
     )
     facts = {"floor_note": command.floor_note, "others": "others used 9 %"}
     comparison = PairedComparison(
@@ -123,11 +123,11 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
 def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
     calibrate(TRAIN, 0.8, **{"others": "others used 67 % of the CPU"})
     (stored,) = calibration.load(CATALOGUE)
-    doubt = "perhaps too large, as others used 67 % of the CPU meanwhile: calibrate again"
+    doubt = "may be too large, because others used 67 % of the CPU meanwhile: calibrate again"
     assert doubt in calibration.describe(stored)
     assert doubt in calibration.floor_sentence([stored], stored.kind)
     calibrate(TRAIN, 0.01)
-    assert "perhaps" not in calibration.describe(calibration.load(CATALOGUE)[0])
+    assert "may be too large" not in calibration.describe(calibration.load(CATALOGUE)[0])
 
 
 def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
@@ -135,14 +135,14 @@ def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
     kind = calibration.kind_of(CATALOGUE, TRAIN)
     command = compared(TRAIN, TRAIN)
     assert command.floor == 0.03 and command.floor_note.endswith("3 % with moe base decode")
-    assert "hydra train in fp32 itself was never" in calibration.floor_sentence(
+    assert "hydra train in fp32 was never" in calibration.floor_sentence(
         calibration.load(CATALOGUE), kind
     )
     calibrate(TRAIN, 0.004)
     assert compared(TRAIN, TRAIN).floor == pytest.approx(0.004)
     assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
     sentence = calibration.floor_sentence(calibration.load(CATALOGUE), kind)
-    assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in sentence
+    assert "0.4 %, calibrated today with hydra tiny train in fp32; smaller" in sentence
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_comp
 @pytest.mark.parametrize(
     ("facts", "allow"),
     [
-        ({"pairs": 3, "seconds": 0.7}, "3 pairs were measured, .* allow about 2 s in all"),
+        ({"pairs": 3, "seconds": 0.7}, "3 pairs were measured, .* allow about 2 s in total"),
         ({"pairs": 0, "seconds": 5.0}, "0 pairs were measured, .* allow more time"),
         ({"pairs": 7}, "7 pairs were measured, .* allow more time"),
     ],

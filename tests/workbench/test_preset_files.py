@@ -53,8 +53,8 @@ def test_what_this_runner_does_not_have_is_left_out_and_told(catalogue):
     assert presets.fit(toggles, catalogue) == (
         {"speed": "on|off"},
         [
-            "there is no toggle 'warp' here: warp=9 is left out",
-            "Size has no option 'huge' here: size=huge is left out",
+            "there is no toggle 'warp' here, so warp=9 is left out",
+            "Size has no option 'huge' here, so size=huge is left out",
         ],
     )
 
@@ -65,15 +65,18 @@ GOOD = {"workbench_presets": 1, "presets": {"a": {"speed": "on"}}}
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "is no file of toggle sets"),
-        ("[]", "is no file of toggle sets"),
-        ("\xff\xfe", "is no file of toggle sets"),
-        ("[" * 100_000, "is no file of toggle sets"),
-        (json.dumps({"toggles": {}}), "is no file of toggle sets"),
-        (json.dumps({**GOOD, "presets": {"a": {"speed": 1}}}), "is no file of toggle sets"),
-        (json.dumps({**GOOD, "workbench_presets": 2}), "is of version 2, and this program reads 1"),
-        (json.dumps({**GOOD, "presets": {}}), "holds no toggle set that has a name"),
-        (json.dumps({**GOOD, "presets": {" ": {}}}), "holds no toggle set that has a name"),
+        ("", "is not a file of toggle sets"),
+        ("[]", "is not a file of toggle sets"),
+        ("\xff\xfe", "is not a file of toggle sets"),
+        ("[" * 100_000, "is not a file of toggle sets"),
+        (json.dumps({"toggles": {}}), "is not a file of toggle sets"),
+        (json.dumps({**GOOD, "presets": {"a": {"speed": 1}}}), "is not a file of toggle sets"),
+        (
+            json.dumps({**GOOD, "workbench_presets": 2}),
+            "has version 2, but this program reads version 1",
+        ),
+        (json.dumps({**GOOD, "presets": {}}), "has no named toggle set"),
+        (json.dumps({**GOOD, "presets": {" ": {}}}), "has no named toggle set"),
     ],
 )
 def test_a_file_that_holds_no_presets_is_refused_in_one_sentence(tmp_path, content, sentence):

@@ -73,5 +73,9 @@ def test_a_column_of_another_version_is_kept_and_says_that_it_is_not_known(tmp_p
     hdf5.save(Session(studies=[study]), tmp_path / "s.h5")
     with h5py.File(tmp_path / "s.h5") as file:
         points = file["studies/0000/tables/points"]
-        assert points["later"].attrs["description"].startswith("not one of this program's own")
+        assert (
+            points["later"]
+            .attrs["description"]
+            .startswith("a column that this program does not know")
+        )
         assert points["x"].attrs["description"] == "value of the first field that varied"

@@ -35,7 +35,7 @@ _BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view 
 
 
 class Canvas(pg.PlotItem):  # type: ignore[misc]
-    """A plot item with layers instead of pyqtgraph's curves; draws nothing by itself.
+    """A plot item with layers instead of pyqtgraph's curves; draws nothing without them.
 
     ``broken`` announces the first error of an item that could not be painted; ``error`` keeps it.
     """

@@ -170,7 +170,7 @@ class Header(QGraphicsWidget):
             painter.drawText(QPointF(x, y + metrics.ascent()), rest)
 
     def _read(self) -> None:
-        """Read the values anew, and keep room for the widest that was read."""
+        """Read the values again, and keep room for the widest value so far."""
         if not self.readings:
             self._texts = [""] * len(self._entries)
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def note_beside_title(plot_item: Canvas, text: str) -> None:
-    """Write beside the plot's title what is left out of it."""
+    """Write the number of omitted items after the plot's title."""
     header = plot_item.header
     header.subtitle = f"{header.subtitle}, {text}" if header.subtitle else text
 

@@ -32,7 +32,7 @@ class RangeStatistics:
     peak_bytes: float
 
     def text(self) -> str:
-        """Return one line, without what was not measured."""
+        """Return one line; it omits values that were not measured."""
         counted = f"{self.steps:,} steps"
         if self.steady != self.steps:
             counted += f" ({self.steady:,} steady)"
@@ -133,7 +133,7 @@ def step_at(segment: Segment, row: int) -> Step:
 
 
 def explain_step(session: Session, step: Step) -> list[str]:
-    """Return what the session has about a step, as short clauses: the cause may be among them."""
+    """Return the facts about a step as short clauses: the cause may be among them."""
     segment, row = step.segment, step.row
     steps, median = segment.steps, _steady_median(segment)
     clauses: list[str] = []

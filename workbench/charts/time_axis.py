@@ -1,7 +1,8 @@
 """The time axis of a session's plots: seconds of running, from the first run on, no idle time.
 
-Telemetry goes on between two runs, and a person may wait for hours. The axis leaves that out: a run
-begins where the one before it ended. Times of a session and positions on the axis are both seconds.
+Telemetry continues between two runs, and a person may wait for hours. The axis leaves that out: a
+run begins where the one before it ended. Times of a session and positions on the axis are both
+seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def start_s(segment: Segment) -> float:
 
 def stop_s(segment: Segment) -> float:
     """Return when a segment was last measured or in a phase."""
-    if segment.phases:  # steps of a baseline go on in the background of later segments
+    if segment.phases:  # steps of a baseline continue in the background of later segments
         return max(segment.start_s, segment.phases[-1].stop_s)
     if "t_s" not in getattr(segment.steps, "read_so_far", ("t_s",)):
         return segment.start_s  # in a file, and not drawn: to read thousands would take minutes
@@ -66,7 +67,7 @@ class TimeAxis:
         self.gaps: list[tuple[float, float]] = []  # position and seconds of left-out idle time
 
     def pull(self) -> None:
-        """Take in new segments, and the end of the last run."""
+        """Add new segments, and the end of the last run."""
         segments = self._session.segments
         before = (self._segments, self.last_s)
         if len(segments) > self._segments:
@@ -130,7 +131,7 @@ class TimeAxis:
         return float(self.positions(time_s))
 
     def times_s(self, positions: ArrayLike) -> Array:
-        """Return the times of positions; beyond both ends, time goes on evenly."""
+        """Return the times of positions; beyond both ends, time continues evenly."""
         wanted = np.asarray(positions, np.float64)
         if not self._runs:
             return wanted
@@ -149,7 +150,7 @@ class TimeAxis:
 
 
 class Positions:
-    """Positions of a growing column of times; takes in only what is new."""
+    """Positions of a growing column of times; adds only new times."""
 
     def __init__(self, axis: TimeAxis) -> None:
         self._axis = axis
@@ -173,7 +174,7 @@ class RunningSamples:
         self.columns = Columns({"position": "f8", column: TELEMETRY_COLUMNS[column]})
 
     def pull(self) -> None:
-        """Take in the samples up to the end of the last run; later ones may be idle time."""
+        """Add the samples up to the end of the last run; later ones may be idle time."""
         if self._rows and not isinstance(self._table, Columns):
             return  # read from a file, which does not grow
         self._axis.pull()

@@ -110,7 +110,7 @@ class Logarithmic(Unit):
         return [math.log10(value) - shift for value in shown], [f"{v:g}" for v in shown], symbol
 
     def text(self, value: float, digits: int = 3) -> str:
-        """Return a reading of the number whose logarithm is given."""
+        """Return the text of the number whose logarithm is given."""
         return super().text(10.0**value if math.isfinite(value) else value, digits)
 
 

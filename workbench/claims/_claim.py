@@ -21,8 +21,8 @@ from sessions.verdicts.verdict_words import more_text
 from workbench import protocol
 
 BUILD_S = 60.0
-GPU_CLAIM = "it is about a GPU, and this runner uses the CPU"
-CPU_CLAIM = "it is about a CPU, and this runner uses a GPU"
+GPU_CLAIM = "it is about a GPU, but this runner uses the CPU"
+CPU_CLAIM = "it is about a CPU, but this runner uses a GPU"
 
 Commands = Callable[[protocol.Catalogue, float], list[protocol.Command]]
 
@@ -88,7 +88,7 @@ class Results:
 
     @property
     def reasons(self) -> list[str]:
-        """Return what was left out and why, by command if there are several."""
+        """Return the omissions and their reasons, by command if there are several."""
         count = len(self.left_out)
         return [
             f"{number} of {count}: {clause}" if count > 1 else clause
@@ -166,7 +166,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim beside what was measured of it."""
+    """A claim and its measurement."""
 
     experiment: Experiment
     claim: Claim
@@ -196,7 +196,7 @@ def judge(experiment: Experiment, claim: Claim, device: str, results: Results | 
         reason = "; ".join([str(error), *results.reasons])
         return Outcome(experiment, claim, NOT_MEASURED, reason=reason)
     if not math.isfinite(reading.value):
-        return Outcome(experiment, claim, NOT_MEASURED, reason="no number came of it")
+        return Outcome(experiment, claim, NOT_MEASURED, reason="the result is not a number")
     if reading.wrong:
         reason = f"{reading.wrong} computed wrong numbers"
         return Outcome(experiment, claim, FAILS, reading, reason)
@@ -239,7 +239,7 @@ def _more(claim: Claim, reading: Reading) -> str:
     interval = _interval(reading, reading.rounds)
     if reading.rounds >= verdicts.MIN_PAIRS and interval.half_width <= verdicts.HALF_WIDTH:
         width = 100 * verdicts.HALF_WIDTH
-        return f"{bound:g} lies within ±{width:g} % of what was measured, where measuring ends"
+        return f"{bound:g} is within ±{width:g} % of the measured value, where measuring ends"
     more_s = verdicts.seconds_to_tell(interval, math.log(bound), reading.seconds)
     return "" if more_s is None else more_text(more_s, reading.seconds)
 

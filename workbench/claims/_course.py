@@ -1,10 +1,10 @@
-"""A run through experiments: which command is next, how long it may take, and what came of each.
+"""A run through experiments: the next command, its time limit, and the result of each experiment.
 
-The owner of the runner, the command line or the window, calls ``next``, hands on every message
-once it is recorded, and records what comes back: the claims as a study of the session, at every
-moment as they are known by then. A command that takes longer than it may is cut off, and what it
-left unmeasured says so; the experiments after it go on, with another runner where it took that.
-Where a limit for all is set, no command may use up what those after it need (``_share_s``).
+The owner of the runner, the command line or the window, calls ``next``, passes on every recorded
+message, and records the returned messages: the current state of the claims, as a study of the
+session. A command that exceeds its time limit is cut off, and its claims report it. Later
+experiments continue, with a new runner if necessary. If there is a total limit, no command may use
+the time that later commands need (``_share_s``).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Course:
             self._now.sent.left_out.append(why)
         self._command, self.over, self.ended = None, True, why
         self._conclude(why)
-        self._give_up(why or "no runner was there to measure it")
+        self._give_up(why or "there was no runner to measure it")
         if not self.begun:
             return
         yield from self.pending_messages()
@@ -213,7 +213,7 @@ class Course:
 
     @property
     def doing(self) -> str:
-        """Return what is measured, in a few words."""
+        """Return a short text about the measurement in progress."""
         if self._now is None:
             return ""
         document, experiment = self._chosen[self._now.index]
@@ -312,7 +312,7 @@ class Course:
         took_s = self._clock() - self._sent_at
         if self.was_cut:
             share = f", {self._share}" if self._share else ""
-            sent.left_out.append(f"cut off after {took_s:.0f} s, of {self._allowed_s:.0f} s{share}")
+            sent.left_out.append(f"cut off after {took_s:.0f} s of {self._allowed_s:.0f} s{share}")
         elif self._share and took_s >= BUILD_SHARE * self._allowed_s:  # building may have been cut
             sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
@@ -324,7 +324,7 @@ class Course:
         """Return True if the limit for all is reached; then it is over."""
         if self._left_s() > 0:
             return False
-        why = f"the limit of {self._limit_s:g} s for all was reached before it"
+        why = f"the total limit of {self._limit_s:g} s was reached first"
         self._conclude(why)
         self._give_up(why)
         self.over = True
@@ -381,7 +381,7 @@ class Course:
         return Results(self._session, segments, studies, left_out, compile_s)
 
     def _give_up(self, why: str) -> None:
-        """Mark what was not begun as not measured."""
+        """Mark the claims that were not begun as not measured."""
         for outcomes in self._outcomes:
             for index, outcome in enumerate(outcomes):
                 if outcome.verdict in (WAITING, MEASURING):

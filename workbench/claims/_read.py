@@ -55,7 +55,7 @@ def step_speed_up(toggle: str) -> Read:
         for effect in rows(_study(results), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
                 return _faster(results, row, effect, int(before[-1]))
-        raise Unmeasured(f"the effect of {toggle} alone is not known")
+        raise Unmeasured(f"the separate effect of {toggle} is not known")
 
     return read
 
@@ -78,7 +78,7 @@ def arms_right() -> Read:
     def read(results: Results) -> Reading:
         studies = [study for study in results.studies if study is not None]
         if not studies or len(studies) < len(results.studies):
-            raise Unmeasured("the attribution did not begin")
+            raise Unmeasured("the attribution was not started")
         shares = [_arms_right(study) for study in studies]
         right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
         return Reading(right / count, note="; ".join(filter(None, (bad for _, _, bad in shares))))
@@ -89,11 +89,11 @@ def arms_right() -> Read:
 def _arms_right(made: Study) -> tuple[int, int, str]:
     """Return how many of how many arms ran with right numbers, and what the others did."""
     arms, blocked = rows(made, "arms"), rows(made, "blocked")
-    for row in arms:  # what was not looked at is neither right nor wrong
+    for row in arms:  # what was not checked is neither right nor wrong
         if row["state"] == "not built" or (
             row["state"] == "measured" and not math.isfinite(row["wrong"])
         ):
-            why = row["reason"] or row["numerics"] or "its numbers were not looked at"
+            why = row["reason"] or row["numerics"] or "its numbers were not checked"
             raise Unmeasured(f"{row['title']}: {why}")
     right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
     bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
@@ -109,7 +109,7 @@ def ledger_ratio(numerator: str, denominator: str) -> Read:
         for segment in reversed(results.segments):
             if numerator in segment.ledger and float(segment.ledger.get(denominator, 0)) > 0:
                 return Reading(float(segment.ledger[numerator]) / segment.ledger[denominator])
-        raise Unmeasured(f"no segment says its {denominator}")
+        raise Unmeasured(f"no segment records its {denominator}")
 
     return read
 
@@ -165,8 +165,8 @@ def exponent(setting: str) -> Read:
                 points[size] = float(np.median(times))
         if len(points) < LEAST_SIZES:
             raise Unmeasured(
-                f"{len(points)} of {len(results.segments)} sizes were measured in {LEAST_STEPS} or "
-                f"more steady steps, and {LEAST_SIZES} are needed"
+                f"{len(points)} of {len(results.segments)} sizes have at least {LEAST_STEPS} "
+                f"steady steps, but {LEAST_SIZES} are needed"
             )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))
@@ -217,7 +217,7 @@ def _rung(results: Results, toggle: str | None) -> Mapping[str, Any]:
     made = _study(results)
     arms = rows(made, "arms")
     if not arms:
-        raise Unmeasured("no arm was looked at")
+        raise Unmeasured("no arm was examined")
     if toggle is None:
         row = arms[0]
     elif toggle:
@@ -236,7 +236,7 @@ def _rung(results: Results, toggle: str | None) -> Mapping[str, Any]:
 def _study(results: Results) -> Study:
     made = results.studies[0] if results.studies else None
     if made is None:
-        raise Unmeasured("the attribution did not begin")
+        raise Unmeasured("the attribution was not started")
     return made
 
 
@@ -244,7 +244,7 @@ def _blocked(study: Study, toggle: str) -> str:
     for row in rows(study, "blocked"):
         if row["toggle"].startswith(f"{toggle}="):
             return f"blocked: {row['reason']}"
-    return f"there is no rung {toggle}"
+    return f"the ladder has no toggle {toggle}"
 
 
 def _wrong(row: Mapping[str, Any]) -> str:

@@ -34,12 +34,12 @@ def kernel(operator: str, case: str, other: str = "triton", base: str = "torch")
 
 
 def slowest_kernel(kernels: Sequence[tuple[str, str]]) -> Read:
-    """Return the least of the speed-ups of several kernels, (operator, case) each."""
+    """Return the smallest speed-up of several kernels, each given as (operator, case)."""
 
     def read(results: Results) -> Reading:
         readings = [(kernel(operator, case)(results), operator) for operator, case in kernels]
         least, operator = min(readings, key=lambda pair: pair[0].value)
-        return replace(least, note=f"the least, {operator} {least.note}")
+        return replace(least, note=f"the smallest speed-up: {operator} {least.note}")
 
     return read
 

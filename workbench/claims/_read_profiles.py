@@ -25,7 +25,7 @@ def activation_share() -> Read:
             breakdown.highest(profile).get("activations", 0) for profile in _profiles(results)
         )
         if not before:
-            raise Unmeasured("the profile shows no activations that are kept for the backward pass")
+            raise Unmeasured("the profile shows no activations kept for the backward pass")
         return Reading(after / before, note=_sizes(before, after))
 
     return read
@@ -52,7 +52,7 @@ def fewer_launches() -> Read:
         before, after = (
             float(np.sum(profile.tables["kernels"]["calls"])) for profile in _profiles(results)
         )
-        return Reading(before / after, note=f"{before:.0f} kernels a step become {after:.0f}")
+        return Reading(before / after, note=f"{before:.0f} kernels per step become {after:.0f}")
 
     return read
 
@@ -185,7 +185,7 @@ def _fact(segments: Sequence[Segment], name: str, preset: str = "") -> float:
     for segment in reversed(segments):
         if name in segment.ledger and preset in ("", segment.configuration.preset):
             return float(segment.ledger[name])
-    raise Unmeasured(f"no segment says its {name}")
+    raise Unmeasured(f"no segment records its {name}")
 
 
 def _setting(segment: Segment, name: str) -> float:
@@ -198,7 +198,7 @@ def _is_right(segment: Segment) -> bool:
 
 
 def _why_not(segment: Segment) -> str:
-    return numerics.text(segment.ledger) or "it did not run to its end"
+    return numerics.text(segment.ledger) or "it did not run to the end"
 
 
 def _title(segment: Segment) -> str:

@@ -32,8 +32,8 @@ ABOVE_2K, ABOVE_4K, LONGEST = 4096, 8192, 16384
 PRECISIONS = (("amp_fp16", "FP16", 1e-3), ("amp_bf16", "BF16", 1e-4))
 # The document's times on a CPU: batch, tokens, and the milliseconds of both of its columns.
 ON_CPU = ((4, 128, 67), (4, 512, 257), (1, 1024, 477))
-AUTHORS_VERSION = "a version that the author's code requires, and no claim"
-AUTHORS_SOURCE = "the size of the author's source code, which is no claim about performance"
+AUTHORS_VERSION = "a version that the author's code requires, not a claim"
+AUTHORS_SOURCE = "the size of the author's source code, not a claim about performance"
 
 
 def _attention(*sequences: int, narrow: bool = False) -> Commands:
@@ -182,7 +182,7 @@ def _precision_experiment(option: str, title: str, mse: float) -> Experiment:
                 quotes=("~0.5x          |",),
             ),
         ),
-        needs_gpu="FP16 is not offered on the CPU" if option == "amp_fp16" else "",
+        needs_gpu="FP16 is not available on the CPU" if option == "amp_fp16" else "",
     )
 
 
@@ -192,9 +192,9 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="attention by length",
-            how="attention that holds the whole matrix of weights, against the best backend with "
-            f"adaptive rank and precision; {ABOVE_512} and {ABOVE_1024} tokens, forward; the "
-            "reason names the ranks of the heads that were timed",
+            how="attention that stores the complete matrix of weights, compared with the best "
+            f"backend with adaptive rank and precision; {ABOVE_512} and {ABOVE_1024} tokens, "
+            "forward; the reason names the ranks of the timed heads",
             commands=_attention(ABOVE_512, ABOVE_1024),
             claims=(
                 Claim(
@@ -231,9 +231,9 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="attention of narrow heads",
-            how=f"the same at {ABOVE_1024} tokens, of a model whose heads have a narrow spectrum: "
-            "the queries and keys of three heads of four start in a quarter of their dimensions; "
-            "it counts only if ranks were reduced",
+            how=f"the same at {ABOVE_1024} tokens, for a model whose heads have a narrow spectrum: "
+            "queries and keys of three of four heads start in a quarter of their dimensions; it "
+            "counts only if ranks were reduced",
             commands=_attention(ABOVE_1024, narrow=True),
             claims=(
                 Claim(
@@ -250,9 +250,9 @@ DOCUMENT = Document(
         *(_precision_experiment(*precision) for precision in PRECISIONS),
         Experiment(
             name="chunked attention",
-            how="attention in chunks against attention that holds the whole matrix of weights, at "
-            f"{ABOVE_2K:,} and {ABOVE_4K:,} tokens in BF16; the document names thresholds and no "
-            "saving, so that any saving holds",
+            how="attention in chunks, compared with attention that stores the complete matrix of "
+            f"weights, at {ABOVE_2K:,} and {ABOVE_4K:,} tokens in BF16; the document names "
+            "thresholds but no saving, so any saving holds",
             commands=_chunks,
             claims=tuple(
                 Claim(
@@ -272,8 +272,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="long sequences",
-            how=f"a forward pass at {ABOVE_4K:,} tokens, and on a GPU at {LONGEST:,} tokens, its "
-            "output compared with a reference",
+            how=f"a forward pass at {ABOVE_4K:,} tokens (on a GPU also at {LONGEST:,} tokens); its "
+            "output is compared with a reference",
             commands=_long,
             claims=(
                 Claim(
@@ -290,9 +290,9 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="on a CPU",
-            how="one layer of the document's width, forward: standard attention against the best "
-            "backend of the CPU, which the document calls a fallback; its milliseconds are those "
-            "of the author's machine, and the times here stand beside the ratio",
+            how="one layer of the document's width, forward: standard attention, compared with the "
+            "best backend of the CPU, which the document calls a fallback; its milliseconds are "
+            "from the author's machine, and the times here are shown with the ratio",
             commands=_on_cpu,
             claims=(
                 *(_on_cpu_claim(index, *size) for index, size in enumerate(ON_CPU)),

@@ -35,7 +35,7 @@ SIZES: tuple[tuple[str, dict[str, int], str, float, float], ...] = (
      "38.4 GB              | 23.1 GB", 38.4, 23.1),
 )  # fmt: skip
 KIB = 1024
-AUTHORS_MS = "a time on the author's RTX 4090; the time here stands beside the claim's speed-up"
+AUTHORS_MS = "a time on the author's RTX 4090; the time here is shown with the claim's speed-up"
 NAME = "part of the name of a library"
 
 
@@ -105,8 +105,8 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="kernels",
-            how="each kernel alone against plain PyTorch, forward, cold caches, in interleaved "
-            "rounds, at the guide's sizes; the guide's GPU is an RTX 4090",
+            how="each kernel alone, compared with plain PyTorch: forward, cold caches, interleaved "
+            "rounds, the guide's sizes; the guide's GPU is an RTX 4090",
             commands=_kernels,
             claims=(
                 *(
@@ -131,20 +131,20 @@ DOCUMENT = Document(
                     quotes=("1.5-2x faster for RMSNorm, SwiGLU, RoPE",),
                 ),
             ),
-            needs_gpu="Triton kernels run on a GPU, and this runner uses the CPU",
+            needs_gpu="Triton kernels run on a GPU, but this runner uses the CPU",
         ),
         Experiment(
             name="checkpointing",
-            how="a training step with every block recomputed against none: the backward pass timed "
-            "by itself, in interleaved rounds; activations by a profile, as those that are kept "
-            "when the backward pass begins; memory at the peak of the whole step",
+            how="a training step that recomputes every block, compared with one that recomputes "
+            "none: time of the backward pass alone, in interleaved rounds; activations from a "
+            "profile, when the backward pass begins; memory at the peak of the complete step",
             commands=_checkpointing,
             claims=(
                 Claim(
                     row="H10",
                     name="gradient checkpointing, activations",
                     says="~40 % less activation memory",
-                    unit="activation memory of the step without",
+                    unit="activation memory of the step without it",
                     most=0.65,
                     read=activation_share(),
                     study=(1, 2),
@@ -154,7 +154,7 @@ DOCUMENT = Document(
                     row="H5",
                     name="gradient checkpointing, backward pass",
                     says="~30 % slower backward pass",
-                    unit="of the backward pass's time without",
+                    unit="of the backward pass's time without it",
                     most=1.35,
                     read=slow_down(),
                     study=0,
@@ -165,7 +165,7 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="shared RoPE cache",
-            how=f"bytes of the rotary tables of {LAYERS} layers, each its own against one for all",
+            how=f"bytes of the rotary tables of {LAYERS} layers: one per layer, or one shared",
             commands=_cache,
             claims=(
                 Claim(
@@ -190,8 +190,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="checkpointing by size",
-            how="peak memory of a training step with every block recomputed, against none, at the "
-            f"guide's larger sizes, batch {BATCH} x {TOKENS:,} tokens",
+            how="peak memory of a training step that recomputes every block, compared with one "
+            f"that recomputes none, at the guide's larger sizes, batch {BATCH} x {TOKENS:,} tokens",
             commands=_sizes,
             build_s=30.0,
             claims=(_size_claim(1, (0, 1)), _size_claim(2, (2, 3))),

@@ -28,7 +28,7 @@ TUNING_S = 300.0
 def _component(
     catalogue: protocol.Catalogue, function: str, batch: int, precision: str
 ) -> Configuration:
-    """Return a component by itself, as a model from a file, by its standard path."""
+    """Return a single component as a model from a file, with its standard path."""
     standard = STANDARD if "attention" in function else {}
     return configuration(
         OWN,
@@ -76,8 +76,9 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="components",
-            how="each component as a whole model, its fused path against its own standard path, "
-            "forward in BF16 at width 768: 4 x 4,096 tokens, and for the memory 16,384 vectors",
+            how="each component as a complete model, its fused path compared with its standard "
+            "path, forward in BF16 at width 768: 4 x 4,096 tokens, and 16,384 vectors for the "
+            "memory",
             commands=_components,
             claims=tuple(
                 Claim(
@@ -96,8 +97,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="model",
-            how=f"the whole model with {LAYERS} text layers, forward: standard attention and eager "
-            "against kernels and torch.compile max-autotune, all in FP32 with TF32 products",
+            how=f"the complete model with {LAYERS} text layers, forward: standard attention in "
+            "eager mode, compared with kernels and torch.compile max-autotune; FP32 with TF32",
             build_s=TUNING_S,
             commands=_model,
             claims=(
@@ -124,9 +125,9 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="validation",
-            how="each component at the sizes of the document's own tests, and the whole model "
-            'compiled, all compared with a reference (the summary reports "4/4 passed" over a '
-            "shape error and a compile error)",
+            how="each component at the sizes of the document's tests, and the complete compiled "
+            'model, all compared with a reference (the summary reports "4/4 passed", although '
+            "the document shows a shape error and a compile error)",
             commands=_validation,
             claims=(
                 Claim(

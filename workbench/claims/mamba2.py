@@ -101,7 +101,7 @@ def _difference(which: str, word: str, implementation: str, title: str) -> Claim
         unit=f"{word} difference of an output",
         most=EXACT,
         read=kernel_difference("ssd_scan", implementation, which),
-        needs_gpu="Triton kernels run on a GPU, and this runner uses the CPU"
+        needs_gpu="Triton kernels run on a GPU, but this runner uses the CPU"
         if implementation == "triton"
         else "",
         quotes=(f"{which.title()} difference: 0.000000",),
@@ -169,8 +169,8 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="scan",
-            how="the chunked scan in FP32 against the same in FP64; that the chunked algorithm is "
-            "what one step after the other gives is tested",
+            how="the chunked scan in FP32, compared with FP64; a test shows that the chunked and "
+            "the sequential algorithm agree",
             commands=_scan,
             claims=(
                 _difference("max", "largest", "triton", "Triton"),
@@ -181,8 +181,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="length, hybrid",
-            how="step time of a forward pass over lengths, captured as a graph on a GPU, attention "
-            "in every fourth block as the document has it; slope of the logarithms",
+            how="step time of a forward pass by length, captured as a CUDA graph on a GPU, with "
+            "attention in every fourth block as in the document; slope of the logarithms",
             commands=_hybrid,
             claims=_linear("hybrid"),
         ),
@@ -194,7 +194,7 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="context, hybrid",
-            how="bytes of the decode state after prompts of two lengths, taken in by chunks: where "
+            how="bytes of the decode state after prompts of two lengths, processed in chunks: if "
             "they grow with the context, memory limits it",
             commands=_hybrid_contexts,
             claims=(_context("hybrid"),),
@@ -209,8 +209,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="sizes",
-            how="parameters of models with the document's widths and depths; it says nothing of "
-            "the vocabulary, so that a tenth more or less counts as the same size",
+            how="parameters of models with the document's widths and depths; the document does not "
+            "name the vocabulary, so a tenth more or less counts as the same size",
             commands=_sizes,
             build_s=30.0,
             claims=tuple(
@@ -223,7 +223,7 @@ DOCUMENT = Document(
                     most=millions * (1 + SIZE_TOLERANCE),
                     read=ledger_value("parameters", preset, 1e6),
                     study=index,
-                    needs_gpu=f"{preset} parameters do not fit into every host's memory"
+                    needs_gpu=f"{preset} parameters do not fit in every host's memory"
                     if preset == "2.8B"
                     else "",
                     quotes=(says,),
@@ -237,7 +237,7 @@ DOCUMENT = Document(
         Omission("Production 2025", "a year"),
         Omission("production-grade 2025 AI", "a year"),
         Omission("looks like in 2025", "a year"),
-        Omission("every 4th layer", "a default of the architecture, with which it is measured"),
-        Omission("(585 lines)", "the size of the author's source code, and no claim"),
+        Omission("every 4th layer", "a default of the architecture, which the measurements use"),
+        Omission("(585 lines)", "the size of the author's source code, not a claim"),
     ),
 )

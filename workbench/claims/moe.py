@@ -33,7 +33,7 @@ INFERENCE_S = 120.0  # for two, forward
 TUNING_S = 90.0
 DEEP = 24  # layers of the model whose checkpointing the guide calls that of deep models
 NO_CLAIM = "part of the name of a technique, a pattern or a mode"
-GRAPH_GPU = "it replays CUDA graphs, and this runner uses the CPU"
+GRAPH_GPU = "it replays CUDA graphs, but this runner uses the CPU"
 # Of the guide's table of CUDA graphs: its name, our preset, its row, its speed-up.
 GRAPHS = (
     ("small model", "small", "| Small model | 5ms | 2ms | 2.5x |", 2.5),
@@ -139,8 +139,8 @@ def _mode_experiment(
     """Return a row of the guide's table: how long a mode compiles, and how much faster it is."""
     return Experiment(
         name=f"torch.compile {mode}",
-        how=f"torch.compile {mode} against eager, forward pass of the small preset with {LAYERS} "
-        "layers; its first compilation, whose parts on disk Inductor takes again (E4)",
+        how=f"torch.compile {mode} compared with eager, forward pass of the small preset with "
+        f"{LAYERS} layers; its first compilation, which may use Inductor's cache on disk (E4)",
         commands=_mode(mode),
         claims=(
             Claim(
@@ -197,7 +197,7 @@ def _rung(toggle: str, name: str, speed: float, memory: float) -> tuple[Claim, C
 def _alone_claim(
     name: str, says: str, most: float, study: int, quote: str, unit: str, read: Read, gpu: str = ""
 ) -> Claim:
-    """Return the guide's claim about one technique by itself."""
+    """Return the guide's claim about a single technique."""
     return Claim(
         row="E6",
         name=name,
@@ -217,8 +217,8 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="training ladder",
-            how="the guide's stack, one rung after the other, on a training step (E7); its CUDA "
-            "graphs are for inference only, here the whole step is captured",
+            how="the guide's stack, one option after the other, on a training step (E7); its CUDA "
+            "graphs are for inference only, but here the complete step is captured",
             commands=_training,
             build_s=TRAINING_S,
             claims=(
@@ -230,7 +230,7 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="inference ladder",
-            how="the same stack on a forward pass, where there is nothing to checkpoint",
+            how="the same stack on a forward pass, which has nothing to checkpoint",
             commands=_inference,
             build_s=INFERENCE_S,
             claims=(
@@ -265,8 +265,8 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="each alone",
-            how="AMP and checkpointing, each by itself against the eager training step; "
-            f"checkpointing of {DEEP} layers, as the guide speaks of deep models",
+            how="AMP and checkpointing, each separately compared with the eager training step; "
+            f"checkpointing with {DEEP} layers, because the guide means deep models",
             commands=_alone,
             claims=(
                 Claim(
@@ -289,9 +289,9 @@ DOCUMENT = Document(
         _mode_experiment("max-autotune", "1.5-2.0x", 1.5, "~2-5min", 330, TUNING_S),
         Experiment(
             name="CUDA graphs",
-            how="the forward pass captured as a CUDA graph against the same launched by the host, "
-            "8 x 128 tokens in FP32; the guide's milliseconds are those of the author's machine, "
-            "and the times here stand beside the ratio",
+            how="the forward pass captured as a CUDA graph, compared with launches by the host, "
+            "8 x 128 tokens in FP32; the guide's milliseconds are from the author's machine, and "
+            "the times here are shown with the ratio",
             commands=_graphs,
             claims=tuple(
                 Claim(
@@ -311,7 +311,7 @@ DOCUMENT = Document(
         ),
         Experiment(
             name="custom kernels",
-            how="the forward pass with the Triton kernels against PyTorch's",
+            how="the forward pass with Triton kernels, compared with PyTorch's kernels",
             commands=_kernels,
             claims=(
                 Claim(
@@ -324,13 +324,13 @@ DOCUMENT = Document(
                     quotes=("**Custom kernels**: 3-5x speedup",),
                 ),
             ),
-            needs_gpu="Triton kernels run on a GPU, and this runner uses the CPU",
+            needs_gpu="Triton kernels run on a GPU, but this runner uses the CPU",
             priority=1,
         ),
         Experiment(
             name="kernel launches",
-            how="kernels that a forward pass launches, counted by the profiler: PyTorch's "
-            "operators against the fused kernels",
+            how="kernel launches of a forward pass, counted by the profiler: PyTorch's operators "
+            "compared with the fused kernels",
             commands=_launches,
             claims=(
                 Claim(
@@ -343,7 +343,7 @@ DOCUMENT = Document(
                     quotes=("10x fewer CUDA kernel calls",),
                 ),
             ),
-            needs_gpu="Triton kernels run on a GPU, and this runner uses the CPU",
+            needs_gpu="Triton kernels run on a GPU, but this runner uses the CPU",
             priority=1,
         ),
     ),
@@ -351,7 +351,7 @@ DOCUMENT = Document(
         Omission("| Baseline | 1.0x | 1.0x |", "the baseline of its table"),
         Omission(
             "(<1% error)",
-            "what the reader is to check before deploying; `workbench validate` checks it",
+            "a check for the reader before deploying; `workbench validate` does it",
         ),
         *(Omission(f"Pattern {number}", NO_CLAIM) for number in (1, 2, 3)),
         *(Omission(f"Mode {number}", NO_CLAIM) for number in (1, 2, 3, 4)),

@@ -165,7 +165,7 @@ class _Driver:
         catalogue: protocol.Catalogue | None = None
         try:
             for message in runner.messages():
-                if self._interrupt.pressed and _is_obituary(message, runner):
+                if self._interrupt.pressed and _is_forced_end(message, runner):
                     continue  # the person wanted it to end
                 message = self._record(message)
                 self._record_own(self._plan.on_message(message))
@@ -251,13 +251,13 @@ class _Driver:
             message = protocol.Failure(
                 kind="wire",
                 sentence=f"A message of the runner does not fit the session: {error}.",
-                fix="It was left out of the session.",
+                fix="The message was left out of the session.",
             )
         self._watch(message)
         return message
 
 
-def _is_obituary(message: protocol.AnyMessage, runner: Runner) -> bool:
+def _is_forced_end(message: protocol.AnyMessage, runner: Runner) -> bool:
     """Return True if the runner was killed because it did not react to Cancel."""
     died = isinstance(message, protocol.Failure) and message.kind == "died"
     return died and runner.ended_by_force

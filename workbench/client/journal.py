@@ -92,8 +92,8 @@ class Journal:
                 file.close()
         self._unreported = protocol.Failure(
             kind=protocol.JOURNAL,
-            sentence=f"The journal {self.path} {why}: what is measured goes on, but a crash would "
-            "lose what is not saved.",
+            sentence=f"The journal {self.path} {why}: measuring continues, but a crash would lose "
+            "everything that is not saved.",
             fix=f"Save the session soon; {state_folder.ELSEWHERE}, and start again.",
         )
 
@@ -120,7 +120,7 @@ def discard(path: Path) -> None:
 
 
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
-    """Yield the journal's messages in order, and pass over what is none (a last line cut short).
+    """Yield the journal's messages in order; skip other text, such as an incomplete last line.
 
     Zeros that a power cut left, or a line end that was damaged, cost no message beside them.
     """
@@ -143,8 +143,8 @@ def _messages_within(line: bytes) -> Iterator[bytes]:
 
 
 def without_message(path: Path) -> str:
-    """Return why a file is no journal."""
-    return f"{path}: no message in it; a journal holds one JSON message a line"
+    """Return why a file is not a journal."""
+    return f"{path}: no message in it; a journal has one JSON message per line"
 
 
 def recover(path: Path) -> Session:
@@ -168,7 +168,7 @@ def recover(path: Path) -> Session:
 def _record_with_segment(recorder: Recorder, message: protocol.AnyMessage) -> bool:
     """Record a message of a segment whose first line was damaged; return False if it fits nowhere.
 
-    The segment gets the configuration of the segment before it, or of what was ordered.
+    The segment gets the configuration of the segment before it, or of the command.
     """
     if getattr(message, "segment", None) != recorder.next_segment:
         return False

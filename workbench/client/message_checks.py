@@ -70,7 +70,9 @@ def study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
     """Return the rows' columns: objects if they are text, else FP64; NaN for what is not finite."""
     for name in (message.table, *message.columns):
         if not name.isidentifier() or not name.isascii():
-            raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
+            raise protocol.WireError(
+                f"{name[:40]!r} is not a valid name of a table or column of a study"
+            )
     lengths = {name: len(values) for name, values in message.columns.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise protocol.WireError(f"columns of one batch are empty or differ in length: {lengths}")
@@ -92,11 +94,14 @@ def matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None
     """
     lengths = {len(row) for row in rows}
     if len(lengths) != 1 or lengths == {0}:
-        raise protocol.WireError(f"metric {name[:40]!r}: rows of {sorted(lengths)} columns")
+        raise protocol.WireError(
+            f"metric {name[:40]!r}: rows differ in length: {sorted(lengths)} columns"
+        )
     values = np.array(rows, np.float64)
     if known is not None and values.shape != known.shape:
         raise protocol.WireError(
-            f"metric {name[:40]!r}: {values.shape} in a segment where it was {known.shape}"
+            f"metric {name[:40]!r}: its shape in this segment was {known.shape}, but now it is "
+            f"{values.shape}"
         )
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)
@@ -104,8 +109,8 @@ def matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None
 
 
 def check_integers(name: str, values: np.ndarray, limits: np.iinfo) -> None:
-    """Raise ``WireError`` for what is no whole number within the limits."""
-    # NaN and what is too large would turn into some other number, with no more than a warning.
+    """Raise ``WireError`` for a value that is not a whole number within the limits."""
+    # NaN and numbers that are too large would become other numbers, with only a warning.
     is_integer = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
     if not is_integer.all():
         raise protocol.WireError(
@@ -117,4 +122,4 @@ def check_phase(phase: int, last: Phase = Phase.CHECK) -> None:
     """Raise ``WireError`` for a phase that is unknown, or that no step has."""
     known = [int(phase) for phase in Phase if phase <= last]
     if phase not in known:
-        raise protocol.WireError(f"phase {phase} is none of {known}")
+        raise protocol.WireError(f"phase {phase} is not one of {known}")

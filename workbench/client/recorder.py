@@ -51,7 +51,7 @@ _JUDGED = ("history", "pairs", "seconds", "builds", "cycles", "whole", "p", "set
 
 
 class Recorder:
-    """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
+    """Builds ``session`` from messages; messages that belong to no session (State ...) are ignored.
 
     A runner that dies may be followed by another one, with a clock and segment numbers of its own:
     they are moved so that the session's go on from where they were, even if the machine's clock was
@@ -114,7 +114,7 @@ class Recorder:
                     self._before = PhaseSpan(Phase.CEILINGS, session.orders[-1].start_s, now)
                 if message.ceilings is not None:
                     is_stored = message.source == "kept"
-                    source = "kept from an earlier run" if is_stored else "measured in this one"
+                    source = "stored by an earlier run" if is_stored else "measured in this run"
                     session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
             case protocol.Ordered():
                 session.orders.append(self._order(message))
@@ -150,7 +150,7 @@ class Recorder:
                 content.check_telemetry(columns, message.device)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
                 table.append(columns)  # type: ignore[attr-defined]
-                if self._open is not None and len(columns["t_s"]):  # a phase goes on meanwhile
+                if self._open is not None and len(columns["t_s"]):  # a phase continues meanwhile
                     _close_phase(self._open, float(columns["t_s"][-1]))
             case protocol.Sampling():
                 how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
@@ -400,8 +400,8 @@ class Recorder:
             ]
             if kinds[0] != kinds[1]:
                 raise protocol.WireError(
-                    f"table {message.table[:40]!r}: columns {sorted(more)} in a study where they "
-                    f"were {sorted(known)}, or text where there were numbers"
+                    f"table {message.table[:40]!r}: columns {sorted(more)} do not continue "
+                    f"{sorted(known)}, or text follows numbers"
                 )
             more = {name: np.concatenate([known[name], more[name]]) for name in known}
         tables = {**study.tables, message.table: more}
@@ -461,5 +461,5 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
 
 
 def _blocks_of(comparison: PairedComparison) -> object:
-    """Return what distinguishes a comparison from every other."""
+    """Return the facts that identify a comparison."""
     return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs

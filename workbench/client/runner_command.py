@@ -18,10 +18,10 @@ OPTION, VARIABLE = "--runner", "WORKBENCH_RUNNER"
 # ``-P``: a file in the working directory must not replace a module of ours or of Python's.
 HERE = (sys.executable, "-P", "-m", "workbench.runner")
 HELP = (
-    'command that starts the runner, as "ssh HOST /path/to/python -m workbench.runner": the GPU of '
-    "another host. What the runner reads and writes (own models, data, states, traces, tuned "
-    "tiles, ceilings) is then on that host; sessions, journals and noise floors are on this one. "
-    f"Default: {VARIABLE}, or else a runner here"
+    'command that starts the runner, for example "ssh HOST /path/to/python -m workbench.runner" to '
+    "use the GPU of another host. Files of the runner (own models, data, states, traces, tuned "
+    "tiles, ceilings) are then on that host; sessions, journals and noise floors are on this one. "
+    f"Default: {VARIABLE}, or else a runner on this host"
 )
 
 _chosen: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ _chosen: tuple[str, ...] = ()
 def use(option: str | None) -> Iterator[None]:
     """Set the command of all runners: the option's, else the environment's.
 
-    Raises ``ValueError`` with one sentence for what is no command.
+    Raises ``ValueError`` with one sentence for text that is not a command.
     """
     global _chosen
     before, _chosen = _chosen, _named(option)
@@ -52,7 +52,7 @@ def is_custom() -> bool:
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """Return the command as one types it into a shell."""
+    """Return the command as a person types it into a shell."""
     return shlex.join(words)
 
 
@@ -65,7 +65,9 @@ def split(text: str, source: str) -> tuple[str, ...]:
         raise ValueError(f"{source}: {text!r} cannot be read: {reason[:1].lower()}{reason[1:]}"
                          ) from None  # fmt: skip
     if not words or not words[0] or "\0" in text:
-        raise ValueError(f"{source}: {text!r} is no command; expected a program and its arguments")
+        raise ValueError(
+            f"{source}: {text!r} is not a command; expected a program and its arguments"
+        )
     return words
 
 

@@ -1,4 +1,4 @@
-"""Failures of a runner that did not start, spoke something else, or ended unasked."""
+"""Failures of a runner that did not start, used another protocol, or ended unexpectedly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.protocol import VERSION, Failure
 
 AGAIN = "Start a new runner; everything measured so far is kept."
 TRY = (
-    "Try the command in a terminal. ssh has to get along without a terminal and a password here "
+    "Try the command in a terminal. Here, ssh must work without a terminal and without a password "
     "(`ssh -T`, a key), nothing may print before the runner does, and both sides need the same "
     "version of the workbench."
 )
@@ -29,52 +29,54 @@ def not_started(command: tuple[str, ...], error: OSError) -> Failure:
 
 
 def never_spoke(
-    command: tuple[str, ...], code: int, babble: Sequence[str], log: Sequence[str]
+    command: tuple[str, ...], code: int, printed: Sequence[str], log: Sequence[str]
 ) -> Failure:
-    """Return the failure of a person's command that ended before the first message."""
+    """Return the failure of a user's command that ended before the first message."""
     last = next((line for line in reversed(log) if line.strip()), "")
-    last_output = f"the last on its standard error was {_brief(last)!r}" if last else (
+    last_output = f"the last line on its standard error was {_brief(last)!r}" if last else (
         "it wrote nothing to its standard error")  # fmt: skip
-    if babble:
+    if printed:
         last_output += (
-            f", and on its standard output stood {_brief(babble[0])!r}, which is no message"
+            f", and it printed {_brief(printed[0])!r}, which is not a message of the runner"
         )
     sentence = (
-        f"The command `{shown(command)}` {how_ended(code)} before a runner spoke; {last_output}."
+        f"The command `{shown(command)}` {how_ended(code)} before a runner answered; {last_output}."
     )
-    return _fatal(sentence, TRY, [*babble, *log])
+    return _fatal(sentence, TRY, [*printed, *log])
 
 
-def no_runner(command: tuple[str, ...], babble: Sequence[str], log: Sequence[str]) -> Failure:
-    """Return the failure of a command that goes on without any message."""
-    last = f"; the last on its standard error was {_brief(log[-1])!r}" if log else ""
+def no_runner(command: tuple[str, ...], printed: Sequence[str], log: Sequence[str]) -> Failure:
+    """Return the failure of a command that runs but sends no message."""
+    last = f"; the last line on its standard error was {_brief(log[-1])!r}" if log else ""
     sentence = (
-        f"The command `{shown(command)}` does not speak the runner's protocol: its standard "
-        f"output begins with {_brief(babble[0])!r}{last}."
+        f"The command `{shown(command)}` does not use the runner's protocol: its standard "
+        f"output begins with {_brief(printed[0])!r}{last}."
     )
-    return _fatal(sentence, TRY, [*babble[:20], *log])
+    return _fatal(sentence, TRY, [*printed[:20], *log])
 
 
-def banner(command: tuple[str, ...], babble: Sequence[str]) -> Failure:
-    """Return the failure for text before the first message; the runner itself is well."""
+def banner(command: tuple[str, ...], printed: Sequence[str]) -> Failure:
+    """Return the failure for text before the first message; the runner itself works."""
     return Failure(
         kind="wire",
-        sentence=f"The command `{shown(command)}` printed {_brief(babble[0])!r} before the "
+        sentence=f"The command `{shown(command)}` printed {_brief(printed[0])!r} before the "
         "runner's first message; it was left out.",
-        fix="Let the host's login files print nothing where there is no terminal, or try `ssh -T`.",
-        detail="\n".join(babble),
+        fix="Make the host's login files print nothing if there is no terminal, or try `ssh -T`.",
+        detail="\n".join(printed),
     )
 
 
 def other_version(command: tuple[str, ...], version: int) -> Failure:
-    """Return the failure of a runner that speaks another version of the protocol."""
+    """Return the failure of a runner that uses another version of the protocol."""
     which = "" if command == HERE else f", started by `{shown(command)}`,"
-    sentence = f"The runner{which} speaks version {version} of the protocol, this side {VERSION}."
+    sentence = (
+        f"The runner{which} uses version {version} of the protocol, but this side uses {VERSION}."
+    )
     return _fatal(sentence, "Install the same version of the workbench on both sides.")
 
 
 def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
-    """Return the failure of a runner that ended unasked, or by force after Cancel."""
+    """Return the failure of a runner that ended unexpectedly, or by force after Cancel."""
     if cancelled_by:
         sentence = f"The run did not stop when cancelled, so its runner was {cancelled_by}."
     else:

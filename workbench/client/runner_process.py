@@ -20,7 +20,7 @@ GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
 LOG_LINES = 200
 FAILURES_PER_PERIOD = 50  # an answer to a command is a failure too, and must not be left out
 LONGEST_LOG_LINE = 1 << 16  # bytes
-BABBLE_LINES = 200  # of a login's words before the first message
+PRINTED_LINES = 200  # of a login's words before the first message
 
 Log = Callable[[str], None]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
@@ -94,7 +94,7 @@ class Runner:
     def messages(self) -> Iterator[protocol.AnyMessage]:
         """Yield every message until the runner ends; the last is a Failure if it ended unasked."""
         assert self.process.stdout is not None
-        babble: list[str] = []  # before the first message
+        printed: list[str] = []  # before the first message
         spoken = False
         unreadable, failures = Throttle(), Throttle(FAILURES_PER_PERIOD)
         for line in bounded_lines(self.process.stdout):
@@ -103,14 +103,14 @@ class Runner:
             try:
                 message = protocol.decode_message(line)
             except protocol.WireError as error:
-                if not spoken and (failure := self._unintelligible(line, babble)):
+                if not spoken and (failure := self._unintelligible(line, printed)):
                     yield from self._give_up(failure)
                     return
                 if not spoken:
                     continue
                 if not line.endswith(b"\n"):
                     self._keep(line)
-                    break  # cut short by the runner's end, which the obituary reports
+                    break  # cut short by the runner's end, which its failure reports
                 if unreadable.passes():
                     yield protocol.Failure(
                         kind="wire",
@@ -132,8 +132,8 @@ class Runner:
             yield message
             if self.journal is not None and (complaint := self.journal.complaint()):
                 yield complaint
-            if babble and not spoken:
-                yield runner_errors.banner(self.command, babble)
+            if printed and not spoken:
+                yield runner_errors.banner(self.command, printed)
             spoken = True
         if count := unreadable.due(at_end=True) + failures.due(at_end=True):
             yield _left_out(count)
@@ -146,7 +146,7 @@ class Runner:
         if spoken or self._cancelled_by or self.command == runner_command.HERE:
             yield runner_errors.ended(code, self._cancelled_by, self.log_tail)
         else:
-            yield runner_errors.never_spoke(self.command, code, babble, self.log_tail)
+            yield runner_errors.never_spoke(self.command, code, printed, self.log_tail)
 
     @property
     def ended_by_force(self) -> bool:
@@ -199,15 +199,15 @@ class Runner:
         if self.journal is not None:
             self.journal.append(line)
 
-    def _unintelligible(self, line: bytes, babble: list[str]) -> protocol.Failure | None:
-        """Add a line before the first message to ``babble``; why to wait for none, if so."""
+    def _unintelligible(self, line: bytes, printed: list[str]) -> protocol.Failure | None:
+        """Add a line before the first message to ``printed``; why to wait for none, if so."""
         version = protocol.version_of(line)
         if version is not None and version != protocol.VERSION:
             return runner_errors.other_version(self.command, version)
-        babble.append(line[: runner_errors.SHOWN + 1].decode("utf-8", "replace").rstrip())
-        if len(babble) < BABBLE_LINES:
+        printed.append(line[: runner_errors.SHOWN + 1].decode("utf-8", "replace").rstrip())
+        if len(printed) < PRINTED_LINES:
             return None
-        return runner_errors.no_runner(self.command, babble, list(self.log_tail))
+        return runner_errors.no_runner(self.command, printed, list(self.log_tail))
 
     def _give_up(self, failure: protocol.Failure) -> Iterator[protocol.AnyMessage]:
         self._closing = True

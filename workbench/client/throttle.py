@@ -1,4 +1,4 @@
-"""Bounds on what another process sends: the length of a line, and the rate of failures."""
+"""Limits on the output of another process: the length of a line, and the rate of failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Throttle:
         self._left_out = 0
 
     def passes(self) -> bool:
-        """Count one event; return True if it is to be told by itself."""
+        """Count one event; return True if it should be reported separately."""
         now = time.monotonic()
         if now - self._began_s >= PERIOD_S:
             self._began_s, self._passed = now, 0

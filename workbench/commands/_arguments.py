@@ -21,14 +21,14 @@ def verbose_argument(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="print all evidence, with its details and of default options",
+        help="print all evidence, with details, also of default options",
     )
 
 
 def budget_argument(
-    parser: argparse.ArgumentParser, default_s: float, spent: str = "of alternating, at most"
+    parser: argparse.ArgumentParser, default_s: float, spent: str = "longest time of alternating"
 ) -> None:
-    """Add ``--budget``: the seconds to spend, as ``spent`` says."""
+    """Add ``--budget``: the seconds to spend on what ``spent`` names."""
     parser.add_argument(
         "--budget",
         type=positive_float,
@@ -45,7 +45,7 @@ def region_argument(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=100 * REGION,
         metavar="PERCENT",
-        help=f"what counts as the same; default: {100 * REGION:g}",
+        help=f"a smaller difference counts as the same; default: {100 * REGION:g}",
     )
 
 

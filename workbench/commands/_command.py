@@ -153,12 +153,14 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
         return
     check_output(path)
     if path == other:
-        raise Mistaken(f"{path} cannot hold the session and something else; name two files")
+        raise Mistaken(
+            f"{path} is named twice, for the session and for another result; name two files"
+        )
     with contextlib.suppress(OSError):  # what cannot be read cannot be told
         if path.is_file() and (size := path.stat().st_size):
             with path.open("rb") as stream:
                 if not seal.has_hdf5_signature(stream, size):
-                    raise Mistaken(f"{path} is there and is no session; name another file")
+                    raise Mistaken(f"{path} exists and is not a session; name another file")
 
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
@@ -176,7 +178,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_status(text: str) -> None:
-    """Print a line for the person, beside the result; go on if standard error is closed."""
+    """Print a line for the person, beside the result; continue if standard error is closed."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{plain(text)}\n")

@@ -128,9 +128,8 @@ class Bar:
 def settle(outcome: Outcome, output: Path | None) -> str | None:
     """Report failures, save the session if requested, and remove a journal that is not needed.
 
-    Returns the path of the file that was written. Raises ``Mistaken`` for what could not be run at
-    all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
-    hurry to end the run, does not keep what it measured from being saved.
+    Returns the path of the file that was written. Raises ``Mistaken`` if nothing could be run,
+    ``Failed`` if the file could not be written. A second Ctrl+C does not prevent saving.
     """
     with interrupts.handled_by(interrupts.note, include_ignored=True):
         return _settle(outcome, output)
@@ -159,7 +158,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
             raise Failed(f"{error} {_recovery_hint(outcome)}".strip()) from None
         saved = str(output)
     elif output is not None:
-        print_status(f"Nothing was measured, so that {output} was not written.")
+        print_status(f"Nothing was measured, so {output} was not written.")
     cut = any(failure.kind in ("died", protocol.SCRIPT_FAILED) for failure in outcome.failures)
     cut = cut or outcome.reason in ("died", "cancelled")
     if saved is None and session.segments and cut:
@@ -170,7 +169,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
 
 
 def warnings(session: Session) -> list[str]:
-    """Return the runner's warnings, such as options of presets that it left out."""
+    """Return the runner's warnings, such as ignored options of presets."""
     return [event.text for event in session.events if event.kind == "warning"]
 
 
@@ -207,7 +206,7 @@ def exit_code(outcome: Outcome) -> int:
 def _recovery_hint(outcome: Outcome) -> str:
     """Return a sentence that says how to recover the measurements."""
     if not outcome.unjournaled:
-        return f"What was measured is kept: workbench recover {outcome.journal}"
+        return f"The measurements are kept: workbench recover {outcome.journal}"
     if not outcome.journal.exists():
-        return "Nothing of it is kept."
-    return f"What was measured first is kept: workbench recover {outcome.journal}"
+        return "The measurements are lost."
+    return f"The first measurements are kept: workbench recover {outcome.journal}"

@@ -25,16 +25,16 @@ SETTINGS_HELP = "; ".join(
     for setting in settings.SETTINGS.values()
 )
 RUN_HELP = (
-    "workbench run [-o FILE.h5] [--steps N] [--toggle NAME=OPTION ...] -- COMMAND runs a training "
-    "script as it is, for example `workbench run -o a.h5 -- python train.py --lr 3e-4`. A step "
-    "ends with each call of an optimizer, or with each iteration of `for batch in "
+    "workbench run [-o FILE.h5] [--steps N] [--toggle NAME=OPTION ...] -- COMMAND runs an "
+    "unchanged training script, for example `workbench run -o a.h5 -- python train.py --lr "
+    "3e-4`. A step ends with each call of an optimizer, or with each iteration of `for batch in "
     "workbench.watch(loader)`. The exit code is the script's. Settings of a script (--toggle or "
     f"--set): {SETTINGS_HELP}."
 )
 AB_HELP = (
     "workbench ab --a NAME=OPTION,... --b NAME=OPTION,... -- COMMAND compares two sets of settings "
-    "of a training script, as in `workbench run --help`: new processes in random pairs, each of "
-    "which is one block. A verdict needs at least 8 pairs; --steps N makes the processes short. "
+    "of a training script (see `workbench run --help`). Each block is a new process; the blocks "
+    "run in random pairs. A verdict needs at least 8 pairs; --steps N makes the processes short. "
     "The results of a script are not checked."
 )
 # Options of models that a script has no use for, by the name of their argument.
@@ -104,9 +104,9 @@ def compare(arguments: argparse.Namespace) -> tuple[Outcome, int]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ``Mistaken`` for what a script cannot be combined with."""
+    """Raise ``Mistaken`` for an argument that a script cannot have."""
     if not arguments.script:
-        raise Mistaken("there is no command behind --; write `-- python train.py`")
+        raise Mistaken("there is no command after --; write `-- python train.py`")
     if runner_command.is_custom():
         raise Mistaken(f"a script runs on this machine; leave {runner_command.OPTION} out")
     for name, title in _OF_MODELS.items():
@@ -114,7 +114,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if name == "seed" and arguments.command.name == "ab":
             continue  # of the order of the pairs
         if getattr(arguments, name, default) != default:
-            raise Mistaken(f"{title} is for the workbench's own models, not for a script behind --")
+            raise Mistaken(f"{title} is for the workbench's own models, not for a script after --")
 
 
 def _chosen(arguments: argparse.Namespace, side: str) -> dict[str, str]:
@@ -157,6 +157,6 @@ def _lines(session: Session, verbose: bool) -> list[str]:
             share, wait_ms = 100 * ledger["input_wait_share"], ledger["input_wait_ms"]
             lines.append(f"waiting for input: {share:.1f} % of a step ({wait_ms:.2f} ms)")
         if recompiles := ledger.get("recompiles"):
-            lines.append(f"recompiles: {recompiles}, of {ledger.get('graphs', 0)} graphs in all")
+            lines.append(f"recompiles: {recompiles} of {ledger.get('graphs', 0)} graphs")
         lines += evidence_lines(segment.evidence, verbose)
     return lines

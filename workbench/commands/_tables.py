@@ -15,7 +15,7 @@ from sessions.numbers import text
 from sessions.plain_text import first_clause
 from sessions.tables import Table
 
-OPTION, HELP = "--markdown", "print tables as Markdown; the default where no terminal reads them"
+OPTION, HELP = "--markdown", "print tables as Markdown; the default if the output is not a terminal"
 _MARKDOWN: ContextVar[bool] = ContextVar("markdown", default=False)
 _MOST_ROWS = 6  # of a table that is turned on its side because its columns do not fit
 _GAP = 2  # spaces between columns

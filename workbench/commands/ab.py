@@ -71,14 +71,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             f"--{side}",
             default="",
             metavar="NAME=OPTION,...",
-            help=f"toggles of {side.upper()} alone, @SET too; neither given: A against A",
+            help=f"toggles of {side.upper()} only, or @SET; without --a and --b: A against A",
         )
     budget_argument(
-        parser, BUDGET_S, f"of alternating, at most (of a script: {_script.BUDGET_S:g})"
+        parser, BUDGET_S, f"longest time of alternating (of a script: {_script.BUDGET_S:g})"
     )
     parser.set_defaults(budget=None)
     parser.add_argument(
-        "--steps", type=positive_int, help="of a script: end each process after so many steps"
+        "--steps", type=positive_int, help="of a script: end each process after this many steps"
     )
     region_argument(parser)
     parser.add_argument("--order", choices=("random", "abba"), default="random")
@@ -87,19 +87,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=_build_count,
         default=0,
         metavar="N",
-        help="build both N times and include how far builds differ in the interval; 1: build once; "
-        "auto, the default: several times if building is cheap for the budget",
+        help="build both N times, so that the interval includes differences between builds; 1: "
+        "build once; auto, the default: several times if building is cheap for the budget",
     )
     parser.add_argument(
         "--expect",
         choices=EXPECTATIONS,
-        help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED; with 2, before "
-        "anything is measured, if A and B are different models: their ratio is no speed-up",
+        help="exit with 1 if the verdict is another one, with 3 if it is UNDECIDED; exit with 2, "
+        "without measuring, if A and B are different models: their ratio is no speed-up",
     )
     parser.add_argument(
         "--no-energy",
         action="store_true",
-        help="do not measure the energy of a step, which takes up to half of the budget more",
+        help="do not measure the energy of a step, which needs up to half of the budget more",
     )
     verbose_argument(parser)
     result_arguments(parser)
@@ -111,8 +111,8 @@ def _build_count(text: str) -> int:
         return 0
     if not text.isdecimal() or int(text) in (0, 2):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected {AUTO}, 1 or at least {LEAST_BUILDS} (two builds do not show how "
-            "far builds differ)"
+            f"{text!r}: expected {AUTO}, 1 or at least {LEAST_BUILDS} (two builds are too few to "
+            "estimate how far builds differ)"
         )
     return int(text)
 
@@ -124,7 +124,9 @@ def _run(arguments: argparse.Namespace) -> int:
         reported = _report(arguments, outcome)
         return code or reported
     if arguments.steps is not None:
-        raise Mistaken("--steps is for a script behind --; a comparison of models ends by itself")
+        raise Mistaken(
+            "--steps is for a script after --; a comparison of models ends automatically"
+        )
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
         both = configure(catalogue, arguments)
@@ -227,7 +229,7 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     shown = is_expected(expectation, judgement, region_of(comparison)) if expectation else True
     if not shown and expectation:
         wanted = " or ".join(EXPECTATIONS[expectation])
-        print_status(f"expected {wanted}, and the verdict is {comparison.verdict}")
+        print_status(f"expected {wanted}, but the verdict is {comparison.verdict}")
     if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     return {True: DONE, False: FAILED, None: UNDECIDED}[shown]

@@ -1,4 +1,4 @@
-"""Find which toggles gave what: a ladder, leave-one-out, interactions or shares, with intervals."""
+"""Measure the effect of each toggle: ladder, leave-one-out, interactions or shares."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--toggles",
         required=True,
         metavar="NAME=OPTION,...",
-        help="what is attributed, in the order of the ladder; the rest is the base",
+        help="the toggles to measure, in the order of the ladder; the rest is the base",
     )
     parser.add_argument("--mode", choices=design.MODES, default="ladder", help="default: ladder")
     parser.add_argument(
         "--timed",
         choices=estimation.TIMED,
         default=estimation.WHOLE_STEP,
-        help="what is timed: the whole step, or the backward pass of a training step alone; "
+        help="what is timed: the complete step, or only the backward pass of a training step; "
         "default: step",
     )
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
     parser.add_argument(
-        "--orders", type=int, default=ORDERS, help=f"that shapley samples; default: {ORDERS}"
+        "--orders", type=int, default=ORDERS, help=f"orders that shapley samples; default: {ORDERS}"
     )
     result_arguments(parser)
 
@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if twice := {name for name in named if name and named.count(name) > 1}:
         raise Mistaken(
             f"--toggles: {', '.join(sorted(twice))} is named twice; a toggle has one option here, "
-            "so name one, and attribute the other by itself"
+            "so measure the other option in another command"
         )
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Attribute:

@@ -25,29 +25,29 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every-case",
         action="store_true",
-        help="the small odd sizes too, and not only those that are worth timing",
+        help="time the small odd sizes too, not only the typical ones",
     )
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="first time each Triton kernel's tiles on this GPU and store the fastest; the table "
-        "then has the tuned kernels beside those of the heuristics",
+        help="first measure each Triton kernel's tiles on this GPU and store the fastest; the "
+        "table then compares tuned kernels with those of the heuristics",
     )
     parser.add_argument(
         "--model-shapes",
         nargs="*",
         metavar="MODEL",
-        help="the shapes of public models, such as 'Llama 3.1 8B', from 1 token to 64K, in place "
-        "of the operators' own cases; without a name of all models. The answer then begins with "
-        "our best kernel beside the best public one of each shape",
+        help="use the shapes of public models, such as 'Llama 3.1 8B', from 1 token to 64K, "
+        "instead of the operators' own cases; without a name: of all models. The answer then "
+        "begins with the best bundled and the best public kernel of each shape",
     )
     parser.add_argument(
         "--budget",
         type=positive_float,
         metavar="SECONDS",
-        help="of timing for all together, shared equally among the cases, where the intervals "
-        "have not become narrow before; building and checking come on top; default: a few rounds "
-        "of each case",
+        help="longest total time of timing, shared equally by the cases; a case ends earlier if "
+        "its intervals are narrow; building and checking take additional time; default: a few "
+        "rounds of each case",
     )
     result_arguments(parser)
 

@@ -1,4 +1,4 @@
-"""Compare identical arms on this machine and store how far apart they may appear."""
+"""Compare identical arms on this machine and store how much they seem to differ."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
         calibration.store(floor)
     except OSError as error:
         raise Failed(
-            f"{calibration.unstored(error)}. It was: {calibration.describe(floor)}"
+            f"{calibration.unstored(error)}. The result was: {calibration.describe(floor)}"
         ) from None
     if arguments.json:
         answer_json(as_data(outcome, str(calibration.path())) | msgspec.to_builtins(floor))

@@ -1,4 +1,4 @@
-"""Say what this device reaches at best, as it was measured and kept, or measure it anew."""
+"""Print the highest measured rates of this device, or measure them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--measure", action="store_true", help="measure now, whatever is kept")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure again, also if rates are stored"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -49,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
         how = "kept" if last.source == "kept" else "measured now"
         when = age(last.ceilings, began_s[-1] + last.t_s)
         # Another host's state folder may lie elsewhere.
-        location = "not kept" if last.why else f"kept{where}" if where else ceilings.path()
+        location = "not stored" if last.why else f"kept{where}" if where else ceilings.path()
         answer(f"{describe(last.ceilings)} ({how}, {when}; {location})")
         for why in lacking(last.ceilings):
             answer(why)

@@ -76,19 +76,22 @@ class Commits:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", type=Path, required=True, metavar="BASE.h5")
     parser.add_argument(
-        "--segment", type=int, metavar="N", help="of the baseline; default: of most steady steps"
+        "--segment",
+        type=int,
+        metavar="N",
+        help="segment of the baseline; default: the one with the most steady steps",
     )
     parser.add_argument(
         "--model",
         type=Path,
         metavar="FILE.py",
-        help="the current file of a model of your own; default: by its path in this repository",
+        help="the current file of your own model; default: the same path in this repository",
     )
     parser.add_argument(
         "--expect",
         choices=EXPECTATIONS,
         default=NOT_SLOWER,
-        help=f"exit with 1 if it is not so, with 3 if that is undecided; default: {NOT_SLOWER}",
+        help=f"exit with 1 if it does not hold, with 3 if undecided; default: {NOT_SLOWER}",
     )
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
@@ -96,14 +99,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-region",
         type=percent,
         metavar="PERCENT",
-        help="growth of peak memory that counts as none; default: 1 on a GPU, 5 on the CPU",
+        help="smaller growth of peak memory does not count; default: 1 on a GPU, 5 on the CPU",
     )
     parser.add_argument(
         "--builds",
         type=positive_int,
         default=1,
         metavar="N",
-        help="start both commits N times; from 3 on the interval includes how far processes differ",
+        help="start both commits N times; from 3 on, the interval includes process differences",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request")
     result_arguments(parser)
@@ -112,7 +115,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output)
     if arguments.builds == 2:
-        raise Mistaken("--builds 2: two do not show how far processes differ; expected 1 or 3")
+        raise Mistaken(
+            "--builds 2: two are too few to estimate how far processes differ; expected 1 or 3"
+        )
     session = load(arguments.baseline)
     base = choose(session, arguments.segment)
     with commits_of(session, base, arguments.model) as commits:
@@ -127,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
                     ) from None
                 why = f"the old commit failed here: {failed.failure.sentence_with_fix}"
         if outcome is None:
-            print_status(f"The old commit is not run: {why}. Compared with the file: unpaired.")
+            print_status(f"The old commit is not run: {why}. The ratio to the file is unpaired.")
             outcome = _run_current(commits.current, arguments)
     outcome.session.title = f"{base.configuration.title}: check"
     saved = settle(outcome, arguments.output)
@@ -163,7 +168,7 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
     if not commit:
         why = "the baseline does not record its commit"
     elif repository is None:
-        why = f"{folder} is in no git repository"
+        why = f"{folder} is not in a git repository"
     elif commit.endswith("+") and not own:
         why = f"the baseline was recorded with uncommitted changes on {commit[:12]}"
     if why or repository is None:
@@ -248,7 +253,7 @@ def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
 def _findings(
     baseline: Session, base: Segment, measured: Session, arguments: argparse.Namespace
 ) -> list[Finding]:
-    """Return what was measured of step time, memory and results."""
+    """Return the findings of step time, memory and results."""
     if not measured.segments:
         return []
     current = measured.segments[-1]
@@ -277,7 +282,7 @@ def _lines(baseline: Session, commits: Commits, measured: Session, why: str) -> 
     if not measured.comparisons:
         return [
             f"The old commit was not run: {why}.",
-            "The step times were measured at different times: their ratio is unpaired and claims "
+            "The step times were measured at different times: their ratio is unpaired and proves "
             "nothing.",
         ]
     comparison = measured.comparisons[0]
@@ -290,7 +295,7 @@ def _lines(baseline: Session, commits: Commits, measured: Session, why: str) -> 
     own, now = baseline.environment.get(COMMIT, ""), measured.environment.get(COMMIT, "")
     if own != now and commits.current.configuration.family == OWN:
         lines.append(
-            f"The workbench was {own or 'of an unknown commit'} and is {now or 'unknown'}."
+            f"The workbench's commit was {own or 'unknown'} and is now {now or 'unknown'}."
         )
     return lines
 

@@ -33,15 +33,15 @@ _SUFFIXES = (".md", ".csv")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", type=Path, metavar="BASE.h5", help="what the ratios refer to")
+    parser.add_argument("base", type=Path, metavar="BASE.h5", help="baseline of the ratios")
     parser.add_argument(
-        "compared", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} others"
+        "compared", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} other files"
     )
     parser.add_argument(
         "--segments",
         metavar="N,N,...",
-        help="which of each file, counted from 0 as `workbench info` lists them; default: the one "
-        "of most steady steps",
+        help="one of each file, counted from 0 as `workbench info` lists them; default: the one "
+        "with the most steady steps",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.md|FILE.csv", help="write the table too"

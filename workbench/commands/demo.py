@@ -1,4 +1,4 @@
-"""Run the guided demo: a verdict within a minute; in a window where there is a display."""
+"""Run the guided demo: a verdict within a minute, in a window if there is a display."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if trouble:
         reason = trouble.partition(":")[0]
         print_status(
-            f"No window here ({reason}): the demo runs the same on Qt's offscreen platform."
+            f"No window here ({reason}); the demo runs on Qt's offscreen platform instead."
         )
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := platform_check.trouble():

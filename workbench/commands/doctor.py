@@ -1,4 +1,4 @@
-"""Say what this machine has, what is missing, and what that would enable."""
+"""Report what this machine has, what is missing, and what the missing parts would enable."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _python() -> Check:
 def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
     if catalogue is None:
         sentences = (
-            (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
+            (failure.sentence, failure.fix, failure.detail) if failure else ("it gave no reason",)
         )
         text = " ".join(filter(None, sentences))
         return [Check("runner", "failed", text)]
@@ -97,10 +97,12 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
         text = f"{facts['gpu']}, CUDA {facts['cuda']}, driver {driver or 'unknown'}"
         checks.append(Check("GPU", "ok", text))
         if driver is None:
-            text = "the driver's library does not answer: no utilization, power or clocks"
+            text = (
+                "the driver's library does not answer, so utilization, power and clocks are unknown"
+            )
             checks.append(Check("NVML", "missing", text))
     else:
-        text = "no CUDA GPU that torch can use; models run on the CPU with PyTorch kernels"
+        text = "torch finds no CUDA GPU; models run on the CPU with PyTorch kernels"
         checks.append(Check("GPU", "missing", text))
     if lacking := absent(facts):
         checks.append(Check("sensors", "missing", "; ".join(lacking)))
@@ -122,7 +124,7 @@ def _where(facts: Mapping[str, str]) -> str:
 
 def _compiler(catalogue: protocol.Catalogue) -> Check:
     if catalogue.device == "cuda":
-        name, needed = "C compiler", "Triton builds its launchers with one: install gcc"
+        name, needed = "C compiler", "Triton needs one to build its launchers: install gcc"
     else:
         name, needed = "C++ compiler", "torch.compile on the CPU needs one: install g++"
     compiler = catalogue.environment.get("compiler")
@@ -132,7 +134,7 @@ def _compiler(catalogue: protocol.Catalogue) -> Check:
 def _calibration(catalogue: protocol.Catalogue | None) -> Check:
     floors = calibration.load(catalogue) if catalogue else []
     if not floors:
-        text = "verdicts do not know what identical arms differ by here: workbench calibrate"
+        text = "verdicts do not know the noise of this machine: run workbench calibrate"
         return Check("calibration", "missing", text)
     kinds = ", ".join(sorted({floor.kind for floor in floors if floor.kind}))
     text = calibration.describe(floors[0])

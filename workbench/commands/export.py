@@ -30,7 +30,7 @@ from workbench.commands._command import (
 _TABLE_SUFFIXES = (".md", ".csv")
 # Tables of two to ten files, the first of which is what ratios refer to.
 _TOGETHER = {
-    "comparison": "several files: the longest segment of each, its ratio to the first, interval",
+    "comparison": "several files: the longest segment of each, and its ratio to the first",
     "differences": "several files: what differs in their configurations and environments",
 }
 
@@ -47,30 +47,30 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="every step as an offline run of that tracker, in the folder of -o",
     )
     what.add_argument(
-        "--list", action="store_true", help="say which tables the files have, and what is in them"
+        "--list", action="store_true", help="list the tables of the files and their contents"
     )
     parser.add_argument(
         "--number",
         type=positive_int,
         metavar="N",
-        help="of several tables of that name (one a profile, say) the N-th; default: all, one "
-        "after another, which CSV cannot hold",
+        help="the N-th table of that name (a session may have several profiles); default: all of "
+        "them, but a CSV file holds only one",
     )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="NAME=CHOICE",
-        help="of the plot, where the window has a choice: --option profile=2, metric=load ...; "
-        "an unknown one is answered with those there are",
+        help="an option of the plot, as in the window: --option profile=2, metric=load ...; for "
+        "an unknown one, the error lists all options",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="what its suffix says: a plot .png .svg .pdf .csv, a table .md .csv; without it a "
-        "table is printed",
+        help="the file; its suffix sets the format: plots .png .svg .pdf .csv, tables .md .csv; "
+        "without it, a table is printed",
     )
 
 
@@ -89,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_table(arguments)
     else:
         if arguments.output is None:
-            raise Mistaken("a plot needs -o FILE; its suffix says as what it is drawn")
+            raise Mistaken("a plot needs -o FILE, whose suffix sets the format")
         _draw(arguments)
         answer_written(arguments, plot=arguments.plot, table=None)
     return DONE
@@ -160,12 +160,12 @@ def _tables(paths: list[Path], name: str) -> list[Table]:
         raise Mistaken(f"unknown table {name!r}; {_offered(paths)}")
     if name in _TOGETHER:
         if len(paths) < 2:
-            raise Mistaken(f"--table {name} sets several sessions side by side; name two or more")
+            raise Mistaken(f"--table {name} compares several sessions; name two or more")
         return [_of_several(paths, name)]
     if len(paths) > 1:
         raise Mistaken(
-            f"--table {name} takes one session, not {len(paths)}; {' and '.join(_TOGETHER)} set "
-            "several side by side"
+            f"--table {name} needs one session, not {len(paths)}; {' and '.join(_TOGETHER)} "
+            "compare several"
         )
     tables = EXPORTS[name].tables(load(paths[0]))
     if not tables:
@@ -188,7 +188,9 @@ def _of_several(paths: list[Path], name: str) -> Table:
 
 def _chosen(tables: Sequence[Table], name: str, number: int) -> Table:
     if number > len(tables):
-        raise Mistaken(f"there is no {name} number {number}; there are: {_numbered(tables)}")
+        raise Mistaken(
+            f"there is no table {name} with number {number}; there are: {_numbered(tables)}"
+        )
     return tables[number - 1]
 
 
@@ -199,7 +201,7 @@ def _numbered(tables: Sequence[Table]) -> str:
 def _offered(paths: list[Path]) -> str:
     """Return the tables that the files have, as a clause."""
     if len(paths) > 1:
-        return f"of several files there are {', '.join(_TOGETHER)}"
+        return f"for several files there are {', '.join(_TOGETHER)}"
     return f"{paths[0]} has: {', '.join(exportable(load(paths[0]))) or 'none'}"
 
 

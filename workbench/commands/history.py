@@ -28,7 +28,7 @@ _TABLE_SUFFIXES = (".md",)
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="its .h5 files, as check -o writes"
+        "folder", type=Path, metavar="DIR", help="folder of .h5 files, as written by check -o"
     )
     parser.add_argument(
         "-o",
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if output is not None:
         check_output(output, (*plot_export.SUFFIXES, *_TABLE_SUFFIXES))
     if not arguments.folder.is_dir():
-        raise Mistaken(f"{arguments.folder} is no folder")
+        raise Mistaken(f"{arguments.folder} is not a folder")
     paths, sessions = [], []
     for path in sorted(arguments.folder.glob("*.h5")):
         try:

@@ -1,4 +1,4 @@
-"""Say what a session file holds, or print the commands that run it again."""
+"""Show the content of a session file, or print the commands that run it again."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.h5")
     verbose_argument(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="the same as JSON")
+    form.add_argument("--json", action="store_true", help="print the same as JSON")
     form.add_argument(
         "--command",
         dest="shell",
         action="store_true",
-        help="a shell script that runs all of it again, studies as they were asked for, and tells "
-        "at its end what did not exit with 0",
+        help="print a shell script that repeats all runs and studies, and lists at its end the "
+        "commands that did not exit with 0",
     )
-    form.add_argument("--python", action="store_true", help="the same in Python")
+    form.add_argument("--python", action="store_true", help="print the same script in Python")
 
 
 def _run(arguments: argparse.Namespace) -> int:

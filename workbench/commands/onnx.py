@@ -37,9 +37,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="a field of the model, or batch, sequence: both are fixed in the file",
+        help="a field of the model, or batch or sequence, which are fixed in the file",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights and inputs; default: 0"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.onnx")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -122,8 +124,8 @@ def _text(result: dict[str, Any]) -> str:
     verdict = "right" if result["ok"] else "WRONG"
     lines.append(
         f"{verdict}: onnxruntime and torch differ by at most {result['difference']:.2g} in outputs "
-        f"of up to {result['largest']:.2g}; allowed are {result['tolerance']:.2g}, four times "
-        "torch's own FP32 error and a rounding"
+        f"of up to {result['largest']:.2g}; the limit is {result['tolerance']:.2g}: four times "
+        "torch's own FP32 error, plus rounding"
     )
     return "\n".join(lines)
 

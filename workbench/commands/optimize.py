@@ -1,4 +1,4 @@
-"""Search for the best configuration that fits and is right, and measure it again with new blocks.
+"""Search for the best configuration with correct results, and measure it again with new blocks.
 
 Builds, compiles and checks count in the budget. Wrong results are never proposed.
 """
@@ -63,40 +63,44 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default=TIME,
-        help="what is minimised in a step; default: time",
+        help="what the search minimises in a step; default: time",
     )
     parser.add_argument(
         "--memory-limit",
         type=positive_float,
         metavar="GIB",
-        help="peak memory that the result keeps to, in GiB",
+        help="highest peak memory of the result, in GiB",
     )
     parser.add_argument(
         "--max-error",
         type=positive_float,
         metavar="X",
-        help="largest absolute error of an output against the reference that the result may have",
+        help="largest allowed absolute error of an output against the reference",
     )
     parser.add_argument(
         "--budget",
         type=duration,
         default=duration(BUDGET),
         metavar="TIME",
-        help=f"of everything, builds included, such as 90s, 10m or 1h; default: {BUDGET}",
+        help=f"total time, with builds, such as 90s, 10m or 1h; default: {BUDGET}",
     )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--include", type=names, default=[], metavar="TOGGLE,...", help="search only these toggles"
     )
     chosen.add_argument(
-        "--exclude", type=names, default=[], metavar="TOGGLE,...", help="leave these as they are"
+        "--exclude",
+        type=names,
+        default=[],
+        metavar="TOGGLE,...",
+        help="do not change these toggles",
     )
     parser.add_argument(
         "--batch",
         type=partial(counts, expected="batch sizes such as 8,16,32"),
         default=[],
         metavar="N,...",
-        help="search these batch sizes too; times are then of as many samples as the start's batch",
+        help="search these batch sizes too; times are then scaled to the start's batch",
     )
     region_argument(parser)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Profile some steps: time by kernel, operator class and module, memory by role; no window."""
+"""Profile some steps without a window: time by kernel, class and module, and memory by role."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{side}",
             metavar="NAME=OPTION,...",
-            help=f"toggles of {side.upper()} alone; with --b, A and B are profiled and compared",
+            help=f"toggles of {side.upper()} only; with --b, A and B are profiled and compared",
         )
     parser.add_argument(
-        "--steps", type=positive_int, default=STEPS, help=f"to profile; default: {STEPS}"
+        "--steps",
+        type=positive_int,
+        default=STEPS,
+        help=f"number of profiled steps; default: {STEPS}",
     )
     parser.add_argument(
         "--trace",
         type=Path,
         metavar="FILE.json[.gz]",
-        help="write a Chrome trace that ui.perfetto.dev opens; of two arms, FILE-a and FILE-b",
+        help="write a Chrome trace for ui.perfetto.dev; for two arms, FILE-a and FILE-b",
     )
     result_arguments(parser)
 

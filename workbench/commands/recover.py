@@ -1,4 +1,4 @@
-"""Rebuild a session that was never saved from its journal, and save it."""
+"""Rebuild an unsaved session from its journal, and save it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "journal",
         type=Path,
         nargs="?",
-        help="default: the newest that nobody saved; removed once it is",
+        help="default: the newest unsaved one; it is removed after saving",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.h5", help="default: the journal's name with .h5"

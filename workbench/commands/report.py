@@ -1,4 +1,4 @@
-"""Write one self-contained HTML page of saved sessions: charts, tables, verdicts, evidence."""
+"""Write one self-contained HTML page about saved sessions: charts, tables, verdicts, evidence."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _THEMES = {theme.name: theme for theme in (PRINT, LIGHT, DARK)}
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
-    parser.add_argument("--title", default="", help="of the page; else the sessions' names")
-    parser.add_argument("--notes", default="", help="what a reader should know, under the title")
+    parser.add_argument(
+        "--title", default="", help="title of the page; default: the sessions' names"
+    )
+    parser.add_argument("--notes", default="", help="notes for the reader, below the title")
     parser.add_argument(
         "--sections",
         metavar="NAME,...",
-        help="these, in this order; else all that the sessions have something for: "
+        help="sections in this order; default: all for which the sessions have data: "
         f"{', '.join(plugins.names('workbench.report', 'sections'))}",
     )
     parser.add_argument("--theme", choices=_THEMES, default=PRINT.name)

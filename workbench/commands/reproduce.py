@@ -1,8 +1,8 @@
-"""Measure what documents claim: each number beside the measured one, holds or does not hold.
+"""Measure what the documents claim: each claimed number, the measured one, and if it holds.
 
-Every experiment has its time: --budget seconds of measuring for a claim, and beside them what
-building and compiling for it may take; what does not come to its end in that is "not measured",
-with the reason. Claims are told as they become known, and Ctrl+C keeps them.
+Every experiment has a time limit: --budget seconds of measuring for each claim, plus time for
+building and compiling. What is not finished in this time is "not measured", with the reason.
+Results are printed as soon as they are known, and Ctrl+C keeps them.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_float,
         default=BUDGET_S,
         metavar="SECONDS",
-        help="of measuring for each claim, at most; claims that are read from one measurement "
-        f"share it, and building and compiling come on top; default: {BUDGET_S:g}",
+        help="longest time of measuring for each claim; claims of one measurement share it, and "
+        f"building and compiling take additional time; default: {BUDGET_S:g}",
     )
     parser.add_argument(
         "--limit",
         type=positive_float,
         metavar="SECONDS",
-        help="for all together; what is left when it is reached is not measured, and says so",
+        help="total time; claims that remain after it are reported as not measured",
     )
     parser.add_argument(
         "--expect",
         choices=("holds",),
-        help="exit with 1 unless every claim holds that can here, with 3 if others are undecided",
+        help="exit with 1 if a claim that applies here does not hold, with 3 if some are undecided",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument(
         "--omissions",
         action="store_true",
-        help="measure nothing; print the numbers of the documents that have no claim, and why",
+        help="measure nothing; print the documents' numbers that have no claim, with the reasons",
     )
     parser.add_argument(
         "--suite",
@@ -134,7 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
         print_status(
-            f"{omitted} other passages of numbers have no claim; --omissions prints the reasons"
+            f"{omitted} numbers of the documents have no claim; --omissions prints the reasons"
         )
         if saved:
             answer(f"saved {saved}")
@@ -144,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _run_suite(arguments: argparse.Namespace) -> int:
     """Run AdaAttn's benchmark suite and print its table."""
     if arguments.documents != [SUITED]:
-        raise Mistaken(f"--suite: only {SUITED} has a benchmark suite; name it alone")
+        raise Mistaken(f"--suite: only {SUITED} has a benchmark suite; name only this document")
     suite = Suite(arguments.budget)
     with Bar() as bar:
         outcome = headless.run_plan(suite, watch=bar.watch)
@@ -216,7 +216,7 @@ def _line(row: Row) -> str:
     shown = f"measured {measured}; " if measured else ""
     telling = not measured or row.result == claims.UNDECIDED
     reason = f": {row.reason}" if row.reason and telling else ""
-    return f"{row.document}: {row.claim}, said to be {row.says}: {shown}{row.result}{reason}"
+    return f"{row.document}: {row.claim}, claimed {row.says}: {shown}{row.result}{reason}"
 
 
 def _code(arguments: argparse.Namespace, outcome: headless.Outcome, rows: Sequence[Row]) -> int:

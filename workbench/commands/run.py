@@ -1,4 +1,4 @@
-"""Run one configuration, or a script behind --, without a window; print what was measured."""
+"""Run one configuration, or a script after --, without a window; print the measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
     """Add the arguments that name a configuration; a family with a default may be left out."""
-    text = "model family; `workbench doctor` lists them; or hf:CONFIG, as --model takes it"
+    text = "model family; `workbench doctor` lists them; or hf:CONFIG, as for --model"
     if family_default:
         text += f"; default: {family_default}"
     parser.add_argument("family", nargs="?", help=text)
@@ -52,12 +52,12 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
     parser.add_argument(
         "--model",
         metavar="FILE.py[:build]|hf:CONFIG",
-        help="a model of your own in place of a family: the file's build() returns (module, "
+        help="your own model instead of a family: the file's build() returns (module, "
         "example), where the example is a tensor or a tuple of arguments with the batch first, or "
         "(module, make_inputs, loss) with functions make_inputs(batch) and loss(output, *inputs); "
         "or a Hugging Face configuration (a bundled one, a config.json or its folder)",
     )
-    parser.add_argument("--preset", default="", help="default: the one that fits this device")
+    parser.add_argument("--preset", default="", help="default: one that fits this device")
     parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
     parser.add_argument(
         "--set",
@@ -71,10 +71,10 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         action="append",
         default=[],
         metavar="NAME[=OPTION]",
-        help="an optimization; its name alone turns it on if that needs no other word; @SET or "
-        "@FILE.json: all of a toggle set, what cannot be used here left out; later ones win",
+        help="an optimization; the name alone is enough if it has an option 'on' or only two "
+        "options; @SET or @FILE.json: all usable options of a toggle set; later ones win",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data; default: 0")
     parser.add_argument("--data", default=SYNTHETIC, help="a text file, whose bytes are tokens")
 
 
@@ -82,20 +82,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     configuration_arguments(parser)
     parser.epilog = _script.RUN_HELP
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=positive_int, help="end after so many steps")
+    length.add_argument("--steps", type=positive_int, help="end after this many steps")
     length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare the numbers with a reference after the last step; wrong ones exit with 1",
+        help="compare the results with a reference after the last step; wrong ones exit with 1",
     )
     parser.add_argument(
         "--pairing-share",
         type=_share,
         default=protocol.PAIRING_SHARE,
         metavar="SHARE",
-        help="part of the time in which a run may return to its baseline after a toggle, so that "
-        f"their ratio is a paired one; 0: never; default: {protocol.PAIRING_SHARE:g}",
+        help="share of the time in which a run returns to its baseline after a toggle, for a "
+        f"paired ratio; 0: never; default: {protocol.PAIRING_SHARE:g}",
     )
     verbose_argument(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
@@ -103,14 +103,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--save-state",
         type=Path,
         metavar="FILE",
-        help="decode, generate: where to leave the decode state when the run ends",
+        help="decode, generate: file for the decode state at the end of the run",
     )
     parser.add_argument(
         "--load-state",
         type=Path,
         metavar="FILE",
-        help="decode, generate: go on from such a state of the same configuration; a run's first "
-        "step, which compiles, is no part of what is decoded",
+        help="decode, generate: continue from a saved state of the same configuration; the first "
+        "step of the run compiles and does not count as decoded",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

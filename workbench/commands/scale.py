@@ -3,9 +3,9 @@
 The result is efficiency, exposed communication, skew and memory.
 
 Kinds: data (replicas), gradients and fsdp (shards of weights), hybrid (shards within halves),
-tensor, sequence (tensor and sequence), pipeline, context, expert. They combine with +, where the
-second one takes two ranks: data+tensor. Without a GPU, ranks are processes that share the CPU.
-Wrong numbers exit with 1.
+tensor, sequence (tensor and sequence), pipeline, context, expert. + combines two kinds; the second
+one uses two ranks: data+tensor. Without a GPU, ranks are processes that share the CPU. Exits with 1
+if numbers are wrong.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=MODES,
         default=STRONG,
-        help="strong: the ranks divide the batch; weak: each has such a batch; default: strong",
+        help="strong: ranks share the batch; weak: each rank has a full batch; default: strong",
     )
     parser.add_argument(
         "--kinds",
@@ -74,21 +74,21 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=["data"],
         metavar="KIND,...",
         help="data, gradients, fsdp, hybrid, tensor, sequence, pipeline, context, expert, or "
-        "several with +, as data+tensor; default: data",
+        "several with +, such as data+tensor; default: data",
     )
     parser.add_argument(
         "--with",
         dest="beside",
         default="",
         metavar="NAME=OPTION,...",
-        help="toggles of the steps on several ranks alone, as micro_batches=8",
+        help="toggles for the steps on several ranks only, such as micro_batches=8",
     )
-    budget_argument(parser, BUDGET_S, "of alternating for each comparison, at most")
+    budget_argument(parser, BUDGET_S, "longest time of alternating for each comparison")
     region_argument(parser)
     parser.add_argument(
         "--no-lanes",
         action="store_true",
-        help="do not record what each rank does: exposed communication and skew stay unknown",
+        help="do not record the time of each rank: exposed communication and skew stay unknown",
     )
     result_arguments(parser)
 

@@ -1,7 +1,7 @@
 """Measure a configuration at many sizes under several arms, and fit how its time grows.
 
-The numbers of each arm are checked at the smallest size (where a toggle varies, of each option);
-wrong ones exit with 1.
+The numbers of each arm are checked at the smallest size (for each option if a toggle varies). Exits
+with 1 if numbers are wrong.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FIELD=VALUE,...",
         help="what varies, e.g. settings.sequence=128,256,512, model.n_layers=2,4 or preset=a,b; "
-        "once or twice",
+        "use it once or twice",
     )
     parser.add_argument(
         "--arm",
         action="append",
         default=[],
         metavar="NAME=OPTION,...",
-        help="toggles of an arm, over those of --toggle; "
-        "none: one arm, as configured; '' is that one beside others",
+        help="toggles of an arm, in addition to --toggle; without --arm there is one arm, as "
+        "configured; '' adds this arm to others",
     )
     parser.add_argument(
         "--seconds-per-point",
         type=positive_float,
         default=SECONDS,
         metavar="SECONDS",
-        help=f"of steady steps; default: {SECONDS:g}",
+        help=f"time of steady steps; default: {SECONDS:g}",
     )
     result_arguments(parser)
 
@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_session(arguments.output)
     axes = dict(map(_axis, arguments.over))
     if len(axes) < len(arguments.over):
-        raise Mistaken("--over: each field can be given once; list its values after one another")
+        raise Mistaken("--over: each field can be given once; list all its values there")
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Sweep:
         base = configure(catalogue, arguments)

@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if isinstance(reply, protocol.Failure):
         raise Failed(reply.sentence_with_fix)
     if not isinstance(reply, protocol.Availability):
-        raise Failed("the runner ended before it answered; `workbench doctor` looks for the reason")
+        raise Failed("the runner ended before it answered; `workbench doctor` shows the reason")
     (catalogue,) = answers
     assert isinstance(catalogue, protocol.Catalogue)
     available = [toggle for toggle in catalogue.toggles if not _is_absent(toggle, reply.blocked)]

@@ -1,7 +1,7 @@
 """Go through the validation checklist for one configuration.
 
-Exits with 1 if a check fails, or if one that applies could not be made; with 3 if too little was
-measured to decide on the speed-up, and all else is right: it says which --budget should do.
+Exits with 1 if a check fails or an applicable check was not possible. Exits with 3 if everything
+else is right, but the speed-up is undecided; the output names a sufficient --budget.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--expect-speedup",
         type=positive_float,
         metavar="X",
-        help="at least, over everything switched off; default: not to be slower",
+        help="least speed-up over everything switched off; default: not slower",
     )
     parser.add_argument(
         "--batch",
@@ -54,9 +54,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=positive_int,
         default=STEPS,
-        help=f"that a check watches; default: {STEPS}",
+        help=f"steps of each check; default: {STEPS}",
     )
-    budget_argument(parser, BUDGET_S, "for the speed-up, at most")
+    budget_argument(parser, BUDGET_S, "longest time for the speed-up")
     result_arguments(parser)
 
 
@@ -108,7 +108,7 @@ def study_lines(study: Study) -> list[str]:
         lines += [f"{'':<17}{line}" for line in row.lines]
     lines += ["", checklist.headline(study)]
     if (budget_s := checklist.budget_s(study)) is not None:
-        lines.append(f"--budget {budget_s:.0f} should decide what is undecided")
+        lines.append(f"--budget {budget_s:.0f} should be enough to decide")
     return lines
 
 

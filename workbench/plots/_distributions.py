@@ -55,7 +55,7 @@ def drawn(runs: Sequence[Run], plot_item: Canvas) -> list[Distribution]:
     if len(titled) <= MOST:
         return titled
     least = sorted((len(item.values) for item in titled), reverse=True)[MOST - 1]
-    notes = [plot_item.header.subtitle, f"{MOST} of {len(titled)}, those with the most steps"]
+    notes = [plot_item.header.subtitle, f"the {MOST} of {len(titled)} with the most steps"]
     plot_item.header.subtitle = ", ".join(filter(None, notes))
     return [item for item in titled if len(item.values) >= least][:MOST]
 
@@ -64,7 +64,7 @@ def no_steady_steps(runs: Sequence[Run]) -> str | None:
     """Return why there is no distribution to show; None if there is one."""
     if distributions(runs):
         return None
-    return "Distributions need steady steps; there are none yet."
+    return "Distributions need steady steps, but there are none yet."
 
 
 def distribution_table(runs: Sequence[Run]) -> dict[str, Array]:

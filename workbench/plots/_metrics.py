@@ -57,7 +57,7 @@ def latest(runs: Sequence[Run], metric: str) -> MetricSeries:
 
 
 def key(runs: Sequence[Run]) -> object:
-    """Return what a drawing depends on besides the numbers: another shape needs other lines."""
+    """Return what a drawing depends on, without the numbers: another shape needs other lines."""
     parts: list[object] = []
     for run in runs:
         segments = run.chosen()
@@ -68,10 +68,10 @@ def key(runs: Sequence[Run]) -> object:
 
 
 def no_metrics(runs: Sequence[Run]) -> str | None:
-    """Return why there is nothing to show; None if a model has measured itself."""
+    """Return why there is nothing to show; None if a model has reported metrics."""
     if names(runs):
         return None
-    return "No model has measured itself here: run one that does (routing load, rank, gate ...)."
+    return "No model has reported metrics: run one that does (routing load, rank, gate ...)."
 
 
 def part(what: str, number: int, fallback: str) -> str:

@@ -32,7 +32,7 @@ class BlockSpans:
         self.spans: list[tuple[float, float]] = []
 
     def pull(self) -> None:
-        """Take in the steps that the segment has gained."""
+        """Add the new steps of the segment."""
         steps = self._segment.steps
         if self._rows and not isinstance(steps, Columns):
             return  # read from a file, which does not grow

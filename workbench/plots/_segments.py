@@ -18,7 +18,7 @@ _STRIP_PX = 3.0
 
 
 def alternating(run: Run) -> set[int]:
-    """Return the indices of the chosen segments that ran by turns, as a comparison's arms do.
+    """Return the indices of the chosen segments that alternated, as a comparison's arms do.
 
     Blocks that ran in the background of a run are no turn: their segment had ended before.
     """
@@ -42,7 +42,7 @@ def alternating(run: Run) -> set[int]:
 class Segments(Layer):
     """One piece of the strip per segment; the selected one is tinted to the bottom.
 
-    Segments that ran by turns have no piece: none of them had its stretch to itself.
+    Segments that alternated have no piece, because they share their stretch.
     """
 
     z = 4.0

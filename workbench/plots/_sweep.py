@@ -32,7 +32,7 @@ _MOST_TICKS = 12
 _LINE_POINTS = 33
 _LANE_SHARE = 0.08  # of the height: a row of what was not measured, at the top
 _MOST_NAMED = 4  # curves that are named there too
-_MEASURED_HINT = "No sweep was measured: choose what varies in the panel Sweep, or run "
+_MEASURED_HINT = "No sweep was measured: choose a field in the panel Sweep, or run "
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def devices(run: Run) -> list[str]:
 
 
 def note_undrawn(plot_item: Canvas, runs: Sequence[Run]) -> None:
-    """Write beside the plot's title how many devices are drawn, where that is not all."""
+    """Write the number of drawn devices after the plot's title, if not all are drawn."""
     most = max((len(run.session.telemetry) for run in runs), default=0)
     if most > MOST_DEVICES:
         note_beside_title(plot_item, f"{MOST_DEVICES} of {most:,} devices")

@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels 
 class Bar:
     """One effect of one quantity, as ratios; ``low`` and ``high`` are NaN where it is exact.
 
-    In a ladder all are ratios to the base, and totals stand on 0; elsewhere bars stand on 1.
+    In a ladder, all are ratios to the base, and totals begin at 0; elsewhere bars begin at 1.
     ``ratio`` is to the step without the toggle.
     """
 
@@ -70,14 +70,14 @@ def waterfall(study: Study) -> Waterfall:
         known = [row for row in [*own, *totals] if math.isfinite(row["ratio"])]
         if not any(row["quantity"] == quantity for row in known):
             continue
-        standing = 1.0
+        reached = 1.0
         if cumulative:
             bars.append(Bar(0, quantity, 0, 1, math.nan, math.nan, True, 1))
         for position, row in enumerate(own):
-            bar = _bar(position + first, row, standing, cumulative)
+            bar = _bar(position + first, row, reached, cumulative)
             if math.isfinite(bar.stop):
                 bars.append(bar)
-                standing = bar.stop
+                reached = bar.stop
         bars += [
             _total(len(names) + first, row, cumulative)
             for row in totals
@@ -96,10 +96,10 @@ def _name(effect: Mapping[str, Any]) -> str:
     return " × ".join(toggle.partition("=")[0] for toggle in name.split(" x "))
 
 
-def _bar(row: int, effect: Mapping[str, Any], standing: float, cumulative: bool) -> Bar:
+def _bar(row: int, effect: Mapping[str, Any], reached: float, cumulative: bool) -> Bar:
     ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
     quantity = str(effect["quantity"])
-    from_ = standing if cumulative else 1.0
+    from_ = reached if cumulative else 1.0
     return Bar(row, quantity, from_, from_ * ratio, from_ * low, from_ * high, False, ratio)
 
 
@@ -229,7 +229,7 @@ class Reasons(Layer):
 
 
 class Origin(Layer):
-    """The line that bars stand on: 0 or 1."""
+    """The line at which bars begin: 0 or 1."""
 
     z = 20.0
 

@@ -1,7 +1,7 @@
-"""Sessions laid over one another from their first steady step on, by time or by number of steps.
+"""Step times of several sessions from their first steady step on, by time or by step number.
 
-By time, a faster session ends sooner; by step, the same step of each stands at the same place, so
-that warm-up, drift and periodic hiccups can be compared.
+By time, a faster session ends sooner. By step, equal step numbers have the same position, so that
+warm-up, drift and periodic delays can be compared.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The effect of each toggle: bars of step time and of peak memory, by toggle.
 
-A ladder begins with the base, 1, and each toggle takes its part off, or adds to it, down to all
-together. Otherwise a bar is the ratio of a toggle to without it, from 1: beside all others
-(leave-one-out), on average over all orders (shares), or what two do together beyond each. The thin
-line over a bar is the 95 % interval of the ratio; memory is counted and has none. A toggle that
-could not be measured says why.
+A ladder begins with the base, 1. Each toggle lowers or raises the ratio; the last bar shows all
+toggles together. In other modes, a bar starts at 1 and shows the ratio with a toggle to without
+it: with all other toggles on (leave-one-out), averaged over all orders (shares), or the extra
+effect of two toggles (interaction). The thin line over a bar is the 95 % interval of the ratio;
+memory is counted exactly and has none. The reason is shown for a toggle that could not be measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.plots._waterfall import QUANTITIES, Bars, Origin, Reasons, waterf
 def shown(runs: Sequence[Run]) -> Study | None:
     """Return the newest attribution of the first run that has one, preferably a measured one.
 
-    Claims that could not be attributed here do not hide what was.
+    Attributions of claims that could not be measured do not hide others.
     """
     studies = next((studies for run in runs if (studies := attributions(run.session))), [])
     return next(filter(is_measured, reversed(studies)), next(reversed(studies), None))

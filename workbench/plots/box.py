@@ -1,7 +1,7 @@
-"""Step times as boxes: the quarters around the median, whiskers from the 5th to the 95th %.
+"""Step times as boxes: the quartiles, the median, and whiskers from the 5th to the 95th percentile.
 
-Only steady steps. The ticks outside the whiskers are the fastest and the slowest step, where the
-axis reaches them.
+Only steady steps count. The ticks outside the whiskers are the fastest and the slowest step, if
+they are within the axis.
 """
 
 from __future__ import annotations

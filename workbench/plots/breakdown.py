@@ -1,8 +1,8 @@
-"""Time of a step by module: each module lies under the one that contains it.
+"""Time of a step by module: each module is drawn below the one that contains it.
 
-As wide as its time is long: on the GPU that of its kernels, on the CPU that of its operators. What
-a module does itself, and no module in it, lies beneath it in the colour of its operator class.
-Backward passes count for the module whose forward pass they belong to.
+The width is the time: of the module's kernels on the GPU, of its operators on the CPU. Work of a
+module outside its inner modules is drawn below it in the colour of its operator class. A backward
+pass counts for the module of its forward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STUMP = 3  # letters of a name that was cut and says nothing any more
 
 @dataclass(frozen=True)
 class Cell:
-    """One rectangle: a module, or what it does itself in one operator class."""
+    """One rectangle: a module, or its own work in one operator class."""
 
     title: str
     path: str
@@ -76,10 +76,10 @@ def describe_cell(cell: Cell, step_us: float) -> str:
     share = PERCENT.text(100 * cell.us / step_us if step_us else 0.0)
     name = cell.path or "step"
     if cell.kind:
-        return f"{name}: {cell.kind} of its own, {time} of a step, {share}"
+        return f"{name}: own {cell.kind}, {time} of a step, {share}"
     text = f"{name}: {time} of a step, {share}"
     if cell.own_us and cell.own_us < cell.us:
-        text += f"; {MICROSECONDS.text(cell.own_us)} of it its own"
+        text += f"; own work {MICROSECONDS.text(cell.own_us)}"
     return text
 
 

@@ -1,7 +1,7 @@
 """Share of the steady steps up to each step time: the complete distribution, not its mean.
 
-A curve to the left of another is faster; a steep one is even. Two curves that cross mean that one
-configuration has the faster median and the other the shorter tail.
+A curve further left is faster; a steep curve means even step times. If two curves cross, one
+configuration may have the faster median and the other one the shorter tail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Energy of a step in a paired comparison: one dot for the ratio of each pair of long blocks.
 
-Below 1 the second configuration needs less. The band is the 95 % interval from all pairs so far,
-the line the ratio itself, and the grey strip what counts as the same for the step time.
+Below 1, the second configuration needs less energy. The band is the 95 % interval from all pairs so
+far, and the line is the ratio. Within the grey strip, step times count as the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     energy = _energy(runs)
     if energy.joules:
         return None
-    why = energy.why_not or "no verdict of this session requested it"
+    why = energy.why_not or "no verdict of this session measured it"
     return f"The energy of a step was not measured: {why}."
 
 

@@ -1,8 +1,8 @@
 """Step time over the commits of a project, relative to a baseline; below 1 is faster.
 
 A filled dot with a bar is a paired comparison with the baseline and its 95 % interval. A hollow dot
-was measured at another time than the baseline, and claims nothing. A vertical line marks a step: a
-commit whose interval excludes that of the commit before it.
+was measured at a different time than the baseline, and proves nothing. A vertical line marks a
+step: a commit whose interval excludes that of the commit before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The profiled steps as they ran: host, launches, streams, the modules above them, idle time.
+"""The profiled steps over time: host, launches, streams, the modules above them, and idle time.
 
-A rectangle is one call, as wide as it took, in the colour of its operator class. Modules are
-nested. The line under the streams shows when the GPU was idle. Zoom with the wheel or W and S, move
-with A and D or by dragging; drag with Shift for the statistics of a range.
+A rectangle is one call; its width is its time, and its colour is its operator class. Modules are
+nested. The line below the streams shows when the GPU was idle. Zoom with the wheel or W and S, move
+with A and D or by dragging, and drag with Shift for the statistics of a range.
 """
 
 from __future__ import annotations

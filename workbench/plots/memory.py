@@ -1,8 +1,9 @@
 """Memory: bytes allocated by tensors, held by the caching allocator, and the highest so far.
 
-The peak is that of the phase, because autotuning and compiling inflate a first one. On the CPU the
-process's resident set stands in for what is allocated. Where ranks share a step, what is in use on
-each device is drawn beside it, by all processes; without a GPU, each rank's resident set.
+The peak is that of the phase, because autotuning and compiling would raise a peak of the complete
+session. On the CPU, the process's resident set replaces the allocated bytes. If several ranks share
+a step, the memory that all processes use on each device is drawn too; without a GPU, each rank's
+resident set.
 """
 
 from __future__ import annotations

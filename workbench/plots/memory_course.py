@@ -1,7 +1,7 @@
-"""Memory by role over one step: it rises through the forward pass and falls through the backward.
+"""Memory by role over one step: it rises in the forward pass and falls in the backward pass.
 
-The last of the profiled steps, so that the profiler's own cost is in its length. Where changes are
-closer together than can be drawn, the one that holds most is shown.
+This is the last profiled step, so its length includes the profiler's cost. If changes are too close
+together to be drawn, the one with the most memory is shown.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     reason = _profiles.no_profile(runs)
     study = _profiles.shown(runs)
     if study is not None and "memory" not in study.tables:
-        return "The profile of this session has no memory in it."
+        return "The profile of this session has no memory data."
     return reason
 
 

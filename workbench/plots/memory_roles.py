@@ -1,8 +1,8 @@
 """Memory by role at the peak of a step: measured, and as estimated from the model's sizes.
 
-Measured is what the allocator held in the profiled step at its peak. What is reserved beyond that
-(blocks that are free, or too small for what was asked) is fragmentation. The estimate of a training
-step counts temporaries among the activations.
+"Measured" is the memory in use at the peak of the profiled step. Memory that is reserved beyond
+that (free blocks, or blocks too small for a request) is fragmentation. The estimate of a training
+step counts temporaries as activations.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if a profile has memory in it."""
     reason = _profiles.no_profile(runs)
     if reason is None and not breakdown.peak(_profiles.shown(runs)):  # type: ignore[arg-type]
-        return "The profile of this session has no memory in it."
+        return "The profile of this session has no memory data."
     return reason
 
 

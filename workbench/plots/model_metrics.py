@@ -1,7 +1,8 @@
 """Metrics that the model reports about itself (routing load, rank, gate), over time.
 
-One line for each column of the metric, or for each row, averaged over the other; of more than
-eight, eight that are evenly spread. The map of the same name shows every number.
+One line for each column of the metric (mean of its rows), or for each row (mean of its columns). If
+there are more than eight, eight evenly spaced ones are shown. The map of the same name shows every
+number.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Averages:
         self.grid = Grid()
 
     def pull(self) -> None:
-        """Take in the readings that the series has gained."""
+        """Add the new readings of the series."""
         seen = self.columns.rows
         source = self._series.table
         if seen and not isinstance(source, Columns):

@@ -1,7 +1,7 @@
-"""Every number that the model reports about itself: time to the right, a band for each number.
+"""Every number that the model reports about itself, over time: one band for each number.
 
-The rows of the metric from top to bottom, within each its columns; dark is low, bright is high.
-Where readings are closer together than pixels, one of them is shown.
+The rows of the metric run from top to bottom, and each row contains its columns. Dark is low,
+bright is high. If readings are closer together than pixels, one of them is shown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Heat(Layer):
         self._shades: Array = np.empty((0, 0), np.int8)  # (bands, places); below 0: nothing there
 
     def pull(self) -> None:
-        """Take in new readings, and how low and high they are."""
+        """Add new readings, and update their lowest and highest value."""
         self._measured = series_of(self._run, self._name)
         readings = sum(len(series.table["t_s"]) for _, series in self._measured)
         if readings != self._readings:
@@ -149,7 +149,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = 
     plot_item.fixed_y = (-float(bands), 0.0)
     plot_item.axis("left").categories = _labels(series, _LABELS[style.paper])
     notes = [plot_item.header.subtitle, series.title]
-    notes += [f"{series.shape[1]} {series.column or 'value'}s a {series.row or 'row'}"] * (
+    notes += [f"{series.shape[1]} {series.column or 'value'}s per {series.row or 'row'}"] * (
         min(series.shape) > 1
     )
     plot_item.header.subtitle = ", ".join(filter(None, notes))
@@ -160,7 +160,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, metric: str = 
 def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if one session has metrics."""
     if len(runs) > 1:
-        return f"The map shows one session, and {len(runs)} were given."
+        return f"The map shows one session, but {len(runs)} were given."
     return no_metrics(runs)
 
 

@@ -1,9 +1,9 @@
 """The configurations of an optimization: step time against memory, error or energy.
 
-To the right the step time as the search estimated it, upwards what was chosen. The large dots,
-joined by a line, are the Pareto front: no other configuration is better in one quantity and as good
-in the others. The ring is the best configuration, the square the start. A cross is a configuration
-that cannot be proposed, because its numbers are wrong or it is over a limit.
+The x axis is the step time that the search estimated; the y axis is the chosen quantity. The large
+dots, joined by a line, are the Pareto front: no other configuration is better in one quantity and
+as good in the others. The ring is the best configuration, the square is the start. A cross is a
+configuration that cannot be proposed, because its numbers are wrong or it exceeds a limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Power drawn by the device, and on a scale of its own what explains it: SM clock or temperature.
+"""Power drawn by the device, and on a second axis what explains it: SM clock or temperature.
 
-A clock that falls while power is at its limit means that the GPU throttles, and that timings taken
-meanwhile do not compare with others.
+If the clock falls while power is at its limit, the GPU throttles: its timings cannot be compared
+with others.
 """
 
 from __future__ import annotations

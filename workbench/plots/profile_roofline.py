@@ -3,7 +3,8 @@
 The x axis is arithmetic intensity, the y axis FLOP/s; both are logarithmic. The roof is the rate
 that a large copy and a large matrix product reached on this device. A dot is an operator of the
 kernel library, or all other kernels of one class; its size is its share of the step. Work without
-FLOPs lies at the left edge, as far below the slope as its rate is below the copy's.
+FLOPs is drawn at the left edge; its distance below the slope shows how far its rate is below the
+copy's.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     studies = [study for run in runs for study in breakdown.profiles(run.session)]
     if any(breakdown.roof_points(study) for study in studies):
         return None
-    return "This profile does not know the bytes and FLOPs of its operators, or the ceilings."
+    return "This profile has no bytes and FLOPs of its operators, or no ceilings."
 
 
 PLOT = Plot(

@@ -1,9 +1,9 @@
 """Time of each rank in a step: it computes, waits in collectives, or is idle.
 
-One row for each rank, with its host. A rank that waits longer than others computes faster, or is
-nearer to the rest: a collective takes as long as its slowest rank. Communication beside computation
-is hidden and not shown. The skew is by how much the slowest rank computes longer than the median
-one. The times are sums over one step, recorded under the profiler after everything was timed.
+One row for each rank, with its host. A rank that waits longer than others computes faster or has
+faster links: a collective lasts until its slowest rank is done. Communication that overlaps with
+computation is not shown. The skew is the extra computing time of the slowest rank over the median
+rank. The times are sums over one step, recorded under the profiler after all timing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def shown(runs: Sequence[Run], point: str) -> tuple[str, list[Row]]:
 def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if there is something."""
     if recorded(runs) is None:
-        return "What each rank does was not recorded: run workbench scale."
+        return "The time of each rank was not recorded: run workbench scale."
     return None
 
 

@@ -1,10 +1,9 @@
 """Timed kernels under this device's own roof: achieved and attainable rate.
 
-To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
-copy (the slope) and a large matrix product (the level) reached in the same run; a kernel that lies
-on it needs no time beyond what its bytes and FLOPs take. A dot is one implementation at one size
-in one direction; each operator is named below its lowest dot of each direction, where there is
-room.
+The x axis is arithmetic intensity, the y axis is FLOP/s; both are logarithmic. The roof is the rate
+of a large copy (the slope) and of a large matrix product (the level) in the same run. A kernel on
+the roof needs only the time of its bytes and FLOPs. A dot is one implementation at one size in one
+direction. Each operator is named below its lowest dot of each direction, if there is room.
 """
 
 from __future__ import annotations
@@ -177,7 +176,7 @@ def table(runs: Sequence[Run], *, direction: str = _ALL) -> dict[str, Array]:
 def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None for one session of timed kernels."""
     if len(runs) > 1:
-        return f"The roofline shows one session, and {len(runs)} were given."
+        return f"The roofline shows one session, but {len(runs)} were given."
     if not _rated_kernels(runs):
         return "The roofline needs timed kernels: run workbench bench and open its session."
     return None

@@ -1,7 +1,7 @@
 """Efficiency of steps over ranks, with 95 % intervals: a curve for each kind of parallelism.
 
-Strong scaling divides one batch among the ranks, and the efficiency is t1 / (n tn). Weak scaling
-gives every rank as many rows as one device had, and it is t1 / tn. The dashed line at 1 is ideal.
+Strong scaling divides one batch among the ranks; its efficiency is t1 / (n tn). Weak scaling gives
+every rank as many rows as one device had; its efficiency is t1 / tn. The dashed line at 1 is ideal.
 Each dot is a paired comparison with one device. A cross marks wrong numbers.
 """
 
@@ -124,7 +124,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if there is something."""
     study = shown(runs)
     if study is None:
-        return "No scaling over ranks was measured: run workbench scale."
+        return "Scaling over ranks was not measured: run workbench scale."
     return None if curves(study) else "No number of ranks has been measured yet."
 
 

@@ -1,9 +1,9 @@
 """Time of every step: samples, rolling median, and the band from the 5th to the 95th percentile.
 
-Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
-since 5 % of fewer are less than one. The axis follows the band; the corner says how far single
-samples reach above it. Segments that ran by turns, as in a comparison, have a colour each. Where a
-run returned to its baseline for a moment, both blocks are shaded ("pairing").
+Median and band use the last 41 steady steps of a segment; the band begins with the twentieth step,
+because 5 % of fewer steps are less than one. The axis follows the band; the corner shows how far
+single samples are above it. Segments that alternate, as in a comparison, have different colours. If
+a run returned to its baseline for a moment, both blocks are shaded ("pairing").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment if they alternated."""
     plot_item.describe((SECONDS, time_axis.TITLE), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
     shown_runs = series(runs)

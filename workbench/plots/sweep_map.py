@@ -1,7 +1,7 @@
-"""A sweep over two fields as a map: the first to the right, the second upwards, for one arm.
+"""A sweep over two fields as a map for one arm: the fields are the x axis and the y axis.
 
-Every cell says its number; dark is low, bright is high, by the logarithm. A cell that was not
-measured is hatched, with a shape and the reason in words; one that is still to come is empty.
+Every cell shows its number. Dark is low, bright is high, on a logarithmic scale. A cell that could
+not be measured is hatched, with a shape and the reason. A cell that is not measured yet is empty.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     if reason := _sweep.no_sweep(runs):
         return reason
     if study is not None and sweeps.dimensions(study) < 2:
-        return "The map shows a sweep over two fields, and this one was over one."
+        return "The map shows a sweep over two fields, but this sweep had one."
     return None
 
 

@@ -1,6 +1,6 @@
 """The highest memory in the timed steps of a sweep over the first field, a curve for each arm.
 
-A triangle along the top is a size that was out of memory; other shapes are other reasons.
+A triangle at the top is a size that ran out of memory; other shapes are other reasons.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tokens a second of a sweep over the first field, a curve for each arm.
+"""Tokens per second of a sweep over the first field, a curve for each arm.
 
-Along the top: sizes that have no number, and why.
+Sizes without a number are at the top, with the reason.
 """
 
 from __future__ import annotations

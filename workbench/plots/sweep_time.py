@@ -1,8 +1,9 @@
 """Step time of a sweep over the first field, both axes logarithmic, a curve for each arm.
 
-A dot is a point. The points were measured one after the other, in random order, so that only their
-scatter about the line tells how sure they are. The line is the power law fitted to the dots; its
-exponent, with a 95 % interval, stands in the legend. Along the top: sizes without a time, and why.
+Each dot is one size. The sizes were measured one after the other, in random order, so only their
+scatter around the line shows the uncertainty. The line is a power law fitted to the dots; its
+exponent is in the legend, with a 95 % interval. Sizes without a time are at the top, with the
+reason.
 """
 
 from __future__ import annotations

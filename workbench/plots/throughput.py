@@ -1,7 +1,7 @@
-"""Throughput: tokens a second where the workload counts tokens, else steps a second.
+"""Throughput: tokens per second if the workload counts tokens, else steps per second.
 
-The rolling median over 41 steady steps and the band from the 5th to the 95th percentile, both of
-the step time, turned over: the median throughput is that of the median step.
+The line is the rolling median over 41 steady steps, and the band runs from the 5th to the 95th
+percentile. Both are computed from the step time: the median throughput is that of the median step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workbench.plots._steps import (
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Draw samples, band and median of every run, or of every segment where they ran by turns."""
+    """Draw samples, band and median of every run, or of every segment if they alternated."""
     tokens = _counts_tokens(runs)
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))

@@ -1,11 +1,10 @@
 """Utilization: how busy the device was, and how much of it.
 
-*Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
-GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
-use is drawn beside it; and what other processes used, which disturbs every measurement. What is not
-measured is named with the reason; so are a clock, power and temperature that are not reported.
-Where ranks share a step, two lines are drawn of each further GPU: busy and active multiprocessors.
-The table has all columns.
+*Busy* only means that a kernel ran during the sampling period. If the GPU reports them (NVML GPM,
+Hopper and later), the used share of multiprocessors, tensor cores and memory bandwidth is drawn
+too, and the share that other processes used, which disturbs every measurement. Quantities that are
+not measured or not reported are named with the reason. If several ranks share a step, each further
+GPU has two lines: busy and active multiprocessors. The table has all columns.
 """
 
 from __future__ import annotations
@@ -103,9 +102,9 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if any sample was taken."""
     devices_of_runs = [(run, device) for run in runs for device in devices(run)]
     if not devices_of_runs:
-        return "Utilization needs telemetry; this session has none."
+        return "Utilization needs telemetry, but this session has none."
     if not any(measured(run, device, c) for run, device in devices_of_runs for c in UTILIZATION):
-        return "Utilization needs telemetry; this session's samples hold no number for it."
+        return "Utilization needs telemetry, but this session's samples have no values of it."
     return None
 
 

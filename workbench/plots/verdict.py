@@ -1,9 +1,10 @@
-"""A paired comparison as it narrows: the ratio of each pair, and the interval after each.
+"""A paired comparison over time: the ratio of each pair, and the interval after each pair.
 
-A dot is one pair of blocks: the step time of the second arm over the first's, below 1 where it is
-faster. The band is the 95 % interval from all pairs so far, the line the ratio itself. The grey
-strip is what counts as the same. A verdict is reached when the band lies inside of the strip, or
-outside of it. Hatched are pairs with a block that does not count, and that was repeated.
+A dot is one pair of blocks: the step time of the second arm divided by the first arm's. Below 1,
+the second arm is faster. The band is the 95 % interval from all pairs so far, and the line is the
+ratio. Ratios within the grey strip count as the same. A verdict is reached when the band is
+completely inside or completely outside the strip. A pair with a void block is hatched; it was
+repeated.
 """
 
 from __future__ import annotations

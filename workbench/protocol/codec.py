@@ -14,7 +14,7 @@ _Line = TypeVar("_Line")
 
 
 class WireError(Exception):
-    """A line on the wire is not a message: says what it was and why."""
+    """A line on the wire is not a message; the text quotes it and gives the reason."""
 
 
 def encodable(value: Any) -> Any:

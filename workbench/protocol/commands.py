@@ -8,7 +8,7 @@ import msgspec
 
 from sessions.model import Configuration, Scalar
 
-# Of a run's time, for blocks of its baseline: what they get unless told otherwise, and at most.
+# Share of a run's time for blocks of its baseline: the default, and the maximum.
 PAIRING_SHARE = 0.05
 MOST_PAIRING_SHARE = 0.5
 
@@ -32,14 +32,14 @@ class Command(msgspec.Struct, kw_only=True, tag_field="type"):
 class Start(Command, tag="start"):
     """Build the configuration and run it until ``steps`` or ``seconds`` have passed, or Stop.
 
-    ``check``: whether the numbers of each configuration are compared with a reference, once: not,
-    after its ``last`` step, or in a pause between two when it has been ``steady`` for a moment,
-    which a command puts off. Facts tell of it as ``sessions.numerics`` says.
-    ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
-    the run ends between two steps. Empty: none. Both are for workloads that decode.
-    ``pairing_share``: the part of the time that short blocks of the baseline may take after a
-    toggle, so that the ratio against it is a paired one; 0: none. ``baseline``: a configuration
-    that ran before in this runner; None, or one of other work: the first of the run that is steady.
+    ``check``: when the numbers of each configuration are compared with a reference, once: never,
+    after its ``last`` step, or in a pause between two steps after it was ``steady`` for a moment
+    (a command delays this pause). Facts report it in the form of ``sessions.numerics``.
+    ``load_state``: a file of decode state to continue from; ``save_state``: the file for the decode
+    state at the end of the run. Empty: none. Both are for workloads that decode.
+    ``pairing_share``: share of the time for short blocks of the baseline after a toggle, so that
+    the ratio to it is paired; 0: none. ``baseline``: a configuration that ran before in this
+    runner; None, or a configuration of other work: the first steady configuration of the run.
     ``floor`` and ``floor_note`` of that ratio as in ``Compare``.
     """
 
@@ -58,14 +58,13 @@ class Start(Command, tag="start"):
 class Bench(Command, tag="bench"):
     """Time operators of the kernel library: a segment for each implementation and direction.
 
-    ``operators``: their names, all where empty. ``dtype``: "bfloat16" and the like; the fastest one
-    that the device computes well in where empty. ``every_case``: the small sizes too. ``cases`` and
-    ``implementations``: these alone, by name, of whichever operator has them. ``forward_only``: no
-    gradients, and nothing under the profiler, which slows what is timed after it. ``tune``: the
-    Triton kernels first, which are then timed with their heuristics' tiles as well.
-    ``model_shapes``: in place of the operators' own cases those of these public models, of all
-    where empty. ``budget_s``: seconds of timing for all together, shared equally among the cases;
-    some rounds where None.
+    ``operators``: their names; empty: all. ``dtype``: "bfloat16" and the like; empty: the fastest
+    one that the device computes well in. ``every_case``: the small sizes too. ``cases`` and
+    ``implementations``: names; operators run only those that they have. ``forward_only``: no
+    gradients, and no profiler, which slows later timings. ``tune``: tune the Triton kernels first,
+    and time them with tuned tiles and with the heuristics' tiles. ``model_shapes``: use the shapes
+    of these public models instead of the operators' own cases; empty: of all models. ``budget_s``:
+    total seconds of timing, shared equally by the cases; None: a few rounds of each.
     """
 
     operators: list[str] = []
@@ -82,13 +81,13 @@ class Bench(Command, tag="bench"):
 class Compare(Command, tag="compare"):
     """Run two configurations in alternating blocks until the verdict is settled or time is spent.
 
-    ``budget_s``: seconds of alternating, without what building takes. ``region``, ``floor`` and
-    ``half_width`` as in ``verdict.judge``. ``order`` within the pairs: "random" or "abba".
-    ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
-    ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
-    built, the budget divided among the builds; 0: several times if that is cheap, else once.
-    ``energy``: measure joules a step afterwards, in up to half of the budget more.
-    ``require_same_work``: refuse two different models, of which no speed can be expected.
+    ``budget_s``: seconds of alternating, without building. ``region``, ``floor`` and ``half_width``
+    as in ``verdict.judge``. ``order`` within the pairs: "random" or "abba". ``before``: the blocks
+    of an earlier comparison of the two, which took ``before_s``; this command continues it.
+    ``predict``: first report the roofline's prediction. ``build_count``: how often both are built;
+    the builds share the budget; 0: several times if that is cheap, else once. ``energy``: measure
+    joules per step afterwards, with up to half of the budget in addition. ``require_same_work``:
+    refuse two different models, because their ratio is no speed-up.
     """
 
     base: Configuration
@@ -102,34 +101,33 @@ class Compare(Command, tag="compare"):
     before: list[Block] = []
     before_s: float = 0.0
     predict: bool = False
-    floor_note: str = ""  # whose floor it is, where it is not that of what is compared
+    floor_note: str = ""  # which floor it is, if it was not measured for these configurations
     build_count: int = 0
     energy: bool = True
     require_same_work: bool = False
 
 
 class Predict(Command, tag="predict"):
-    """Ask what the roofline makes of two configurations, between two steps; Predicted answers."""
+    """Request the roofline's prediction for two configurations; Predicted answers between steps."""
 
     base: Configuration
     other: Configuration
 
 
 class MeasureCeilings(Command, tag="ceilings"):
-    """Tell what the device reaches at best: measured ``anew``, or else only if it is not kept."""
+    """Report the device's highest rates: measured again if ``anew`` or if none are stored."""
 
     anew: bool = True
 
 
 class Attribute(Command, tag="attribute"):
-    """Run a base and what toggles make of it in interleaved rounds: which of them gave what.
+    """Run a base and its variants with toggles in interleaved rounds: the effect of each toggle.
 
     ``toggles``: option by name, in the order of the ladder. ``mode`` as in
-    ``attribution.design.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
-    seconds of alternating, without what building takes. ``build_s``: seconds that building may
-    take, compiling included; the arms that are not reached by then are left out, with the reason.
-    ``timed``: "step", or "backward" for the backward pass of training steps alone.
-    The answer is a study.
+    ``attribution.design.MODES``; ``orders``: the number of sampled orders, if the mode samples.
+    ``budget_s``: seconds of alternating, without building. ``build_s``: longest time of building,
+    with compilation; later arms are left out, with the reason. ``timed``: "step", or "backward" for
+    the backward pass of training steps alone. The answer is a study.
     """
 
     base: Configuration
@@ -151,10 +149,9 @@ class Optimize(Command, tag="optimize"):
 
     The result keeps the limits ``memory_limit`` (bytes) and ``max_error`` (largest absolute error
     of an output against the reference); None: no limit. ``budget_s``: seconds of all builds,
-    compiles, checks, races and verdicts. ``include``: the toggles that are searched, all where
-    empty; ``exclude``: toggles that stay as they are. ``batches``: batch sizes that are tried
-    beside that of ``base``; times and joules are then of so many samples as ``base`` has. The rest
-    as in ``Compare``.
+    compiles, checks, races and verdicts. ``include``: the searched toggles; empty: all.
+    ``exclude``: toggles that do not change. ``batches``: additional batch sizes to try; times and
+    joules are then scaled to the samples of ``base``. The rest is as in ``Compare``.
     """
 
     base: Configuration
@@ -175,9 +172,9 @@ class Optimize(Command, tag="optimize"):
 class Validate(Command, tag="validate"):
     """Check a configuration: a study of the checks in ``sessions.studies.checklist``.
 
-    ``steps`` are watched by each check that watches some. ``batches``: other batch sizes to try;
-    1 and one more than the configuration's where empty. ``expect_speedup`` over everything switched
-    off; without it, not to be slower. The rest as in Compare.
+    ``steps``: number of steps for checks that watch steps. ``batches``: other batch sizes to try;
+    empty: 1 and one more than the configuration's. ``expect_speedup``: least speed-up over
+    everything switched off; None: not slower. The rest is as in ``Compare``.
     """
 
     configuration: Configuration
@@ -193,8 +190,8 @@ class Validate(Command, tag="validate"):
 class Profile(Command, tag="profile"):
     """Profile ``steps`` marked steps of each configuration: where time and memory go.
 
-    ``traces``: files for the Chrome traces, one for each configuration, or none; what ends in
-    ``.gz`` is compressed. Each configuration becomes a study, as ``breakdown`` says.
+    ``traces``: files for the Chrome traces, one for each configuration, or none; a file that ends
+    in ``.gz`` is compressed. Each configuration becomes a study, as in ``breakdown``.
     """
 
     configurations: list[Configuration]
@@ -206,8 +203,8 @@ class Sweep(Command, tag="sweep"):
     """Measure a configuration at every combination of some fields' values, under several arms.
 
     ``axes``: one or two fields by the dotted names of ``Configuration.flat``, with their values.
-    ``arms``: toggles, each set over the base's; none: the base as it is. ``seconds``: of steady
-    steps at each point.
+    ``arms``: sets of toggles that replace the base's; empty: only the base. ``seconds``: time of
+    steady steps at each point.
     """
 
     base: Configuration
@@ -220,11 +217,11 @@ class Sweep(Command, tag="sweep"):
 class Scale(Command, tag="scale"):
     """Compare a training step on one device with the same on more ranks; answered by a study.
 
-    ``ranks``: their numbers. ``kinds`` as in ``workbench.runner.experiments.rank_kinds``. ``mode``:
-    "strong" divides the batch of ``base`` among the ranks, "weak" gives every rank such a batch.
-    ``budget_s``: seconds of alternating for each comparison. ``lanes``: record what each rank does
-    in some steps, after everything was timed. ``toggles``: set over those of ``base`` on several
-    ranks. The rest as in ``Compare``.
+    ``ranks``: numbers of ranks. ``kinds`` as in ``workbench.runner.experiments.rank_kinds``.
+    ``mode``: "strong" divides the batch of ``base`` among the ranks, "weak" gives every rank a full
+    batch. ``budget_s``: seconds of alternating for each comparison. ``lanes``: record the activity
+    of each rank in some steps, after all timing. ``toggles``: replace those of ``base`` on several
+    ranks. The rest is as in ``Compare``.
     """
 
     base: Configuration
@@ -244,9 +241,9 @@ class Scale(Command, tag="scale"):
 class Script(Command, tag="script"):
     """Watch a training script that is being started, until it ends or Cancel.
 
-    ``folder``: where its processes write what they record; the file ``ended`` there holds its exit
-    code once there is one. ``segment``: the segment that its steps
-    continue; a new one if None. ``block``: of the comparison that the steps are a block of, from 1.
+    ``folder``: the folder to which its processes write their records; its file ``ended`` contains
+    the exit code at the end. ``segment``: the segment that its steps continue; a new one if None.
+    ``block``: number of the block of a comparison that the steps belong to, from 1.
     """
 
     configuration: Configuration
@@ -257,7 +254,7 @@ class Script(Command, tag="script"):
 
 
 class Apply(Command, tag="apply"):
-    """Change toggles of the run in progress; those left out stay as they are."""
+    """Change toggles of the run in progress; omitted toggles do not change."""
 
     toggles: dict[str, str]
 
@@ -279,15 +276,15 @@ class Pause(Command, tag="pause"):
 
 
 class Resume(Command, tag="resume"):
-    """Go on stepping."""
+    """Continue stepping."""
 
 
 class Stop(Command, tag="stop"):
-    """End the run after the current step; the runner and what it built stay for the next."""
+    """End the run after the current step; the runner and its builds are kept for the next run."""
 
 
 class Cancel(Command, tag="cancel"):
-    """Stop as soon as possible; what is being built is given up."""
+    """Stop as soon as possible; an unfinished build is discarded."""
 
 
 class ClearTritonCache(Command, tag="clear-triton-cache"):

@@ -27,7 +27,7 @@ from workbench.protocol.commands import Block, RunCommand
 from workbench.protocol.option_order import LeftOut, TogglePreset
 
 VERSION = 4
-# The index of a study that is written beside the runner, which counts its own from 0.
+# The index of a study that the client writes; the runner counts its own studies from 0.
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
 UNREAD = "unread"  # that of a line which the runner could not read as a command
@@ -77,7 +77,7 @@ class Availability(Message, tag="availability"):
 
     configuration: Configuration
     blocked: dict[str, dict[str, Blocked]]
-    problems: list[str] = []  # reasons why this configuration cannot start as it is
+    problems: list[str] = []  # reasons why this configuration cannot start
     toggles: dict[str, str] = {}
     left_out: list[LeftOut] = []
 
@@ -308,7 +308,7 @@ class Failure(Message, tag="failure"):
     set: dict[str, str] = {}
     clears: Literal["", "triton"] = ""
     detail: str = ""  # traceback, for the log
-    fatal: bool = False  # the runner cannot go on; a new one is needed
+    fatal: bool = False  # the runner cannot continue; a new one is needed
 
     @property
     def sentence_with_fix(self) -> str:

@@ -8,7 +8,7 @@ OR = "|"  # between the options of a toggle, the preferred first: the first that
 
 
 class TogglePreset(msgspec.Struct, frozen=True, kw_only=True):
-    """A named choice of toggles; those that it does not name stay as they are.
+    """A named choice of toggles; toggles that it does not name do not change.
 
     ``toggles`` are options by toggle, or several joined by ``OR``.
     """

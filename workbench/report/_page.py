@@ -37,7 +37,7 @@ _POLICY = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-# What stands out in a table, wherever it stands.
+# Words that are highlighted in every table.
 _TONES = {
     **dict.fromkeys(("FASTER", "holds", "pass", "effective", "right"), GOOD),
     **dict.fromkeys(("SLOWER", "fail", "failed", "WRONG", "does not hold"), BAD),
@@ -164,7 +164,7 @@ def _inline(picture: bytes) -> str:
 
 
 def _identity(chart: Chart) -> object:
-    """Return what tells a chart from every other on the page."""
+    """Return the facts that identify a chart on the page."""
     runs = tuple(
         (run.session.id, run.title, run.comparison, run.segments, *_contents(run))
         for run in chart.runs

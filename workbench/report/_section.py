@@ -19,7 +19,7 @@ _TONES = {"FASTER": GOOD, "SLOWER": BAD, "UNDECIDED": WARNING}
 
 @dataclass(frozen=True)
 class Heading:
-    """Begins what belongs to one session, or to one study of it."""
+    """The heading of one session, or of one of its studies."""
 
     text: str
 
@@ -34,14 +34,14 @@ class Words:
 
 @dataclass(frozen=True)
 class Script:
-    """Text to be copied as it is."""
+    """Text to be copied unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot of some runs; where it has nothing to show, its reason stands in its place."""
+    """A plot of some runs; if it has nothing to show, the page shows the reason."""
 
     plot: str
     runs: Sequence[Run]

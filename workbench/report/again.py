@@ -33,6 +33,6 @@ SECTION = Section(
     order=130,
     parts=parts,
     has=repeatable,
-    nothing="Nothing ran.",
+    nothing="No configuration ran.",
     together=1,
 )

@@ -33,5 +33,5 @@ SECTION = Section(
     order=50,
     parts=parts,
     has=lambda session: bool(studies(session, KIND)),
-    nothing="No toggles were attributed their share.",
+    nothing="No effects of toggles were measured.",
 )

@@ -1,4 +1,4 @@
-"""The validation checklist: each check, how it ended, its evidence, and the source lines found."""
+"""The validation checklist: each check, its result, its evidence, and the source lines found."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ SECTION = Section(
     order=40,
     parts=parts,
     has=lambda session: bool(studies(session, KIND)),
-    nothing="No configuration was put through the checklist.",
+    nothing="The checklist was not run.",
 )

@@ -1,4 +1,4 @@
-"""Claims of the documents beside measurements: holds, does not hold, or why neither."""
+"""Claims of the documents and measurements: holds, does not hold, or the reason for neither."""
 
 from __future__ import annotations
 

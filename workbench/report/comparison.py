@@ -1,4 +1,4 @@
-"""The sessions side by side: ratios of step time, distributions, and what differs."""
+"""The sessions compared: ratios of step time, distributions, and what differs."""
 
 from __future__ import annotations
 

@@ -27,5 +27,5 @@ SECTION = Section(
     order=80,
     parts=parts,
     has=_has,
-    nothing="No toggle left evidence.",
+    nothing="No toggle has evidence.",
 )

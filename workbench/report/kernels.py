@@ -1,4 +1,4 @@
-"""The kernel library as it was timed: beside its peers, and under this device's own roof."""
+"""The timed kernel library: compared with other libraries, and with this device's roofline."""
 
 from __future__ import annotations
 

@@ -28,5 +28,5 @@ SECTION = Section(
     order=120,
     parts=parts,
     has=lambda session: bool(session.environment or session.events or session.segments),
-    nothing="Nothing is known of the machine.",
+    nothing="The session has no facts about the machine.",
 )

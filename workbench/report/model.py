@@ -1,4 +1,4 @@
-"""Metrics of the model itself: load of its experts, depths, ranks, entropies, gates."""
+"""Metrics that the model reports: load of its experts, depths, ranks, entropies, gates."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ SECTION = Section(
     order=100,
     parts=parts,
     has=_has,
-    nothing="No model measured anything of itself.",
+    nothing="No model reported metrics.",
 )

@@ -1,4 +1,4 @@
-"""The best configuration: the Pareto front, the verdicts, and what was tried or left out."""
+"""The best configuration: the Pareto front, the verdicts, and the options tried or left out."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ SECTION = Section(
     order=45,
     parts=parts,
     has=lambda session: bool(studies(session, KIND)),
-    nothing="No configuration was searched for.",
+    nothing="No search for a configuration was run.",
 )

@@ -1,4 +1,4 @@
-"""The findings, each in one sentence with its chart; wrong numbers before all."""
+"""The findings, each in one sentence with its chart; wrong numbers come first."""
 
 from __future__ import annotations
 

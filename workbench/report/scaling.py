@@ -39,5 +39,5 @@ SECTION = Section(
     order=62,
     parts=parts,
     has=lambda session: bool(scalings(session)),
-    nothing="No number of ranks was compared with one device.",
+    nothing="Steps of several ranks were not compared with one device.",
 )

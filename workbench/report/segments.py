@@ -31,5 +31,5 @@ SECTION = Section(
     order=70,
     parts=parts,
     has=lambda session: bool(session.segments),
-    nothing="Nothing ran.",
+    nothing="No configuration ran.",
 )

@@ -35,5 +35,5 @@ SECTION = Section(
     order=60,
     parts=parts,
     has=lambda session: bool(studies(session, KIND)),
-    nothing="No field was swept.",
+    nothing="No sweep was measured.",
 )

@@ -1,4 +1,4 @@
-"""Every paired comparison: its verdict, its interval as it narrowed, whether numbers are right."""
+"""Every paired comparison: its verdict, its interval over time, and if its numbers are right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.report._section import Chart, Heading, Parts, Section, Words, num
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """Yield a table if there are several, then each by itself."""
+    """Yield a table if there are several, then each one separately."""
     (run,) = runs
     comparisons = side_by_side(run.session.comparisons)
     if len(comparisons) > 1:

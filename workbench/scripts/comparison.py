@@ -212,7 +212,7 @@ class ScriptComparison:
             clock_mhz = self._clock_mhz(segment.steps["t_s"][steady])
         void = ""
         if len(times) < LEAST_STEADY:
-            void = f"its process made {len(times)} steady steps, at least {LEAST_STEADY} are needed"
+            void = f"its process made {len(times)} of at least {LEAST_STEADY} steady steps"
         return protocol.Block(
             arm=self._side,
             pair=self._pair,

@@ -1,4 +1,4 @@
-"""A training script as a process of its own, with the terminal of its caller."""
+"""A training script as a separate process, with the terminal of its caller."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ScriptPlan:
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
     ) -> Iterable[protocol.AnyMessage]:
-        """Keep the session, whose steps are counted."""
+        """Store the session, whose steps are counted."""
         self._session = session
         return ()
 
@@ -142,7 +142,7 @@ def failed(exit_code: int) -> protocol.Failure | None:
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script ended with exit code {exit_code}{signalled}.",
-        fix="Its own messages say why; what was measured before is not lost.",
+        fix="The script's own messages say why; earlier measurements are kept.",
     )
 
 

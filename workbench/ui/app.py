@@ -1,4 +1,4 @@
-"""Starts the window: arguments, Qt, theme, runner or replay, and what an earlier crash left."""
+"""Starts the window: arguments, Qt, theme, runner or replay, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -131,14 +131,22 @@ def _ask_to_discard(window: MainWindow, path: Path, when: str) -> None:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the window's arguments; a mistake ends the process with exit code 2."""
     parser = argparse.ArgumentParser(prog="workbench", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="sessions: one opens, others compare")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="play a journal, no runner")
-    parser.add_argument("--speed", type=float, default=1.0, help="of the replay; 0 does not wait")
-    parser.add_argument("--settings", type=Path, help="an ini file in place of the user's settings")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="sessions: the first opens, the others are compared"
+    )
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="play a journal, without a runner"
+    )
+    parser.add_argument(
+        "--speed", type=float, default=1.0, help="speed of the replay; 0 does not wait"
+    )
+    parser.add_argument("--settings", type=Path, help="an ini file instead of the user's settings")
     parser.add_argument(runner_command.OPTION, metavar="COMMAND", help=runner_command.HELP)
     arguments = parser.parse_args(argv)
     if arguments.replay and arguments.runner is not None:
-        parser.error(f"--replay plays a journal, and starts no runner for {runner_command.OPTION}")
+        parser.error(
+            f"--replay plays a journal without a runner; leave {runner_command.OPTION} out"
+        )
     try:
         with runner_command.use(arguments.runner):
             pass

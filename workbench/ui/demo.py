@@ -105,14 +105,14 @@ def acts(device: str) -> list[Act]:
     fused = Act(
         "Fused AdamW",
         {"adamw": "fused"},
-        "It updates all weights in one pass over memory instead of several for each tensor.",
+        "It updates all weights in one pass over memory, not in several passes for each tensor.",
     )
     if device != "cuda":
         return [fused]
     graphs = Act(
         "Fused AdamW and CUDA graphs",
         {"adamw": "fused", "cuda_graphs": "on"},
-        "The GPU replays the step as one graph and waits no longer for each kernel's launch.",
+        "The GPU replays the step as one graph and no longer waits for each kernel launch.",
     )
     half = Act(  # second: a step that waits for launches hardly gains by faster kernels
         "BF16 mixed precision",
@@ -224,7 +224,7 @@ class Demo(QObject):
         verdicts, stage = self._workspace.verdicts, self._stage
         self._report("Comparing both in random pairs of short blocks, so that drift cancels.")
         stage.caption(
-            f"Verdict on {act.title}: both configurations take turns in random order.",
+            f"Verdict on {act.title}: both configurations alternate in random order.",
             "Slow drift of the machine cancels within each pair. The interval narrows until it is "
             "clear which is faster. The results of both are compared with a reference.",
         )

@@ -146,7 +146,7 @@ class PanelWindow(QMainWindow):
         self.workspace.verdicts.against_before()
 
     def judge_longer(self) -> None:
-        """Go on with the comparison that is undecided."""
+        """Continue the undecided comparison."""
         self.dock_area.bring("verdict")
         self.workspace.verdicts.measure_more()
 

@@ -162,7 +162,7 @@ class StatusBar(QStatusBar):
         return "Not saved, journaled" if self._session.journal is not None else "Not saved"
 
     def _show_numbers(self) -> None:
-        # Beside "Running" stands what runs, whichever session is shown.
+        # "Running" names the configuration that runs, whichever session is shown.
         segments = (
             self._session.recorder.session if self._run.active else self._session.shown
         ).segments

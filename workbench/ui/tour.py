@@ -36,13 +36,13 @@ STOPS = (
     Stop(
         "toggles",
         "Switch optimizations",
-        "Change any toggle while the model runs. A lock says why an option is not available, and "
+        "Change any toggle while the model runs. A lock shows why an option is not available, and "
         "what would enable it.",
     ),
     Stop(
         "verdict-button",
         "Ask for the verdict",
-        "Verdict (F8) runs both configurations in random pairs of short blocks, and says whether "
+        "Verdict (F8) runs both configurations in random pairs of short blocks, and shows whether "
         "the change is faster and whether the results are still right.",
     ),
     Stop(
@@ -131,7 +131,7 @@ class Tour(QFrame):
         return False
 
     def _point(self) -> None:
-        """Frame the target, and lie beside it inside the window."""
+        """Frame the target, and move next to it inside the window."""
         window = self._window
         target = self.target
         visible = target.isVisible()

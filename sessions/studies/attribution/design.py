@@ -65,7 +65,7 @@ def subsets(
     if mode not in MODES:
         raise ValueError(f"mode: unknown {mode!r}; expected one of {MODES}")
     if count < 1:
-        raise ValueError("at least one toggle must be named that can be switched")
+        raise ValueError("name at least one toggle that can be switched")
     everything = frozenset(range(count))
     match mode:
         case "ladder":
@@ -78,8 +78,8 @@ def subsets(
         case "factorial":
             if count > MOST_FACTORIAL:
                 raise ValueError(
-                    f"factorial: {count} toggles make {2**count} arms; at most {MOST_FACTORIAL} "
-                    "toggles, or mode shapley"
+                    f"factorial: {count} toggles make {2**count} arms; use at most "
+                    f"{MOST_FACTORIAL} toggles, or mode shapley"
                 )
             arms = [
                 frozenset(chosen)
@@ -205,7 +205,7 @@ def _interactions(names: Sequence[str], arm_of: Mapping[Subset, int]) -> list[Co
         squares = (_square(rest, first, second) for rest in arm_of if not rest & {first, second})
         fours = [four for four in squares if all(arm in arm_of for arm in four)]
         if not fours:
-            reason = f"{names[first]} and {names[second]} cannot each be switched without the other"
+            reason = f"{names[first]} and {names[second]} cannot be switched separately"
             made.append(Contrast("interaction", name, {}, reason=reason))
             continue
         weights = {

@@ -2,22 +2,23 @@
 
 A *round* runs every arm once, in random order; an *arm* is the set of toggles that it switches on.
 An *effect* is a contrast: a weighted sum, with weights that sum to 0, of the logarithms of the
-arms' step times within one round. What a round's blocks share (clock, temperature, drift) cancels,
-and the random order gives what is left a random sign, so that the rounds' values behave as the
-pairs of ``sessions.verdicts.verdict`` do and get its interval, which holds however often one looks.
+arms' step times within one round. Influences that all blocks of a round share (clock, temperature,
+drift) cancel, and the random order gives the rest a random sign. So the rounds behave like the
+pairs of ``sessions.verdicts.verdict`` and get its interval, which holds however often one looks.
 
-* **ladder**: toggles added one after the other; each rung against the one before.
-* **leave-one-out**: everything on, against everything on but one.
+* **ladder**: toggles are added one after the other; each rung is compared with the rung before.
+* **leave-one-out**: all toggles on, compared with all but one.
 * **factorial**: every subset of up to five toggles. The *share* of a toggle is its Shapley value:
   its effect averaged over all orders in which the toggles can be added (Shapley, 1953), so that the
-  shares of all toggles add up to the total. The *interaction* of two is how much more they do
-  together than the product of each, averaged over the settings of the others.
-* **shapley**: shares from some random orders, for more toggles than that. The interval is widened
-  by what the choice of the orders may have done (t over the orders; half of alpha for each).
+  shares of all toggles add up to the total. The *interaction* of two toggles is their combined
+  effect over the product of their single effects, averaged over the settings of the others.
+* **shapley**: shares from some random orders, for more than five toggles. The interval is widened
+  by the uncertainty from the choice of orders (t over the orders; half of alpha for each).
 
-A toggle may need another one: then some arms cannot be, and it waits in every order until what it
-needs is there. Shares are averaged over those orders and still add up to the total, interactions
-over the settings in which both can be switched, and a toggle is left out with what needs it.
+A toggle may need another one. Then some arms are impossible, and in every order the toggle comes
+after the one that it needs. Shares are averaged over these orders and still add up to the total.
+Interactions are averaged over the settings in which both toggles can be switched. If a toggle is
+left out, the toggles that need it are left out too.
 
 Effects are ratios: 0.8 means that 20 % of the step time went away. Peak memory is counted by the
 allocator and repeats exactly, so that its ratios have no interval.
@@ -176,7 +177,7 @@ def _judge(
         least_builds=least_builds,
         **limits,
     )
-    # What is a pair there is a round here.
+    # The verdict's sentences speak of pairs; here they are rounds.
     judgement = msgspec.structs.replace(
         judgement,
         reasons=[reason.replace(" pairs were", " rounds were") for reason in judgement.reasons],
@@ -210,7 +211,8 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)
     p_rounds = verdict.p_value(verdict.interval(own[np.isfinite(own)]), margin + distance)
-    reasons.append(f"{count} sampled orders of the toggles widen it by {100 * reach:.2g} %")
+    spread = f"{100 * reach:.2g} %"
+    reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
     return msgspec.structs.replace(
         judgement,
         verdict=decision,

@@ -19,17 +19,17 @@ from sessions.verdicts.work import DIFFERENT_MODELS, SAME_MODEL, makes_other_mod
 KIND = ATTRIBUTION
 
 ONE_BUILD = (
-    "Each arm was built once: the ratios are those of these builds, and two builds of one step "
-    "may differ, by 0.14 % on one H100."
+    "Each arm was built once, so the ratios hold for these builds only: two builds of one step may "
+    "differ (by 0.14 % on one H100)."
 )
 TOGETHER, BLOCKED = "all together", "blocked"
 # Columns of the effects.
 EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
 _KINDS = {
     "step": "adds",
-    "without": "gives beside the others",
+    "without": "adds to all the others",
     "share": "share",
-    "interaction": "together beyond each",
+    "interaction": "interaction",
     "runner-up": "against the runner-up",
     "total": TOGETHER,
 }
@@ -55,7 +55,7 @@ def rows(study: Study, table: str) -> list[dict[str, Any]]:
 
 
 def headline(study: Study) -> str:
-    """Return what all toggles did together, in a few words; wrong results come first."""
+    """Return the effect of all toggles in a few words; wrong results come first."""
     wrong, unchecked = wrong_arms(study), unchecked_arms(study)
     claim = "nothing was measured yet"
     for row in rows(study, "effects"):
@@ -140,8 +140,8 @@ def remarks(study: Study) -> list[str]:
     """Return sentences on how it was measured that a reader must know."""
     facts = study.facts
     sentences = [
-        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
-        "corrected for the number of effects (Holm). Below 1 is less.",
+        f"Ratios of {timed_words(study)}, each with a 95 % interval; below 1 means less. FASTER "
+        "and SLOWER are corrected for the number of effects (Holm).",
         f"Peak memory: {facts.get('memory', 'not measured')}.",
     ]
     if facts.get("final"):
@@ -151,7 +151,7 @@ def remarks(study: Study) -> list[str]:
             sentences.append(ONE_BUILD)
         sentences.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
-            sentences.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+            sentences.append(sentence(f"undecided effects: {more_text(facts['more_s'], seconds)}"))
     if note := study.request.get("floor_note"):
         sentences.append(sentence(note))
     sentences += rebuilding(facts)
@@ -195,7 +195,7 @@ def path_of(row: Mapping[str, Any]) -> str:
 
 
 def is_unchecked(row: Mapping[str, Any]) -> bool:
-    """Return True if an arm's results were looked at and could not be checked."""
+    """Return True if a check of an arm's results was tried, but not possible."""
     return math.isnan(row["wrong"]) and bool(row["numerics"])
 
 

@@ -3,15 +3,16 @@
 * **Proposals.** The search begins at the configuration that a person has. It proposes single
   changes of the best candidate so far, the most promising first: by the measured effect of the
   option elsewhere, else by the roofline's prediction. All changes that help are also proposed
-  together, and at the end pairs of changes that lose little.
+  together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
-  cannot be better by more than ``MATTERS``. The interval holds at every look, so that looking after
-  each round costs nothing.
-* **Budget.** Builds, compiles, checks and races all count. What does not fit, does not build or is
-  wrong is a data point. A candidate becomes the incumbent only after its numbers were right.
+  cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
+  round costs nothing.
+* **Budget.** Builds, compiles, checks and races all count. A candidate that does not fit, does not
+  build or is wrong is a data point. A candidate becomes the incumbent only after its numbers were
+  right.
 
-The ratios of a search belong to the best of many, so that they flatter it (the winner's curse).
+The ratios of a search are those of the best of many, so they are too good (the winner's curse).
 ``sessions.studies.optimization.verdicts`` measures the result again with new blocks.
 """
 
@@ -158,7 +159,7 @@ class Search:
         return ""
 
     def build(self, candidate: Candidate) -> Failure | None:
-        """Build a candidate and keep what it showed; return the failure, if it is one."""
+        """Build a candidate and record its results; return the failure, if there is one."""
         with self.timed("build"):
             built = self.bench.build(candidate)
         if isinstance(built, Failure):
@@ -293,7 +294,7 @@ class Search:
                     self._leave_out(point, reason)
                 elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
                     percent = 100 * math.expm1(score)
-                    self._leave_out(point, f"it lost {percent:.0f} % in another configuration")
+                    self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
                 else:
                     points[point] = rank
         # Where nothing is known, each dimension has a turn before another option of the same one.
@@ -315,7 +316,7 @@ class Search:
         return self._untried(points)
 
     def _open(self) -> list[Point]:
-        """Propose again what may be better than the best candidate by what is known so far."""
+        """Propose again the points that may be better than the best candidate."""
         candidates = [
             candidate
             for candidate in self.candidates
@@ -384,7 +385,7 @@ class Search:
         self._settle(batch)
         for candidate in batch:
             if candidate.state == NOT_TRIED and not self._is_over:
-                candidate.state, candidate.reason = FAILED, "none of its blocks counts"
+                candidate.state, candidate.reason = FAILED, "all its blocks are void"
             if candidate is not self.best:
                 self.bench.release(candidate)
 
@@ -415,7 +416,7 @@ class Search:
         return block
 
     def _fall_back(self, failure: Failure) -> None:
-        """Go on with the next-best candidate, because the best one failed while it raced."""
+        """Continue with the next-best candidate, because the best one failed in the race."""
         proposable = [candidate for candidate in self.candidates if self.proposable(candidate)]
         if not proposable:
             raise StartFailed(failure.reason)

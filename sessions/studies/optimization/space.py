@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Built:
-    """A candidate that is ready to run, how long that took, and what it showed by itself."""
+    """A candidate that is ready to run, its build time, and its results without a race."""
 
     seconds: float
     peak_bytes: float = math.nan

@@ -104,7 +104,7 @@ class Verdicts:
         return sorted(front, key=lambda candidate: candidate.time)
 
     def _unchecked(self) -> list[Candidate]:
-        """Return what was measured and not checked, the best first."""
+        """Return the measured candidates that are not checked, the best first."""
         candidates = [
             c for c in self.search.candidates
             if c.state == RACED and c.numerics is None

@@ -171,7 +171,7 @@ def verdicts_table(study: Study) -> Table:
 
 
 def remarks(study: Study) -> list[str]:
-    """Return what a reader must know of the result and of how sure it is, the briefest first."""
+    """Return remarks on the result and its certainty, the briefest first."""
     facts = study.facts
     words = []
     if facts.get("final"):
@@ -183,7 +183,7 @@ def remarks(study: Study) -> list[str]:
             f"none from the search{_builds(facts)}."
         )
         if facts.get("more_s") is not None:
-            words.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
+            words.append(sentence(f"undecided effects: {more_text(facts['more_s'], seconds)}"))
     if memory := facts.get("memory"):
         words.append(f"Peak memory: {memory}.")
     if note := question(study).get("floor_note"):
@@ -220,10 +220,8 @@ def _certainty(study: Study) -> str:
     tried = sum(row["tried"] > 0 for row in options)
     words = f"{tried} of {len(options)} options were measured"
     if facts.get("complete"):
-        return (
-            f"Search complete: {words}, and so was every single change of the result that may help."
-        )
-    return f"Search not complete, because the budget was spent: {words}; a larger one tries more."
+        return f"Search complete: {words}, with every single change of the result that may help."
+    return f"Search incomplete: the budget was spent. {words}; a larger budget tries more."
 
 
 def _spent(facts: Mapping[str, Any]) -> str:

@@ -164,14 +164,14 @@ def test_hdf5_file_of_another_kind_is_refused(tmp_path):
 def test_newer_sealed_file_is_refused_by_its_version_alone(tmp_path, original):
     content = original.replace(b"format version 1\n", b"format version 7\n", 1)
     (tmp_path / "s.h5").write_bytes(content[:300])
-    assert "it has format version 7, and this program reads up to version 1" in refusal(
+    assert "it has format version 7, but this program reads up to version 1" in refusal(
         tmp_path / "s.h5"
     )
 
 
 def test_truncated_file_is_refused_with_both_sizes(tmp_path, original):
     (tmp_path / "s.h5").write_bytes(original[:2000])
-    assert f"it is truncated: 2,000 of its {len(original):,} bytes are there" in refusal(
+    assert f"it is truncated: it has only 2,000 of its {len(original):,} bytes" in refusal(
         tmp_path / "s.h5"
     )
 
@@ -180,12 +180,12 @@ def test_single_flipped_bit_is_refused(tmp_path, original):
     content = bytearray(original)
     content[len(content) // 2] ^= 1
     (tmp_path / "s.h5").write_bytes(content)
-    assert "does not fit its own checksum" in refusal(tmp_path / "s.h5")
+    assert "its checksum does not match" in refusal(tmp_path / "s.h5")
 
 
 def test_appended_bytes_are_refused(tmp_path, original):
     (tmp_path / "s.h5").write_bytes(original + b"\0")
-    assert "does not fit its own checksum" in refusal(tmp_path / "s.h5")
+    assert "its checksum does not match" in refusal(tmp_path / "s.h5")
 
 
 def test_file_that_lost_its_seal_is_refused(tmp_path, original):
@@ -374,15 +374,15 @@ def shorten(file, name, rows):
         (spoil_attribute, "it lacks the attribute label of /segments/0000"),
         (spoil_group, "it lacks the group /segments/0000/steps"),
         (spoil_event_column, "its /events lacks the column text"),
-        (spoil_rows, "claims 1,000,000,000,000 rows, more than it can hold"),
+        (spoil_rows, "declares 1,000,000,000,000 rows, more than it can hold"),
         (spoil_metric_axes, "metrics/load/values has shape (5, 6), expected 3 axes"),
         (spoil_metric_type, "metrics/load/values has type int64, expected f4"),
         (spoil_metric_length, "metrics/load differ in length (t_s 4, values 5)"),
         (spoil_metric_column, "metrics/load/values is not a column of numbers or text"),
         (spoil_metric_attribute, "it lacks the attribute row of /segments/0000/metrics/load"),
-        (spoil_metric_rows, "values claims 1,000,000,000,000 rows, more than it can hold"),
+        (spoil_metric_rows, "values declares 1,000,000,000,000 rows, more than it can hold"),
         (spoil_metrics, "it lacks the group /segments/0000/metrics"),
-        (spoil_storage, "its /segments/0000/steps/t_s lies in another file"),
+        (spoil_storage, "its /segments/0000/steps/t_s is stored in another file"),
     ],
 )
 def test_wrong_content_is_named(unsealed, spoil, expected):
@@ -480,7 +480,7 @@ def test_file_that_is_written_to_after_opening_never_reaches_the_hdf5_library_ag
         stream.seek(1000)
         stream.write(b"other")
     monkeypatch.setattr(h5py, "File", lambda *_, **__: pytest.fail("opened"))
-    with pytest.raises(SessionError, match="since it was opened it was changed"):
+    with pytest.raises(SessionError, match="after it was opened, it was changed"):
         session.segments[0].steps["t_s"]
 
 

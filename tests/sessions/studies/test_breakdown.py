@@ -149,7 +149,7 @@ def test_time_of_no_module_is_told_and_notes_follow():
     profile = study(rows, {"notes": ["A CUDA graph is replayed as a whole."]})
     assert breakdown.unattributed(profile) == 0.5
     assert breakdown.words(profile)[1:] == [
-        "50 % of the time cannot be given to a module.",
+        "50 % of the time cannot be assigned to a module.",
         "A CUDA graph is replayed as a whole.",
     ]
 
@@ -171,7 +171,7 @@ def test_the_memory_table_adds_up_and_leaves_out_what_is_not_there():
     memory = {role: np.array([1.0, 3.0, 2.0]) * mib for role in breakdown.ROLES[:5]}
     table = breakdown_tables.memory_table(study(TRAINED, peak=peak, memory=memory))
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["together"] == [31.0, None, 34.0]
+    assert rows["total"] == [31.0, None, 34.0]
     assert rows["gradients"] == [2.0, 3.0, 2.0]
     assert "private pools of CUDA graphs" not in rows and len(rows) == 6
     assert "– |" in table.to_markdown()

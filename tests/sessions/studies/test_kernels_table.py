@@ -89,7 +89,7 @@ def test_what_takes_clearly_less_than_the_least_says_why_it_may(session):
     first.ledger["floor_us"], second.ledger["floor_us"] = 18.6, 26.0  # of 10 and 25 us
     beyond, *remaining = rows(session)
     assert beyond["of the limit"] == pytest.approx(186)
-    assert beyond["note"].startswith("beyond the limit: its data lie in a cache, or the ceilings")
+    assert beyond["note"].startswith("faster than the limit: its data are in a cache, or the")
     shares = [(row["of the limit"] or 0, "limit" in row["note"]) for row in remaining]
     assert all(has_note == (share > 110) for share, has_note in shares)
     assert (pytest.approx(104), False) in shares

@@ -62,8 +62,8 @@ def test_cuda_graphs_are_predicted_from_the_time_that_a_profile_saw_the_gpu_wait
 def test_what_each_side_needs_is_told_in_a_unit_that_fits_and_what_waits_in_percent():
     made = predict(Least(99.0), Least(120.0, captured=True), idle=0.25)
     assert made.text == (
-        "at the measured ceilings A needs 99.0 us at least, B 0.120 ms; the GPU waits in 25 % of "
-        "A, as its profile says"
+        "at the measured ceilings, A needs at least 99.0 us and B 0.120 ms; the GPU waits in 25 % "
+        "of A's profile"
     )
 
 

@@ -55,7 +55,7 @@ def test_a_foreign_trace_is_a_profile_by_step_module_and_kernel(tmp_path, catego
     assert breakdown.totals(study)["Net_0.Linear_0"] == 120.0
     assert breakdown.totals(study)["Net_0"] == 150.0
     assert study.facts["busy_us"] == 150.0
-    assert "under its profiler" in breakdown.words(study)[-1]
+    assert "its profiler lengthens times" in breakdown.words(study)[-1]
     data = timeline.of(study)
     assert [lane.title for lane in data.lanes()][-2:] == ["Stream 7", "GPU idle"]
 

@@ -126,10 +126,10 @@ def test_more_events_than_are_stored_leave_the_last_step_then_no_nested_operator
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("name", 1e6, "a name that is not there"),
-        ("module", 0.5, "a module that is not there"),
-        ("track", 99, "a track that is not there"),
-        ("launch", 1e9, "a launch that is not there"),
+        ("name", 1e6, "a name that does not exist"),
+        ("module", 0.5, "a module that does not exist"),
+        ("track", 99, "a track that does not exist"),
+        ("launch", 1e9, "a launch that does not exist"),
         ("depth", 1000, "nested too deeply"),
         ("us", -1.0, "expected 0"),
     ],

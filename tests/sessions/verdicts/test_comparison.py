@@ -53,7 +53,7 @@ def test_one_session_is_not_compared():
 
 @pytest.mark.parametrize("baseline", [-1, 2])
 def test_baseline_that_is_not_there_is_refused(baseline):
-    with pytest.raises(SessionError, match=f"baseline {baseline} is none of the 2"):
+    with pytest.raises(SessionError, match=f"there is no baseline {baseline}; the 2 sessions"):
         compare([session_of(10.0), session_of(8.0)], baseline)
 
 
@@ -119,14 +119,14 @@ def test_equal_numbers_of_different_kinds_differ_and_nan_does_not():
 def test_another_gpu_driver_or_torch_is_warned_of(name):
     first, second = session_of(10.0, "a", **{name: "x"}), session_of(10.0, "b", **{name: "y"})
     (warning,) = compare([first, second]).warnings
-    assert warning == f"{name} differs (a: x, b: y); step times may differ for that alone."
+    assert warning == f"{name} differs (a: x, b: y); this alone may change step times."
 
 
 def test_many_sessions_are_counted_where_they_differ_and_not_named():
     titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
     made = [session_of(10.0, title, gpu="x" if title == titles[0] else "y") for title in titles]
     (warning,) = compare(made).warnings
-    assert warning == "gpu differs (x: 1 of 5, y: 4 of 5); step times may differ for that alone."
+    assert warning == "gpu differs (x: 1 of 5, y: 4 of 5); this alone may change step times."
 
 
 def test_another_operating_system_is_listed_but_not_warned_of():
@@ -146,7 +146,7 @@ def test_times_of_different_clocks_are_not_set_in_ratio():
     comparison = compare([session_of(10.0, "a"), without_gpu(session_of(10.0, "b"))])
     assert comparison.arms[1].ratio.note == "host times cannot be compared with GPU times"
     assert math.isnan(comparison.arms[1].ratio.ratio)
-    assert comparison.warnings == ["Step times are of different clocks (a: GPU, b: host)."]
+    assert comparison.warnings == ["Step times come from different clocks (a: GPU, b: host)."]
 
 
 def of_work(title: str, **changed) -> Session:
@@ -202,4 +202,4 @@ def test_clocks_of_many_sessions_are_counted_and_not_listed_by_title():
     titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
     first, *rest = (session_of(10.0, title) for title in titles)
     (warning,) = compare([without_gpu(first), *rest]).warnings
-    assert warning == "Step times are of different clocks (host: 1 of 5, GPU: 4 of 5)."
+    assert warning == "Step times come from different clocks (host: 1 of 5, GPU: 4 of 5)."

@@ -60,8 +60,9 @@ def test_it_is_open_where_the_means_say_the_contrary_of_the_medians(
     if holds is None:
         verb = "holds" if high <= most else "does not hold"
         assert answer.more_s is None and answer.reasons == [
-            f"by the median step it {verb}, but of all steps together the ratio is "
-            f"{interval_text(*of_means, region=most - 1)}: some take far longer than the median"
+            f"by the median step it {verb}, but the ratio of mean step times is "
+            f"{interval_text(*of_means, region=most - 1)}: some steps take far longer than the "
+            "median"
         ]
 
 
@@ -72,7 +73,7 @@ def test_the_seconds_that_are_missing_are_those_for_what_is_expected_and_not_for
     interval = verdict.interval(logs)
     assert judgement.verdict == "FASTER" and judgement.more_s is None
     answer = at_most(judgement, 1 / 1.58, REGION, interval, 10.0)
-    assert answer.holds is None and answer.reasons == ["the interval reaches over that"]
+    assert answer.holds is None and answer.reasons == ["the interval includes that limit"]
     nearer = at_most(judgement, 1 / 1.59, REGION, interval, 10.0)
     assert 1 < answer.more_s < nearer.more_s
 

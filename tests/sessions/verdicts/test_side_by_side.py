@@ -53,7 +53,9 @@ def test_a_doubtful_claim_is_withdrawn_among_many_and_says_what_it_was():
         "FASTER",
         "SAME",
     ]
-    assert remarks(corrected[0])[0].startswith("FASTER by itself, but among 42 comparisons (Holm)")
+    assert remarks(corrected[0])[0].startswith(
+        "FASTER without correction, but its p value among 42 comparisons"
+    )
     assert standing(corrected[0]).startswith("one of 42 comparisons: p 1.00")
     assert corrected[0].ratio == DOUBTFUL.ratio and "alone" not in DOUBTFUL.facts
 
@@ -80,7 +82,7 @@ def test_the_table_tells_verdict_and_numbers_of_each():
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert [row["numbers"] for row in rows[:3]] == ["B WRONG", "right", "unknown"]
-    assert (rows[-1]["verdict"], rows[-1]["by itself"]) == ("UNDECIDED", "FASTER")
+    assert (rows[-1]["verdict"], rows[-1]["uncorrected"]) == ("UNDECIDED", "FASTER")
     assert (rows[0]["p (Holm)"], rows[-1]["p (Holm)"]) == ("below 0.001", "1.00")
     assert "| off | on | 0.6065 |" in table.to_markdown()
     unfinished = msgspec.structs.replace(SAME, ratio=math.nan, low=math.nan, high=math.nan)

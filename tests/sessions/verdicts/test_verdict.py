@@ -266,7 +266,7 @@ def test_the_verdict_is_by_where_the_interval_lies(ratio, wanted):
     assert judgement.verdict == wanted
     assert judgement.low < ratio < judgement.high and judgement.settled
     if wanted == "UNDECIDED":
-        assert judgement.reasons[0] == "the interval reaches over the edge of ±1 %"
+        assert judgement.reasons[0] == "the interval crosses the limit of ±1 %"
 
 
 def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
@@ -356,7 +356,7 @@ def test_fewer_known_clocks_than_a_verdict_needs_confirm_nothing():
     judgement = verdict.judge(comparison(logs, clocks=[math.nan] * 10 + [1980.0] * 14))
     assert judgement.verdict == "FASTER"
     assert judgement.reasons == [
-        "the clock was known for 7 of 12 pairs, not for 8: not confirmed in clock cycles"
+        "the clock was known for 7 of 12 pairs, but 8 are needed: not confirmed in clock cycles"
     ]
 
 
@@ -393,7 +393,10 @@ def test_what_only_the_median_step_gains_is_not_called_faster(turned):
     means = [ms * (1.0, 2.25)[block % 2 != turned] for block, ms in enumerate(compared.medians_ms)]
     judgement = verdict.judge(msgspec.structs.replace(compared, means_ms=means), seconds=12.0)
     assert judgement.verdict == "UNDECIDED" and judgement.more_s is None
-    assert f"by the median step it is {claimed}, but of all steps together" in judgement.reasons[0]
+    assert (
+        f"by the median step it is {claimed}, but the ratio of mean step times"
+        in judgement.reasons[0]
+    )
     same = verdict.judge(msgspec.structs.replace(compared, means_ms=compared.medians_ms))
     assert same.of_means == pytest.approx([same.ratio, same.low, same.high])
     assert msgspec.structs.replace(same, of_means=None) == verdict.judge(compared)
@@ -407,8 +410,10 @@ def test_a_verdict_that_measuring_on_would_give_and_the_means_refute_is_not_prom
     judgement = verdict.judge(msgspec.structs.replace(noisy, means_ms=means), seconds=12.0)
     assert judgement.verdict == "UNDECIDED" and judgement.more_s is None
     edge, refuted = judgement.reasons[:2]
-    assert edge == "the interval reaches over the edge of ±1 %"
-    assert refuted.startswith("by the median step FASTER is likely, but of all steps together the")
+    assert edge == "the interval crosses the limit of ±1 %"
+    assert refuted.startswith(
+        "by the median step FASTER is likely, but the ratio of mean step times"
+    )
     assert 1.15 < judgement.of_means[1] < judgement.of_means[0] < judgement.of_means[2] < 1.25
 
 

@@ -184,7 +184,7 @@ def test_fewer_rounds_than_a_verdict_needs_are_undecided_however_clear_they_look
     outcome = judged(Reading(2.0, *ends, rounds=rounds, seconds=rounds * 0.5), **bound)
     assert outcome.verdict == UNDECIDED
     assert outcome.reason.startswith(f"{rounds} of at least 8 rounds were measured; measuring ")
-    assert outcome.reason.endswith("more should decide, 4 s in all")
+    assert outcome.reason.endswith("more should decide, 4 s in total")
     clear = judged(Reading(2.0, 1.999, 2.001, rounds=8, seconds=4.0), **bound)
     assert clear.verdict == (HOLDS if bound == {"least": 1.0} else FAILS)
 
@@ -193,19 +193,19 @@ def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
     reading = Reading(2.1, 1.9, 2.32, rounds=10, seconds=5.0)
     outcome = judged(reading, least=2.0)
     match = re.fullmatch(
-        r"measuring about (\d+) s more should decide, (\d+) s in all", outcome.reason
+        r"measuring about (\d+) s more should decide, (\d+) s in total", outcome.reason
     )
     more_s, all_s = map(int, match.groups())
     assert outcome.verdict == UNDECIDED and all_s == more_s + 5
     assert 5 < more_s < 60, "an interval of 10 % that has to become one of 5 %"
     farther = judged(reading, least=2.25)
     nearer = judged(reading, least=2.09)
-    seconds = [float(re.findall(r"([\d,]+) s in all", outcome.reason)[0].replace(",", ""))
+    seconds = [float(re.findall(r"([\d,]+) s in total", outcome.reason)[0].replace(",", ""))
                for outcome in (farther, nearer)]  # fmt: skip
     assert seconds[0] < all_s + 30 < seconds[1]
     close = judged(Reading(2.0, 1.992, 2.008, rounds=60, seconds=5.0), least=2.005)
     assert close.verdict == UNDECIDED
-    assert close.reason == "2.005 lies within ±0.5 % of what was measured, where measuring ends"
+    assert close.reason == "2.005 is within ±0.5 % of the measured value, where measuring ends"
     fitted = judged(Reading(2.1, 1.9, 2.32), least=2.0)
     assert (fitted.verdict, fitted.reason) == (UNDECIDED, ""), "a fit has no rounds"
 
@@ -252,9 +252,7 @@ def test_what_median_steps_show_and_all_steps_together_refute_is_undecided(read)
     assert judged(read(with_blocks(1, 1.03)), least=1.4).verdict == HOLDS
     outcome = judged(read(with_blocks(1, 1.6)), least=1.4)
     assert outcome.verdict == UNDECIDED
-    assert (
-        "by the median step it holds, but of all steps together the ratio is 0.9" in outcome.reason
-    )
+    assert "by the median step it holds, but the ratio of mean step times is 0.9" in outcome.reason
     assert judged(read(with_blocks(1, 1.6)), least=1.7).verdict == FAILS
     assert judged(read(with_blocks(0, 1.6)), least=1.7).verdict == UNDECIDED
 

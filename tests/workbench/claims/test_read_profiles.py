@@ -81,7 +81,7 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
     assert growth("state", "sequence")(here).value == 7
     with pytest.raises(Unmeasured, match="state is known at 1 of 1 sizes"):
         growth("state", "sequence")(results_of(segments=segments[:1]))
-    with pytest.raises(Unmeasured, match="no segment says its tokens"):
+    with pytest.raises(Unmeasured, match="no segment records its tokens"):
         ledger_value("tokens")(here)
 
 
@@ -94,7 +94,7 @@ def test_the_longest_sequence_counts_only_with_right_numbers():
     ]
     reading = longest_right("sequence")(results_of(segments=segments))
     assert reading.value == 8192
-    assert reading.note == "16384: off by 3; 32768: it did not run to its end"
+    assert reading.note == "16384: off by 3; 32768: it did not run to the end"
     with pytest.raises(Unmeasured, match="16384: off by 3"):
         longest_right("sequence")(results_of(segments=segments[1:]))
 

@@ -73,8 +73,8 @@ def test_a_command_is_split_as_a_shell_does(text, words):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "is no command"), ("  ", "is no command"), ("''", "is no command"),
-     ("a\0b", "is no command"), ("ssh 'gpu", "cannot be read: no closing quotation")],
+    [("", "is not a command"), ("  ", "is not a command"), ("''", "is not a command"),
+     ("a\0b", "is not a command"), ("ssh 'gpu", "cannot be read: no closing quotation")],
 )  # fmt: skip
 def test_what_is_no_command_is_a_mistake_of_one_sentence(text, why, capsys, monkeypatch):
     monkeypatch.setattr(headless, "Runner", lambda *_: pytest.fail("it was started"))
@@ -122,10 +122,10 @@ def test_every_command_that_starts_a_runner_takes_the_option():
 @pytest.mark.parametrize(
     ("command", "heard"),
     [
-        (over("unknown", "true"), "255 before a runner spoke; the last on its standard error was "
-         "'ssh: Could not resolve hostname unknown"),
+        (over("unknown", "true"), "255 before a runner answered; the last line on its "
+         "standard error was 'ssh: Could not resolve hostname unknown"),
         (over("gpuhost", "/no/such/python", "-m", "workbench.runner"), "ended with exit code 127"),
-        (over("chatty", "true"), "'Welcome to chatty!', which is no message"),
+        (over("chatty", "true"), "'Welcome to chatty!', which is not a message"),
         (("yes", "babble"), "its standard output begins with 'babble'"),
         (("/no/such/ssh", "gpuhost"), "could not be started: No such file or directory"),
     ],
@@ -160,7 +160,7 @@ def test_another_version_of_the_protocol_ends_a_command_with_one_sentence(shape,
     command = over("gpuhost", "sh", "-c", f"printf %s {shlex.quote(line)}; exec cat >&2")
     assert main(["run", "hydra", "--runner", shlex.join(command)]) == 1
     err = capsys.readouterr().err
-    assert f"speaks version {protocol.VERSION + 1} of the protocol" in err
+    assert f"uses version {protocol.VERSION + 1} of the protocol" in err
     assert "Install the same version of the workbench on both sides." in err
 
 

@@ -145,12 +145,12 @@ def test_a_session_takes_the_place_of_no_other_kind_of_file(tmp_path, monkeypatc
     model.write_text("def build(): ...\n")
     assert main(["run", "--model", str(model), "-o", str(model)]) == 2
     assert capsys.readouterr().err == (
-        f"workbench run: {model} is there and is no session; name another file\n"
+        f"workbench run: {model} exists and is not a session; name another file\n"
     )
     same = str(tmp_path / "a.state")
     words = ["run", "hydra", "--workload", "decode", "--save-state", same, "-o", same]
     assert main(words) == 2
-    assert "cannot hold the session and something else" in capsys.readouterr().err
+    assert "is named twice, for the session and for another result" in capsys.readouterr().err
     monkeypatch.setattr("workbench.client.headless.run", full)
     with pytest.raises(OSError, match="No space left"):  # another session may be replaced
         main(["run", "hydra", "-o", str(pair[0])])

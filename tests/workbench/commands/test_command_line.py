@@ -86,7 +86,7 @@ def test_the_version_is_that_of_the_installed_distribution(capsys):
 def test_an_unknown_command_is_answered_with_those_there_are(capsys):
     assert main(["measure"]) == 2
     err = capsys.readouterr().err
-    assert err == f"workbench: no command 'measure'; expected one of {', '.join(COMMANDS)}\n"
+    assert err == f"workbench: unknown command 'measure'; expected one of {', '.join(COMMANDS)}\n"
     assert main(["_command"]) == 2
 
 

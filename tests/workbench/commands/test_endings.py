@@ -114,7 +114,7 @@ def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
     printed = capsys.readouterr()
     errors = " ".join(printed.err.split())
     assert errors.count("The journal /dev/null/workbench/") == 1
-    assert "Not a directory" in errors and "set XDG_STATE_HOME to a folder" in errors
+    assert "Not a directory" in errors and "set XDG_STATE_HOME to a writable folder" in errors
     answer = json.loads(printed.out)
     assert (answer["reason"], answer["failures"]) == ("cancelled", [])
     assert len(answer["warnings"]) == 1 and "a crash would lose" in answer["warnings"][0]
@@ -158,7 +158,7 @@ def test_a_file_that_was_asked_for_is_told_of_however_little_was_measured(
     sent(ran.catalogue, ended)
     assert main([*COMMANDS[name], "-o", str(output)]) == 130
     printed = capsys.readouterr()
-    assert printed.err == f"Nothing was measured, so that {output} was not written.\n"
+    assert printed.err == f"Nothing was measured, so {output} was not written.\n"
     assert printed.out == "" and not output.exists()
     begun = next(
         message for message in ran.messages if isinstance(message, protocol.SegmentStarted)

@@ -112,8 +112,10 @@ def test_of_several_tables_of_a_name_csv_holds_the_one_that_is_chosen(file, tmp_
     assert "quicker'" in error and not (tmp_path / "m.csv").exists()
     printed([*words, "--number", "2"], capsys)
     rows = list(csv.DictReader((tmp_path / "m.csv").open(newline="")))
-    assert len(rows) > 3 and rows[-1]["Role"] == "together"
-    assert "there is no memory number 3; there are: 1 " in refused([*words, "--number=3"], capsys)
+    assert len(rows) > 3 and rows[-1]["Role"] == "total"
+    assert "there is no table memory with number 3; there are: 1 " in refused(
+        [*words, "--number=3"], capsys
+    )
 
 
 def test_what_a_file_lacks_is_answered_with_what_it_has(pair, file, capsys):

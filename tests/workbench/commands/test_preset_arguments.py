@@ -56,7 +56,7 @@ def test_what_is_left_out_is_said_and_answered(ran, sent, tmp_path, capsys):
     assert start_or_compare(commands).configuration.toggles == {"cuda_graphs": "on|off"}
     out, err = capsys.readouterr()
     assert err == (
-        f"@{file}: there is no toggle 'warp' here: warp=9 is left out\n"
+        f"@{file}: there is no toggle 'warp' here, so warp=9 is left out\n"
         "CUDA graphs: Off in place of On.\n"
     )
     assert json.loads(out)["warnings"] == [note.text]

@@ -167,9 +167,9 @@ def test_what_was_interrupted_before_anything_was_measured_is_told_with_its_comm
     path = interrupted_of(ran, tmp_path / "a.h5", order, segments=0)
     assert main(["info", str(path), "--command"]) == 0
     (comment,) = [
-        line for line in capsys.readouterr().out.splitlines() if "it was asked for" in line
+        line for line in capsys.readouterr().out.splitlines() if "its command was" in line
     ]
-    why, _, again = comment.partition("it was asked for by workbench ")
+    why, _, again = comment.partition("its command was workbench ")
     assert "is not repeated: it was refused or interrupted before anything was measured" in why
     assert comment.startswith("# ") and ask(shlex.split(again)) == order
 

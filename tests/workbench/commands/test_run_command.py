@@ -172,7 +172,7 @@ def test_a_runner_that_does_not_start_is_1_with_its_last_words(sent, capsys):
     sent(then="sys.exit('no module named torch')")
     assert main(["run", "hydra"]) == 1
     err = capsys.readouterr().err
-    assert "ended with exit code 1 before a runner spoke" in err
+    assert "ended with exit code 1 before a runner answered" in err
     assert "no module named torch" in err and "Traceback" not in err
 
 

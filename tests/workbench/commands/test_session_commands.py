@@ -98,7 +98,7 @@ def claimed() -> Study:
     [
         (attribution_samples.study, "all together: ", "effects"),
         (optimization_samples.study, "precision=amp_bf16, ", "effects"),
-        (profile_samples.study, "| together | ", "kernels"),
+        (profile_samples.study, "| total | ", "kernels"),
         (checked, "net.py:7 in forward: item()", "checks"),
         (claimed, "does not hold", "claims"),
         (lambda: Study("of another version", "?", 1.0, tables={"t": {"x": np.arange(3.0)}}),
@@ -338,7 +338,7 @@ def test_an_exported_table_is_csv_or_markdown_of_one_session(pair, tmp_path, cap
     assert (
         main(["export", *map(str, pair), "--table", "segments", "-o", str(tmp_path / "no.md")]) == 2
     )
-    assert "takes one session, not 2; comparison and differences" in capsys.readouterr().err
+    assert "needs one session, not 2; comparison and differences" in capsys.readouterr().err
 
 
 def test_an_unknown_plot_is_answered_with_those_there_are(pair, capsys):
@@ -355,7 +355,7 @@ def test_what_is_no_journal_cannot_be_recovered(pair, tmp_path, capsys):
     assert capsys.readouterr().err.endswith("none.journal: there is no such file\n")
     output = ["-o", str(tmp_path / "out.h5")]
     assert main(["recover", str(pair[0]), *output]) == 1
-    assert f"{pair[0]}: no message in it; a journal holds" in capsys.readouterr().err
+    assert f"{pair[0]}: no message in it; a journal has" in capsys.readouterr().err
     assert main(["recover", str(tmp_path), *output]) == 1
     assert "cannot be read: Is a directory" in capsys.readouterr().err
     assert not (tmp_path / "out.h5").exists()

@@ -162,7 +162,7 @@ def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, workspace)
     assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
     assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
     warnings = panel.result.comparison.warnings
-    assert any("Step times are of different clocks" in warning for warning in warnings)
+    assert any("Step times come from different clocks" in warning for warning in warnings)
 
 
 def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, workspace):
@@ -179,7 +179,7 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, w
 def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, workspace):
     workspace.compared.add(gpu_session(1, 4, title="short"))
     qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
-    assert panel._out.isVisible() and panel._out.text() == "Take out 'short'"
+    assert panel._out.isVisible() and panel._out.text() == "Remove 'short'"
     panel._out.click()
     settle(qtbot, panel, 3)
     assert cells(panel, 0) == ["base", "faster", "ladder"]

@@ -107,13 +107,13 @@ def test_a_segment_that_the_map_has_no_room_for_leaves_the_others_as_they_are():
 
 def test_the_map_says_that_it_shows_one_session():
     runs = [Run(gpu_session(1, 20, seed=seed)) for seed in (0, 1)]
-    assert MAP.can_show(runs) == "The map shows one session, and 2 were given."
+    assert MAP.can_show(runs) == "The map shows one session, but 2 were given."
     assert LINES.can_show(runs) is None
 
 
 def test_without_a_metric_it_says_what_would_fill_it():
     for plot in (LINES, MAP):
-        assert plot.can_show([Run(cpu_session())]).startswith("No model has measured itself here:")
+        assert plot.can_show([Run(cpu_session())]).startswith("No model has reported metrics:")
 
 
 def test_the_csv_holds_every_number_with_its_row_and_column(tmp_path):
@@ -166,7 +166,7 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     show(session)
     chart = panel.charts["model_metrics"]
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
-    assert chart.reason.startswith("No model has measured")
+    assert chart.reason.startswith("No model has reported")
     add_metrics(session, np.random.default_rng(0))
     workspace.session.dataArrived.emit()
     qtbot.waitUntil(lambda: chart.reason is None, timeout=3000)

@@ -216,7 +216,7 @@ def test_telemetry_plots_say_that_a_session_has_none():
     session = gpu_session(1, 50)
     session.telemetry = {}
     assert PLOTS["utilization"].can_show([Run(session)]) == (
-        "Utilization needs telemetry; this session has none."
+        "Utilization needs telemetry, but this session has none."
     )
     assert PLOTS["power"].can_show([Run(session)]) == "No power: this session has no telemetry."
 

@@ -214,7 +214,7 @@ def test_a_printed_page_breaks_the_long_lines_of_a_script(qapp, runs):
 
 
 def test_a_verdict_stands_beside_its_prediction(qapp, session):
-    made = {"ratio": 0.5, "text": "at the measured ceilings A needs 2 ms at least, B 1 ms"}
+    made = {"ratio": 0.5, "text": "at the measured ceilings, A needs at least 2 ms and B 1 ms"}
     comparison = session.comparisons[0]
     comparison = msgspec.structs.replace(comparison, facts={**comparison.facts, "prediction": made})
     foretold = dataclasses.replace(session, comparisons=[comparison])

@@ -109,13 +109,13 @@ def wait_until(condition, limit_s: float = 120.0) -> None:
     [
         (("run", "hydra", "--", "python", "a.py"), "a family is for the workbench's own models"),
         (("run", "--check", "--", "python", "a.py"), "--check is for the workbench's own models"),
-        (("run", "--"), "there is no command behind --"),
+        (("run", "--"), "there is no command after --"),
         (("run", "--toggle", "tf32=maybe", "--", "a"), "setting tf32: expected one of"),
         (("run", "--set", "x=1", "--", "python"), "unknown setting 'x'"),
         (("run", "--runner", "ssh x y", "--", "python"), "a script runs on this machine"),
         (("ab", "--b", "workers=3", "--", "python"), "setting workers: expected one of"),
         (("info", "a.h5", "--", "python"), "unrecognized arguments: -- python"),
-        (("ab", "hydra", "--steps", "3"), "--steps is for a script behind --"),
+        (("ab", "hydra", "--steps", "3"), "--steps is for a script after --"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(words, sentence, capsys):

@@ -34,7 +34,7 @@ BATCH = 3
 HALF = 8  # paced messages
 HOLD = Path(os.environ["FAKE_RUNNER_HOLD"])
 MADE = Prediction(
-    ratio=0.9, text="at the measured ceilings A needs 10 ms at least, B 9 ms",
+    ratio=0.9, text="at the measured ceilings, A needs at least 10 ms and B 9 ms",
     base_us=1e4, other_us=9e3,
 )  # fmt: skip
 

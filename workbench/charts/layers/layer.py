@@ -1,4 +1,4 @@
-"""The base of what a plot stacks on its canvas, and the entries of its legend.
+"""The base of a plot's layers, and the entries of its legend.
 
 A layer paints in the pixels of the view box and clips by arithmetic, not by the painter: Qt's SVG
 generator ignores clipping, and cosmetic pens under a transform are not understood by every reader

@@ -31,7 +31,7 @@ class Phases(Layer):
         self._named_until = math.inf
 
     def name_left_of(self, left: float) -> None:
-        """Leave ``place`` and what is right of it, in pixels, to another text."""
+        """Reserve the room from ``place`` (pixels) to the right for another text."""
         if left != self._named_until:
             self._named_until = left
             self.fresh = -math.inf

@@ -99,8 +99,8 @@ def dashed(segments: Array, pattern: list[float], origin: float) -> Array:
     """Return the parts of segments (n, 4, x ascending) that a dash pattern leaves, by x.
 
     ``pattern`` is on, off, on, off ... in pixels, repeated from the pixel ``origin`` on, so that
-    dashes stay with the data when the view scrolls. Qt's own start anew with every segment, and as
-    one path they take as long as a wide path does.
+    dashes stay with the data when the view scrolls. Qt's own patterns begin
+    again with every segment, and as one path they take as long as a wide path does.
     """
     if not len(segments):
         return segments

@@ -3,7 +3,7 @@
 Level k holds the minimum and maximum of every ``BRANCH ** k`` samples in a row; appending touches
 only the blocks at the end. A query reads the coarsest level that still gives each bin several
 blocks, so its cost depends on the number of bins and not on the number of samples. NaN samples are
-passed over; a bin of nothing but NaN is NaN.
+ignored; a bin of nothing but NaN is NaN.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pyramid:
         self.rows = 0
 
     def extend(self, values: Array) -> None:
-        """Take in ``values[self.rows:]``; ``values`` (n,) is the whole series so far."""
+        """Add ``values[self.rows:]``; ``values`` (n,) is the whole series so far."""
         before, self.rows = self.rows, len(values)
         if self.rows <= before:
             self.rows = before

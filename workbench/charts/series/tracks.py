@@ -1,7 +1,7 @@
 """Sources of curves: columns of a session, decimated to the pixels that show them.
 
 A ``Track`` follows one column as it grows, without a copy; ``Rolling`` derives the rolling median
-and percentiles of a segment's steps. Both take in only what is new when they are pulled.
+and percentiles of a segment's steps. Both add only new samples when they are pulled.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Track:
         self.y: Array = np.empty(0, np.float32)
 
     def pull(self) -> None:
-        """Take in the rows that the columns have gained."""
+        """Add the new rows of the columns."""
         if self._source_pull is not None:
             self._source_pull()
         if len(self.x) and not isinstance(self._columns, Columns):
@@ -201,7 +201,7 @@ class Rolling:
         )
 
     def pull(self) -> None:
-        """Take in the steps that the segment has gained."""
+        """Add the new steps of the segment."""
         steps = self._segment.steps
         if self._seen and not isinstance(steps, Columns):
             return
@@ -241,7 +241,7 @@ class Rolling:
 
 
 def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
-    """Compute percentiles 5, 50 and 95 of every window (n, WINDOW); leading NaN is passed over.
+    """Compute percentiles 5, 50 and 95 of every window (n, WINDOW); leading NaN is ignored.
 
     The outer two are NaN where fewer than ``FEWEST`` values are left.
 

@@ -1,4 +1,4 @@
-"""Replay of a journal in place of a runner, at the recorded pace or faster."""
+"""Replay of a journal instead of a runner, at the recorded pace or faster."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ def other_version(version: int) -> Failure:
     """Return the failure of a runner with another version of the protocol."""
     return Failure(
         kind="wire",
-        sentence=f"The runner speaks version {version} of the protocol, this window version "
+        sentence=f"The runner uses version {version} of the protocol, but this window uses "
         f"{VERSION}.",
         fix="Install the same version on both sides.",
     )

@@ -40,7 +40,7 @@ class RunnerLink(QObject):
         return self._reader is not None
 
     def start(self, launch: Callable[[], Client]) -> None:
-        """Launch a runner, in place of the present one if there is one."""
+        """Launch a runner, instead of the present one if there is one."""
         self.retire()
         self._reader = StreamReader(launch, self)
         self._reader.arrived.connect(self._schedule)

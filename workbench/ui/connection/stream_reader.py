@@ -102,7 +102,7 @@ class StreamReader(QThread):
         return True
 
     def cancel(self) -> None:
-        """Request the end of the run; the client escalates by itself."""
+        """Request the end of the run; the client escalates automatically."""
         if self._client is not None:
             self._client.cancel()
 

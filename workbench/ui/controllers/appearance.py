@@ -92,7 +92,7 @@ class Appearance(QObject):
         if decimal != self._settings.decimal_units:
             self._settings.decimal_units = decimal
             sizes.use_decimal(decimal)
-            self._theme.changed.emit()  # draws everything anew
+            self._theme.changed.emit()  # draws everything again
 
     def _set_font(self, points: float) -> None:
         """Scale the application's font, and fonts that widgets set themselves."""

@@ -94,7 +94,7 @@ class Attributions(QObject):
         return {n: o for n, o in self.candidates().items() if n not in self._left_out}
 
     def choose(self, name: str, take_part: bool) -> None:
-        """Include a candidate, or leave it in the base as it is."""
+        """Include a candidate, or leave it unchanged in the base."""
         (self._left_out.discard if take_part else self._left_out.add)(name)
 
     def why_not(self) -> str:
@@ -113,7 +113,7 @@ class Attributions(QObject):
         if self.mode == "factorial" and count > MOST_FACTORIAL:
             return (
                 f"{count} toggles make {2**count} arms; tick at most {MOST_FACTORIAL}, "
-                "or take shares from sampled orders."
+                "or choose shares from sampled orders."
             )
         return ""
 

@@ -1,4 +1,4 @@
-"""Measurements in place of the run in progress (verdicts, profiles, studies); it resumes after."""
+"""Measurements that interrupt the run in progress (verdicts, profiles, studies); it resumes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Measurements(QObject):
 
     def _forget(self) -> None:
         if self._run.state == "idle" and len(self._pending) > 1 and self._pending[0] is None:
-            del self._pending[0]  # the interrupted run had ended by itself
+            del self._pending[0]  # the interrupted run had already ended
             self._run.resumption = None
         if self._run.state in ("starting", "dead", "none"):
             lost, self._pending = self._pending, []

@@ -21,11 +21,11 @@ class NextSteps(VerdictUser):
     def why_not_apply(self, suggestion: Suggestion) -> str:
         """Return why the option cannot be chosen; empty if it can."""
         if not suggestion.toggles:
-            return "No option of this tool does that."
+            return "The workbench has no option for this."
         if self._configuration.catalogue is None or self._configuration.edited is None:
             return "The runner has not started yet."
         if suggestion.toggles.items() <= self._configuration.edited.toggles.items():
-            return "This option is chosen."
+            return "This option is already chosen."
         return ""
 
     def apply(self, suggestion: Suggestion) -> None:
@@ -36,7 +36,7 @@ class NextSteps(VerdictUser):
     def why_not_judge(self, suggestion: Suggestion, study: Study) -> str:
         """Return why no verdict can be measured; empty if one can."""
         if not suggestion.toggles:
-            return "No option of this tool does that."
+            return "The workbench has no option for this."
         base = self._base(study)
         if base is None:
             return "The profiled configuration is not known here."

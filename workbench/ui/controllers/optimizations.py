@@ -62,7 +62,7 @@ class Optimizations(QObject):
         }
 
     def exclude(self, name: str, is_searched: bool) -> None:
-        """Search a toggle, or leave it as it is."""
+        """Search a toggle, or leave it unchanged."""
         (self.excluded.discard if is_searched else self.excluded.add)(name)
 
     def why_not(self) -> str:
@@ -76,7 +76,7 @@ class Optimizations(QObject):
         if problem := self._configuration.problem():
             return problem
         if self.excluded >= self.searched().keys():
-            return "Leave at least one toggle to be searched."
+            return "Choose at least one toggle for the search."
         return ""
 
     def run(self) -> None:
@@ -106,13 +106,13 @@ class Optimizations(QObject):
             return "The runner is not ready."
         if (edited.family, edited.workload) != (question.get("family"), question.get("workload")):
             return (
-                "It was found for another model or workload: choose "
-                f"{question.get('family')} {question.get('workload')} in the form first."
+                "It belongs to another model or workload: first choose "
+                f"{question.get('family')} {question.get('workload')} in Build."
             )
         changed = optimization_words.changed_options(row)
         unknown = {option for option in changed if not option.startswith(BATCH)} - self._known()
         if unknown:
-            return f"This runner does not have {', '.join(sorted(unknown))}."
+            return f"This runner has no {', '.join(sorted(unknown))}."
         return ""
 
     def apply(self, study: Study, row: Mapping[str, Any]) -> None:

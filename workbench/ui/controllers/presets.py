@@ -92,7 +92,7 @@ class Presets(QObject):
             self._ask(name, *files.fit(self.own[name], self._configuration.catalogue))
 
     def dismiss(self) -> None:
-        """Hide what was left out."""
+        """Hide the list of omitted options."""
         self._set_outcome(None)
 
     def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:
@@ -145,7 +145,7 @@ class Presets(QObject):
             options = " or ".join(config_edit.option_title(toggle, item.option) for item in passed)
             reasons = "; ".join(dict.fromkeys(item.reason for item in passed))
             taken = config_edit.option_title(toggle, passed[-1].taken)
-            sentences.append(f"{toggle.title}: {taken}, and not {options}: {reasons}.")
+            sentences.append(f"{toggle.title}: {taken} instead of {options}: {reasons}.")
         return sentences
 
     # The user's own

@@ -30,7 +30,7 @@ class Runs(QObject):
         self._settings: Settings | None = None
 
     def keep_in(self, settings: Settings) -> None:
-        """Store there how runs measure, and load what is stored."""
+        """Load the stored settings of runs, and store later changes."""
         self._settings = settings
         self.pairing_share, self.checks_numbers = settings.pairing_share, settings.check_numbers
 

@@ -21,7 +21,7 @@ from workbench.ui.state.session import SessionModel
 SECONDS = 3.0  # at each point
 FIRST = "settings.sequence"
 ARMS = {
-    "now": "Configuration as it is",
+    "now": "Current configuration",
     "plain": "Every toggle off",
     "before": "Toggles of the configuration before",
 }
@@ -189,7 +189,7 @@ class Sweeps(QObject):
                 axes[name] = sweep.read_values(self.values[axis], name)
             except ValueError:
                 title = self.offered().get(name, name)
-                raise ValueError(f"{title}: write values between commas, 128, 256.") from None
+                raise ValueError(f"{title}: write values with commas, such as 128, 256.") from None
         return axes
 
     def _update_axes(self) -> None:

@@ -1,4 +1,4 @@
-"""A verdict offered after toggles were changed in a run; in automatic mode it is asked for at once.
+"""A verdict offered after toggles were changed in a run; in automatic mode it starts at once.
 
 Clicks that follow one another quickly are one change: the base stays the configuration before the
 first of them.

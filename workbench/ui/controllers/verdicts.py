@@ -54,7 +54,7 @@ class Verdicts(QObject):
         session.segmentsChanged.connect(self._send_baseline)
 
     def keep_in(self, settings: Settings) -> None:
-        """Store there how verdicts are measured, and load what is stored."""
+        """Load the stored settings of verdicts, and store later changes."""
         self._settings = settings
         self.build_count = settings.build_count
         self.budget_s, self.region = settings.budget_s, settings.region
@@ -131,7 +131,7 @@ class Verdicts(QObject):
             return problem
         before, now = self.before(), self._configuration.edited
         if before is None or now is None:
-            return "No other configuration has run yet: run one, then change a toggle."
+            return "No other configuration has run yet: press Run, then change a toggle."
         return _why_not_families(before, now)
 
     def against_before(self) -> None:
@@ -143,7 +143,7 @@ class Verdicts(QObject):
     def why_not_pair(self, base: Configuration, other: Configuration) -> str:
         """Return why two rows of a table cannot be compared here; empty if they can."""
         if base == other:
-            return "Both ran the same configuration; Calibrate compares one with itself."
+            return "Both rows have the same configuration; Calibrate compares it with itself."
         for configuration in (base, other):
             if not config_edit.has(self._configuration.catalogue, configuration.family):
                 return f"The runner has no family {configuration.family!r}."
@@ -238,7 +238,7 @@ class Verdicts(QObject):
         if self.newest is None:
             return "Nothing has been compared yet."
         if not self._session.live:
-            return "This session is a file; only the live one can be measured on."
+            return "This session is a file; only the live session can be measured further."
         return self.why_not()
 
     def measure_more(self) -> None:

@@ -106,12 +106,10 @@ class Preferences(QDialog):
         verdicts = self._verdicts
         self.budget = _number((1.0, LONGEST_BUDGET_S), verdicts.budget_s, " s", 0)
         self.region = _number((0.1, 100 * LARGEST_REGION), 100 * verdicts.region, " %", 2)
-        self.region.setToolTip("Two configurations whose step times differ by less are the SAME")
+        self.region.setToolTip("A smaller difference of step times counts as the SAME")
         most = 100 * protocol.MOST_PAIRING_SHARE
         self.share = _number((0.0, most), 100 * self._runs.pairing_share, " %", 1)
-        self.share.setToolTip(
-            "Share of a run's time for measuring its baseline again; 0 switches it off"
-        )
+        self.share.setToolTip("Share of a run's time for measuring its baseline again; 0: never")
         return _page(
             ("Budget", self.budget),
             ("Same within", self.region),

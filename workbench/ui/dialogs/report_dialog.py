@@ -133,7 +133,7 @@ class ReportDialog(QDialog):
         heading = QLabel("Report")
         heading.setFont(fonts.title())
         names = ", ".join(run.title for run in self.runs)
-        about = _widgets.note(f"One HTML page that needs no other file, of {names}.")
+        about = _widgets.note(f"One self-contained HTML page about {names}.")
         form = QFormLayout()
         form.addRow("Title", self.title)
         form.addRow("Notes", self.notes)

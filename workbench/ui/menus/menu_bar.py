@@ -117,7 +117,7 @@ def _pairing_shares(runs: Runs, menu: QMenu) -> None:
         tip = (
             "After a toggle, return to the baseline in short blocks, for a paired ratio"
             if share
-            else "Ratios against the baseline stay unpaired until a verdict is measured"
+            else "Ratios to the baseline stay unpaired until a verdict is measured"
         )
         choose = partial(runs.set_pairing_share, share)
         _item(menu, text, choose, share == runs.pairing_share, tip)

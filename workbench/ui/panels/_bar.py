@@ -15,7 +15,7 @@ Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
 
 
 class Bar(QFrame):
-    """Hidden until it is told to show something; the same content is not drawn twice.
+    """A bar that is hidden until it has content; the same content is not drawn twice.
 
     What it shows has its place at once, and a button stays while its text does: one that is pressed
     or has the focus is not taken away by the next number.

@@ -179,7 +179,7 @@ class Chart(QWidget):
         self.more.hide()
 
     def _break(self, error: Exception) -> None:
-        """Say in the plot's own area that it cannot be drawn; it waits until it is drawn anew."""
+        """Say in the plot's own area that it cannot be drawn; it waits until it is drawn again."""
         self._broken = True
         self._reason = f"This plot could not be drawn: {crash_log.describe(error)}."
         self._show_reason(self._reason)
@@ -190,7 +190,7 @@ class Chart(QWidget):
             self._break(self.canvas.error)
 
     def renew(self) -> None:
-        """Draw anew if more has changed than that numbers were appended."""
+        """Draw again unless numbers were only appended."""
         if self._reason is None and self.plot.key(self.runs) != self._key:
             self.show_runs(self.runs)
 

@@ -55,7 +55,7 @@ class ClaimRow:
         grid.addWidget(self.reason, line + 1, 2, 1, COLUMNS - 2)
 
     def show(self, row: Row, why_not: str, theme: Theme) -> None:
-        """Show what is known of the claim; ``why_not``: why it cannot be measured now."""
+        """Show the claim's current state; ``why_not``: why it cannot be measured now."""
         shown = (row, why_not, theme.name)
         if shown == self._shown:
             return

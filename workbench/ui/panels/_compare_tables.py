@@ -107,7 +107,7 @@ class SessionsTable(PlainTable):
         )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Share the room anew."""
+        """Divide the room again."""
         super().resizeEvent(event)
         self._share()
 
@@ -190,9 +190,9 @@ class SessionsTable(PlainTable):
         button.setIcon(icon("close", self._theme.current, "muted"))
         button.setEnabled(removable)
         button.setToolTip(
-            "Take this session out of the comparison"
+            "Remove this session from the comparison"
             if removable
-            else "This is the session that is shown; open another one in its place"
+            else "This is the shown session; open another one to replace it"
         )
         button.setAccessibleName(button.toolTip())
         button.clicked.connect(lambda: self.removed.emit(run.session))
@@ -241,7 +241,7 @@ class SessionsTable(PlainTable):
         judge.setEnabled(not why_not)
         judge.setToolTip(why_not)
         menu.setToolTipsVisible(True)
-        remove = menu.addAction("Take out", lambda: self.removed.emit(session))
+        remove = menu.addAction("Remove", lambda: self.removed.emit(session))
         remove.setEnabled(any(other.id == session.id for other in self._compared.sessions))
         menu.popup(self.viewport().mapToGlobal(position))
 
@@ -258,7 +258,7 @@ class DifferencesTable(PlainTable):
 
 
 def verdict(arm: Arm) -> str:
-    """Say the ratio to the baseline, and no more than what it rests on allows."""
+    """Return the ratio to the baseline, in words that its basis allows."""
     wrong = numerics.are_wrong(arm.segment.ledger)
     if arm.ratio is None:
         marks = ["baseline", *["WRONG numbers"] * wrong, *[INVALID] * is_invalid(arm.segment)]

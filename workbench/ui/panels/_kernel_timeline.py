@@ -23,7 +23,7 @@ _LEAST_DRAG_PX = 3
 
 
 class KernelTimeline(QWidget):
-    """The timeline above the statistics of the selected range, or of what is visible."""
+    """The timeline above the statistics of the selected or visible range."""
 
     def __init__(self, theme: ThemeModel, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -178,5 +178,5 @@ class KernelTimeline(QWidget):
         if idle_us == idle_us:
             parts.append(f"GPU idle {PERCENT.text(100 * idle_us / width)}")
         if self.search.text():
-            parts.append(f"{self._matches:,} matches in all")
+            parts.append(f"{self._matches:,} matches overall")
         return ", ".join(parts)

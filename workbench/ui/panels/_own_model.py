@@ -16,9 +16,9 @@ from workbench.ui.panels import _widgets
 
 CONTRACT = "build() returns (module, example tensor) or (module, make_inputs, loss)."
 CONTRACT_TIP = (
-    "The example is what forward takes: a tensor, or a tuple of arguments, whose first dimension "
-    "is the batch. make_inputs(batch) draws inputs; loss(output, *inputs) is needed for training "
-    "only. Help, User models has more."
+    "The example is the input of forward: a tensor or a tuple of arguments, with the batch as "
+    "first dimension. make_inputs(batch) draws inputs; loss(output, *inputs) is only needed for "
+    "training. Help, User models has more."
 )
 # Fields of the family and the workload that say nothing about a file.
 HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}
@@ -71,7 +71,7 @@ class OwnModelRow(QWidget):
 
 
 def file_title(source: str) -> str:
-    """Return a file's name in place of its path, with the function unless it is ``build``."""
+    """Return a file's name instead of its path, with the function unless it is ``build``."""
     text, colon, function = source.rpartition(":")
     path, function = (text, function) if colon and function.isidentifier() else (source, "build")
     name = Path(path).name

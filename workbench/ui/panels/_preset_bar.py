@@ -59,8 +59,8 @@ class PresetBar(QWidget):
         self.button.setMenu(self.menu)
         self.automatic = QCheckBox("Auto-verdict")
         self.automatic.setToolTip(
-            "Compare the configurations before and after every later change of a toggle, then go "
-            "on with the changed configuration"
+            "Compare the configurations before and after every later change of a toggle, then "
+            "continue with the changed configuration"
         )
         self.automatic.clicked.connect(prompt.set_automatic)
         self.outcome = Bar(presets.dismiss)

@@ -50,7 +50,7 @@ _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFF
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
 _TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
 UNPAIRED_TIP = (
-    "Unpaired: the two ran one after the other, so the difference may be the machine's. Click to "
+    "Unpaired: the two ran one after the other, so the machine may have changed. Click to "
     "measure a verdict: both run in alternating blocks."
 )
 _MARKS = {"right": ("effective", "good"), numerics.WRONG: ("error", "bad")}  # icon, colour
@@ -67,7 +67,7 @@ class Shown:
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
     settings: Sequence[str] = ()  # what differs, by the names of the command line
-    notes: Sequence[str] = ()  # what the interval rests on, or why there is none
+    notes: Sequence[str] = ()  # the basis of the interval, or why there is none
     verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
 
     def mark(self, row: int) -> tuple[str, str]:
@@ -83,7 +83,7 @@ class Shown:
         return _TONES.get(self.verdicts[row], "") if heading in OF_RATIO else ""
 
     def is_offer(self, row: int, column: int) -> bool:
-        """Return True if the cell offers a verdict in place of an unpaired ratio."""
+        """Return True if the cell offers a verdict instead of an unpaired ratio."""
         is_other = self.cells[row][self.headings.index(DIFFERS)] != AS_BASELINE
         return is_other and self.headings[column] == INTERVAL and self.verdicts[row] == UNPAIRED
 
@@ -300,7 +300,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         if MISSING not in (low, high):
             return f"{low} to {high}"
         note = str(row[position["note"]] or "") if "note" in position else ""
-        return note.partition(":")[0].removeprefix("the other has ") or MISSING
+        return note.partition(":")[0].removeprefix("it has ") or MISSING
 
     cells = [
         [

@@ -155,7 +155,7 @@ def with_interval(table: Table, ratio: str, low: str, high: str) -> Table:
 def aligned(texts: Sequence[str]) -> list[str]:
     """Return numbers padded at the right, so that right-aligned decimal points line up.
 
-    Texts that are no numbers stay as they are.
+    Texts that are not numbers do not change.
     """
     matches = [_NUMBER.fullmatch(text) for text in texts]
     decimals = [len(match[1] or "") if match else 0 for match in matches]

@@ -148,7 +148,7 @@ class ToggleRow(QWidget):
         verdict = self._verdict_line(state) if state.verdict is not None else None
         if state.pending:
             title = config_edit.option_title(self.toggle, state.option)
-            yield "on its way", ("pending", "accent"), f"{title} is on its way"
+            yield "pending", ("pending", "accent"), f"{title} is pending"
         elif (evidence := state.evidence) is not None:
             text = f"{evidence.status.capitalize()}: {evidence.text}"
             if evidence.requested != state.option:

@@ -90,7 +90,7 @@ class VerdictBar(QWidget):
             lines = [(f"Measuring: {text}", "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
-        lines.append(("Toggles chosen now take effect after the measurement.", "", ""))
+        lines.append(("Toggles chosen now become active after the measurement.", "", ""))
         enough = self._verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 

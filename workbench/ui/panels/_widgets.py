@@ -44,7 +44,7 @@ _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the bes
 
 
 class Budgeted(Protocol):
-    """Controller whose measurement takes as long as its budget."""
+    """Controller whose measurement lasts as long as its budget."""
 
     budget_s: float
 
@@ -236,7 +236,7 @@ def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
 def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
     """Return a layout with margins around a widget.
 
-    Margins of its own Qt takes from a label that has no room when another style sheet comes.
+    Qt removes a label's own margins if the label has no room when the style sheet changes.
     """
     layout = tight(QVBoxLayout(), 0)
     layout.setContentsMargins(12, above, 12, below)
@@ -353,10 +353,10 @@ def column(host: QWidget) -> QVBoxLayout:
 
 
 def settle(widget: QWidget) -> None:
-    """Give a widget that has changed its room at once, and not some turns of the event loop later.
+    """Lay out a changed widget at once, instead of in a later turn of the event loop.
 
-    Qt asks one layout after the other, from the inside; until the outermost has answered, what
-    came into a ``FittedScrollArea`` of no height has none either, and a click on it hits nothing.
+    Qt asks one layout after the other, from the inside. Before the outermost layout has answered, a
+    new widget in a ``FittedScrollArea`` without height has no height, and a click misses it.
     """
     above: QWidget | None = widget
     areas = []
@@ -374,10 +374,10 @@ def settle(widget: QWidget) -> None:
 
 
 def discard(widget: QWidget) -> None:
-    """Take a widget out of the window and delete it; it is gone at once.
+    """Remove a widget from the window and delete it; it disappears at once.
 
-    One that its layout was still to show would come up as a window of its own, and take the
-    keyboard, unless it is told to hide.
+    Hide it first: a widget that its layout was about to show would appear as a separate window and
+    get the keyboard focus.
     """
     widget.hide()
     widget.setParent(None)

@@ -84,7 +84,7 @@ class AttributionPanel(QWidget):
         self.table.wrap(_NOTE_PX)
         self.table.setMinimumHeight(_TABLE_PX)
         self.which = NoWheelComboBox()  # if there are several
-        self.which.setToolTip("The attribution that is shown")
+        self.which.setToolTip("The shown attribution")
         self.which.setAccessibleName(self.which.toolTip())
         self.which.activated.connect(self._show)
         self._offered: list[str] = []
@@ -100,8 +100,8 @@ class AttributionPanel(QWidget):
             theme,
             "attribution",
             "No attribution yet",
-            "Switch several optimizations on, tick the ones in question, and press Attribute. "
-            "Combinations run in turn until it is clear how much time and memory each optimization "
+            "Switch several optimizations on, tick those to measure, and press Attribute. "
+            "Combinations alternate until it is clear how much time and memory each optimization "
             "saves.",
         )
         self._pages = QStackedWidget()
@@ -137,7 +137,7 @@ class AttributionPanel(QWidget):
         side = QWidget()
         side.setFixedWidth(_CHOICES_PX)
         layout = _widgets.column(side)
-        layout.addWidget(_widgets.heading("Toggles in question"))
+        layout.addWidget(_widgets.heading("Toggles to measure"))
         self._rows = _widgets.tight(QVBoxLayout(), 4)
         layout.addLayout(self._rows)
         layout.addWidget(self.mode)

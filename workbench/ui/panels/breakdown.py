@@ -42,10 +42,9 @@ NOTHING = "nothing"
 NO_PROFILE = (
     "No profile yet",
     "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
-    "profiler, and this panel shows which module, which kernel and which role takes how much time "
-    "and memory.",
+    "profiler, and this panel shows how much time and memory each module, kernel and role needs.",
 )
-TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
+TRACE_TIP = "A Chrome trace for ui.perfetto.dev"
 
 
 class BreakdownPanel(QWidget):
@@ -88,7 +87,7 @@ class BreakdownPanel(QWidget):
         self.traced = _widgets.button("Profile and export a trace …")
         self.traced.clicked.connect(self._export)
         self.which, self.against = NoWheelComboBox(), NoWheelComboBox()
-        self.which.setToolTip("The profile that is shown")
+        self.which.setToolTip("The shown profile")
         self.which.activated.connect(self._choose)
         self.against.setToolTip("Another profile, aligned by module, or by class if compiled")
         self.against.activated.connect(self._show_difference)

@@ -1,4 +1,4 @@
-"""The cover of a panel that could not be drawn; the rest of the window goes on."""
+"""The cover of a panel that could not be drawn; the rest of the window continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cover(QFrame):
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        button = _widgets.button("Show the panel as it is")
+        button = _widgets.button("Show the panel anyway")
         button.clicked.connect(self.hide)
         layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         layout.addStretch(1)

@@ -30,7 +30,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 LABEL_WIDTH = 88
-SEED = Field(name="seed", title="Seed", help="Of weights and synthetic tokens.", default=0)
+SEED = Field(name="seed", title="Seed", help="For weights and synthetic tokens.", default=0)
 SYNTHETIC = "synthetic"
 
 
@@ -54,7 +54,10 @@ class BuildPanel(QWidget):
         self._shown = ("", "")  # family and workload that the forms were made for
         self._shown_problems: object = None
         self._waiting = Empty(
-            theme, "build", "Waiting for the runner", "It tells which models this machine can run."
+            theme,
+            "build",
+            "Waiting for the runner",
+            "It reports which models this machine can run.",
         )
         self._body = QWidget()
         layout = _widgets.tight(QVBoxLayout(self), 0)
@@ -145,7 +148,7 @@ class BuildPanel(QWidget):
             self._waiting.say("No runner", "Start a new runner to see the models it offers.")
         elif self._configuration.catalogue is None:
             self._waiting.say(
-                "Waiting for the runner", "It tells which models this machine can run."
+                "Waiting for the runner", "It reports which models this machine can run."
             )
 
     def _fill(self) -> None:
@@ -333,7 +336,7 @@ class BuildPanel(QWidget):
             _offer(
                 last,
                 title,
-                lambda: self._configuration.choose(off, "Switch off what cannot be used"),
+                lambda: self._configuration.choose(off, "Switch off unusable options"),
             )
         if left:
             text = f"These changes apply to the next run: {', '.join(left)}."
@@ -343,7 +346,7 @@ class BuildPanel(QWidget):
             _offer(line, "Revert", self._revert)
 
     def _left_behind(self) -> list[str]:
-        """Return what the run in progress goes on without, as the forms call it."""
+        """Return the form titles of changes that the run in progress does not include."""
         titles = self._session.titles
         return [
             titles.name(part).lower() if part.startswith("settings.") else part

@@ -1,4 +1,4 @@
-"""The documents' claims beside what is measured here: holds, does not hold, or why neither."""
+"""The documents' claims and their measurements: holds, does not hold, or why neither."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class ClaimsPanel(QWidget):
         self.stop.clicked.connect(reproductions.stop)
         self.budget = self._make_seconds(" s a claim", reproductions.budget_s, "", 0.1)
         self.budget.setToolTip(
-            "How long each claim is measured, at most; building and compiling come on top, and are "
-            "bounded too"
+            "Longest time of measuring for each claim; building and compiling take additional, "
+            "limited time"
         )
         self.budget.valueChanged.connect(self._set_budget)
-        self.limit = self._make_seconds(" s in all", reproductions.limit_s, "no limit", 0)
-        self.limit.setToolTip("What is left when this is over is not measured, and says so")
+        self.limit = self._make_seconds(" s total", reproductions.limit_s, "no limit", 0)
+        self.limit.setToolTip("Claims that remain after this time are reported as not measured")
         self.limit.valueChanged.connect(self._set_limit)
         self.copy = self._make_copy()
         layout = _widgets.tight(QVBoxLayout(self), 0)
@@ -242,7 +242,7 @@ class ClaimsPanel(QWidget):
             return f"Measuring {self._reproductions.doing}"
         known = [row for row in rows if row.final]
         if not known:
-            return f"{len(rows)} claims, none of them measured yet"
+            return f"{len(rows)} claims, not measured yet"
         return claims.count(known)
 
     def _progress(self) -> str:

@@ -1,4 +1,4 @@
-"""Two to ten sessions side by side: distributions, aligned time lines, ratios, differences."""
+"""A comparison of two to ten sessions: distributions, aligned time lines, ratios, differences."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ComparePanel(QWidget):
         )
         self._align = QComboBox()
         self._align.addItems(list(_ALIGNED))
-        self._align.setToolTip("What the time lines are laid over one another by")
+        self._align.setToolTip("How the time lines are aligned")
         self._align.activated.connect(lambda index: self.set_align(list(_ALIGNED.values())[index]))
         self._copy = QToolButton()
         self._copy.setText("Copy table")
@@ -189,7 +189,7 @@ class ComparePanel(QWidget):
         return bar
 
     def _take_out(self) -> None:
-        """Go on without the session that was added last."""
+        """Continue without the session that was added last."""
         if self._compared.sessions:
             self._remove(self._compared.sessions[-1])
 
@@ -223,7 +223,7 @@ class ComparePanel(QWidget):
         chosen = [self._chosen.get(session_id) for session_id in ids]
         self._busy = True
         self._out.hide()
-        self._empty.say(f"Comparing {len(runs)} sessions", "It takes a moment where they are long.")
+        self._empty.say(f"Comparing {len(runs)} sessions", "Long sessions take a moment.")
         self._tasks.start(lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed)
 
     def _run(self, session: Session, color: int) -> Run:
@@ -256,7 +256,7 @@ class ComparePanel(QWidget):
             self._out.setVisible(bool(result.reason and added))
             if added:  # without whose buttons, which stand in the table
                 label = distinct([self._session.shown, *added])[-1]
-                self._out.setText(f"Take out {label!r}")
+                self._out.setText(f"Remove {label!r}")
             return
         self._pages.setCurrentIndex(1)
         listed = [(run.session.id, run.title) for run in result.runs]
@@ -292,7 +292,7 @@ class ComparePanel(QWidget):
 
 
 def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Result:
-    """Compare, and derive what the plots draw; run on a thread of its own.
+    """Compare, and derive what the plots draw; run on a separate thread.
 
     A session without a choice takes part with its segment of the most steady steps.
     """

@@ -1,4 +1,4 @@
-"""An empty panel: what would fill it, and a button that does so where there is one."""
+"""An empty panel: a text on how to fill it, and a button for it if there is one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Empty(QWidget):
         self._draw()
 
     def say(self, line: str, sentence: str) -> None:
-        """Change what is said."""
+        """Change the texts."""
         self._line.setText(line)
         self._sentence.setText(sentence)
         self._fit()

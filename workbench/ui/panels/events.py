@@ -139,7 +139,7 @@ class EventsPanel(QWidget):
         self._picker.set_value("all")
         self._picker.chosen.connect(self._filtered.set_kind)
         nothing = Empty(
-            self._theme, "find", "No event matches", "The filter above leaves none of the events."
+            self._theme, "find", "No event matches", "The filter above hides all events."
         )
         nothing.offer("Show all", self._show_all)
         self._found = QStackedWidget()

@@ -141,7 +141,7 @@ class FailurePanel(QWidget):
         return list(self._banners)
 
     def show_failure(self, failure: Failure) -> None:
-        """Show a failure in place of an earlier failure with the same sentence.
+        """Show a failure instead of an earlier failure with the same sentence.
 
         If failures arrive faster than they can be read, only the newest and their number are shown.
         """
@@ -159,7 +159,7 @@ class FailurePanel(QWidget):
             self._show_now(failure)
             if count > 1:
                 text = f"{count - 1:,} more failures came within a second."
-                self.show_banner("warning", text, "The panel Events lists them all.")
+                self.show_banner("warning", text, "The panel Events lists all of them.")
 
     def _show_now(self, failure: Failure) -> None:
         for banner in self.banners:
@@ -187,7 +187,7 @@ class FailurePanel(QWidget):
         assert catalogue is not None
         text = config_edit.choice_text(catalogue, choices)
         banner.add(text, lambda: self._configuration.choose(choices, text)).setToolTip(
-            "Makes this choice; Undo reverts it"
+            "Choose this option; Undo reverts it"
         )
 
     def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:

@@ -35,7 +35,7 @@ class GeneratedPanel(QWidget):
             theme,
             "log",
             "Nothing has been generated yet",
-            "Run the workload Generate text: what the first sequence writes appears here.",
+            "Run the workload Generate text: the text of the first sequence appears here.",
         )
         body = QWidget()
         body.setProperty("panel", True)
@@ -107,7 +107,7 @@ def _caption(segment: Segment) -> str:
     ]
     if "prefill_ms" in ledger and "sequence" in settings:
         parts.append(
-            f"prompt of {settings['sequence']:g} tokens taken in within "
+            f"prompt of {settings['sequence']:g} tokens processed in "
             f"{ledger['prefill_ms']:.3g} ms (median of {ledger['prefills']})"
         )
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Timed kernels of the session: the bundled ones beside the best public ones, and all of them."""
+"""Timed kernels of the session: bundled kernels and the best public ones, and all kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KernelsPanel(QWidget):
         super().__init__(parent)
         self._session = session
         self.leaders, self.everything = TableView(), TableView()
-        self.leaders.setAccessibleName("Bundled kernels beside the best public ones")
+        self.leaders.setAccessibleName("Bundled kernels and the best public ones")
         self.everything.setAccessibleName("All timed kernels")
         self._pages, tabs = QStackedWidget(), QTabWidget()
         tabs.setDocumentMode(True)
@@ -35,7 +35,7 @@ class KernelsPanel(QWidget):
             "breakdown",
             "No kernels timed",
             "workbench bench --model-shapes -o FILE times the kernels at the shapes of public "
-            "models, beside those of PyTorch and installed libraries. Open its file here.",
+            "models, and those of PyTorch and installed libraries. Open its file here.",
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(tabs)

@@ -62,8 +62,9 @@ _MARGIN = 0.01  # of the range, left free beyond the newest sample
 class LivePanel(QWidget):
     """Plots over time of the shown session, live or from a file.
 
-    While ``session.follow`` they scroll with the newest step. Otherwise the view is held: nothing
-    moves and nothing is drawn anew until the user moves it or follows again. The run goes on.
+    While ``session.follow`` is true, they scroll with the newest step. Otherwise the view is
+    paused: nothing moves or is drawn again until the user moves it or follows again. The run
+    continues.
     """
 
     def __init__(
@@ -175,11 +176,11 @@ class LivePanel(QWidget):
             chart.export()
 
     def copy_image(self) -> None:
-        """Put a picture of the whole stack, as it is seen, on the clipboard."""
+        """Copy a picture of all visible plots to the clipboard."""
         plot_export.copy_pixmap(self._splitter.grab())
 
     def redraw(self) -> None:
-        """Draw every shown plot anew."""
+        """Draw every shown plot again."""
         with open_files.reading(self._run.session):
             for chart in self.shown:
                 chart.show_runs([self._run])
@@ -198,8 +199,9 @@ class LivePanel(QWidget):
         self._align()
 
     def _fold(self) -> None:
-        """Leave a plot that has nothing to draw one line, once there are steps: most have by then
-        all that they will ever have.
+        """Reduce a plot without data to one line once there are steps.
+
+        By then, most plots have all the kinds of data that they will ever have.
         """
         stepped = any(row_count(segment.steps) for segment in self._run.session.segments)
         for chart in self.shown:
@@ -235,12 +237,12 @@ class LivePanel(QWidget):
         self._plots.setMenu(menu)
         self._choice = QComboBox()
         self._choice.addItems(list(WINDOWS))
-        self._choice.setToolTip("How much of the session the plots follow")
+        self._choice.setToolTip("Which part of the session the plots show")
         self._choice.activated.connect(lambda: self.set_window(WINDOWS[self._choice.currentText()]))
         self._hold = QToolButton()
         self._hold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self._hold.setText("Pause view")
-        self._hold.setToolTip("Hold the plots where they are; the run goes on")
+        self._hold.setToolTip("Stop moving the plots; the run continues")
         self._hold.clicked.connect(lambda: self._session.set_follow(False))
         self._live = _widgets.button("Live")
         self._live.setProperty("primary", True)
@@ -413,7 +415,7 @@ class LivePanel(QWidget):
     def _tell_held(self) -> None:
         gained = _steps(self._run) - self._held_at
         more = f", {gained:,} steps since" if gained > 0 else ""
-        self._status.setText(f"View held; the run goes on{more}" if self._session.live else "")
+        self._status.setText(f"View paused; the run continues{more}" if self._session.live else "")
 
     def _move_cursor(self, x: float | None) -> None:
         self.crosshair = x

@@ -96,7 +96,7 @@ class OptimizePanel(QWidget):
         self.limit = self._make_limit()
         self.toggles = QToolButton()
         self.toggles.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-        self.toggles.setToolTip("The toggles that are searched; the others stay as they are")
+        self.toggles.setToolTip("The toggles that are searched; the others do not change")
         self.toggles.setMenu(QMenu(self.toggles))
         tip = "Time limit of the search, with builds, compilation, checks and verdicts"
         self.budget = _widgets.budget_box(self.optimizations, 86400, tip)
@@ -104,7 +104,7 @@ class OptimizePanel(QWidget):
             theme,
             "optimize",
             "No optimization yet",
-            "Press Optimize. Configurations run in turn; slow, wrong and too large ones drop out, "
+            "Press Optimize. Configurations alternate; slow, wrong and too large ones drop out, "
             "and the best is measured again before it is proposed.",
         )
         self._pages = QStackedWidget()

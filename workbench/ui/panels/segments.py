@@ -340,7 +340,7 @@ class SegmentsPanel(QWidget):
             self._configuration.edit(config_edit.adopt(catalogue, segment.configuration))
 
     def _copy_command(self, segment: Segment) -> None:
-        """Put the command on the clipboard, or say why there is none."""
+        """Copy the command to the clipboard, or say why there is none."""
         try:
             QGuiApplication.clipboard().setText(command_lines.segment_command(segment))
         except SessionError as refusal:

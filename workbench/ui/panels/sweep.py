@@ -82,8 +82,8 @@ class SweepPanel(QWidget):
             theme,
             "sweep",
             "No sweep yet",
-            "Choose what varies and over which values, then Run sweep: each size is measured under "
-            "each arm. What runs out of memory is a point too, and how the time grows is fitted.",
+            "Choose a field and its values, then press Run sweep: each size is measured under each "
+            "arm. Out of memory is a data point, too. A curve is fitted to the times.",
         )
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_results())

@@ -157,7 +157,7 @@ class TogglesPanel(QWidget):
         self._arrange(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
-        waits = "for the verdict" if self._verdicts.busy else "on the way"
+        waits = "after the verdict" if self._verdicts.busy else "pending"
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
 
     def _arrange(self, configuration: Configuration) -> None:
@@ -171,9 +171,9 @@ class TogglesPanel(QWidget):
         self._groups.show_rows(unavailable, changed, self._filter, self._theme.current)
 
     def _unavailable(self, name: str, configuration: Configuration) -> str:
-        """Return why no other option of a toggle that is off can be had; empty if one can.
+        """Return why no other option of a toggle that is off can be chosen; empty if one can.
 
-        What a click on Fix makes available stays where it is.
+        Options that a click on Fix makes available do not move.
         """
         toggle, blocked = self.rows[name].toggle, self._configuration.blocked(name)
         off, *options = (option.name for option in toggle.options)

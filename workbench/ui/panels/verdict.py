@@ -178,7 +178,7 @@ class VerdictPanel(QWidget):
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:
         verdicts = self._verdicts
-        older = "" if newest else "Only the newest comparison can be measured on."
+        older = "" if newest else "Only the newest comparison can be extended."
         why_not_more = older or verdicts.why_not_more()
         more = "" if older else verdicts.more_text()
         for button, why_not, text in (

@@ -15,7 +15,7 @@ PERIOD_MS = 1000
 
 
 class GcTimer(QObject):
-    """Timer that collects garbage in place of automatic collection, until ``stop``."""
+    """Timer that collects garbage instead of automatic collection, until ``stop``."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)

@@ -107,7 +107,7 @@ def _unknown_platform(platform: str) -> str:
     offered = sorted(path.stem.removeprefix("libq") for path in plugins.glob("libq*.so"))
     if platform in offered or platform.startswith("wayland"):
         return ""
-    return f"QT_QPA_PLATFORM={platform} is no platform of Qt; it has {', '.join(offered)}"
+    return f"QT_QPA_PLATFORM={platform} is not a platform of Qt; it has {', '.join(offered)}"
 
 
 def _unreachable(display: str) -> str:

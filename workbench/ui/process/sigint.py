@@ -15,8 +15,8 @@ from workbench import interrupts
 class Interrupts(QObject):
     """Watch for signals, until ``end``: a signal calls ``pressed`` and closes ``window``.
 
-    Qt's loop runs no Python by itself, so that a handler in Python alone would be called only when
-    some slot runs.
+    Qt's loop does not run Python code, so a handler in Python alone would only be called when a
+    slot runs.
     """
 
     pressed = Signal()
@@ -38,7 +38,7 @@ class Interrupts(QObject):
             QTimer.singleShot(0, self, self._close)
 
     def end(self) -> None:
-        """Let the signals do again what they did before."""
+        """Restore the earlier handlers of the signals."""
         self._notifier.setEnabled(False)
         signal.set_wakeup_fd(self._descriptor)
         self._handling.close()

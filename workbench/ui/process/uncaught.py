@@ -70,7 +70,7 @@ class UncaughtErrors(QObject):
 
     def _on_unraisable(self, arguments: Any) -> None:
         error = arguments.exc_value or arguments.exc_type()
-        self._queue_error(error, "where it could not be raised")
+        self._queue_error(error, "in a finalizer or callback")
 
     def _queue_error(self, error: BaseException, where: str, broken: QWidget | None = None) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The sessions beside the one that is shown."""
+"""The sessions that are compared with the shown session."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class ConfigurationModel(QObject):
         if availability is None or catalogue is None or not availability.problems:
             return []
         if config_edit.lacks_own_model(availability.configuration):
-            return ["Choose the file of your model: browse, or drop it on the window."]
+            return ["Choose the file of your model: browse for it, or drop it on the window."]
         sentences = []
         for name in self.unusable():
             toggle = config_edit.toggle_of(catalogue, name)

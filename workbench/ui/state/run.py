@@ -82,7 +82,7 @@ class RunModel(QObject):
         return self.resumption if self.measures else self.running
 
     def start_runner(self) -> None:
-        """Launch a runner in place of the current one; its catalogue will fill the forms."""
+        """Launch a runner instead of the current one; its catalogue will fill the forms."""
         journal = None if self.replaying else self._session.open_journal()
         self._link.start(lambda: self._launch(journal))
         self.set_state("starting", "Starting the runner")

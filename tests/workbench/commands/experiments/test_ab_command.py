@@ -242,7 +242,7 @@ def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):
 def test_too_few_pairs_calibrate_nothing(ran, sent, capsys):
     sent(*answers(ran.catalogue, pairs=5, verdict="UNDECIDED"))
     assert main(["calibrate"]) == 1
-    assert "5 pairs were measured, at least 8 are needed" in capsys.readouterr().err
+    assert "5 pairs were measured, but at least 8 are needed" in capsys.readouterr().err
     assert floors.load(ran.catalogue) == []
 
 
@@ -289,7 +289,7 @@ def test_an_undecided_verdict_says_how_long_deciding_takes():
     assert headline(undecided) == "UNDECIDED"
     assert remarks(undecided) == [
         "It is at the edge.",
-        "They do not fit: each block built its arm anew.",
+        "They do not fit: each block built its arm again.",
         "Measuring about 7 min more should decide.",
     ]
 

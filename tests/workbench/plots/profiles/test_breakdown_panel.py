@@ -108,7 +108,7 @@ def test_compiled_code_is_set_against_it_by_class_with_the_reason(workspace, fil
     filled.against.setCurrentIndex(1)
     filled._show_difference()
     assert not filled.aligned.isHidden()
-    assert "could not be told by module" in filled.aligned.text()
+    assert "could not be assigned to modules" in filled.aligned.text()
     assert filled.difference.item(0, 0).text() in breakdown.KINDS
 
 
@@ -149,7 +149,7 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, workspace, panel):
             changed.emit()
     qtbot.waitUntil(lambda: panel.which.count() == 1)
     assert panel.headline.text() == "Most time: matrix product 100 %."
-    assert panel.course.reason == "The profile of this session has no memory in it."
+    assert panel.course.reason == "The profile of this session has no memory data."
     for changed in workspace.router.route(messages[3]):
         changed.emit()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Launch-bound: in 50 %"))

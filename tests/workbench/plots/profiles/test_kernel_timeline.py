@@ -105,7 +105,7 @@ def test_search_fades_the_rest_and_sums_the_matches(panel):
     page = panel.timeline
     page.search.setText("flash")
     assert page.statistics.rowCount() == 1 and page.statistics.item(0, 0).text().startswith("flash")
-    assert "matches in all" in page.range.text()
+    assert "matches overall" in page.range.text()
     assert page.layer._matching is not None
     page.search.setText("")
     assert page.layer._matching is None and page.statistics.isHidden()

@@ -78,7 +78,7 @@ def test_the_cell_under_the_mouse_is_told_with_its_numbers(profiled):
     assert layer.at(-1.0, -0.5) is None and layer.at(1.0, 3.0) is None
     block = next(cell for cell in layer.cells if cell.path == "blocks.3" and not cell.kind)
     text = describe_cell(block, layer.step_us)
-    assert text.startswith("blocks.3: 2.1") and "ms of a step, 7" in text and "its own" in text
+    assert text.startswith("blocks.3: 2.1") and "ms of a step, 7" in text and "own work" in text
     assert describe_cell(layer.cells[0], layer.step_us).endswith("100\u202f%")
 
 

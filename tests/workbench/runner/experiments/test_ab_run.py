@@ -323,7 +323,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     announced = [m for m in context.wire.sent if isinstance(m, protocol.ComparisonStarted)]
     assert announced[0].request["rebuilt_each_block"] is (short == "while building")
     assert comparison.facts["rebuilt_each_block"] is True
-    expected = "The arms do not fit in memory together: each block built its arm anew."
+    expected = "The arms do not fit in memory together: each block built its arm again."
     assert expected in remarks(comparison)
     assert comparison.facts["pairs"] >= 1
     assert len(built) >= len(comparison.order) / 2
@@ -357,7 +357,7 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
         comparison, _ = recorded(context)
         why = "B could be captured only with no other arm in memory"
         assert notes[1:] == [f"{why}: each block builds its arm again"]
-        assert f"{why}: each block built its arm anew." in remarks(comparison)
+        assert f"{why}: each block built its arm again." in remarks(comparison)
     else:
         assert len(notes) == 1 and next(builds) == 3, "once more, and no oftener"
 

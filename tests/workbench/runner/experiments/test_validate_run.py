@@ -97,7 +97,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer
     [
         (0.45, 0.55, 1.5, "pass", "2.0x faster (95 % CI 1.8 to 2.2) compared with everything off"),
         (0.45, 0.55, 3.0, "fail", "expected at least 3"),
-        (0.45, 0.55, 2.0, "undecided", "the interval reaches over that; measuring about "),
+        (0.45, 0.55, 2.0, "undecided", "the interval includes that limit; measuring about "),
         (0.97, 1.005, None, "pass", "expected not slower"),
         (
             1.05,

@@ -164,7 +164,7 @@ def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypat
     rates["matrix_rate"], disturbance[0] = 3e11, "python (process 7) used 25 % of the CPU"
     beside = roof.measure()
     assert roof.ceilings == beside and beside.flops_per_s["float32"] == 3e11
-    assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
+    assert "may be too low, because python (process 7) used 25 % of the CPU" in describe(beside)
     assert "not stored, because python (process 7) used 25 % of the CPU" in messages[-1].why
     roof.at_start()
     assert roof.measured == quiet and messages[-1].why == ""

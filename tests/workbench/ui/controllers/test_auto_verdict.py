@@ -335,7 +335,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(
     workspace.configuration.set_toggle("adamw", "fused")
     assert workspace.configuration.pending == {"adamw": "fused"}
     pending = "\n".join(label.text() for label in panel.findChildren(QLabel))
-    assert "1 change for the verdict" in pending
+    assert "1 change after the verdict" in pending
     hold.unlink()
     qtbot.waitUntil(lambda: len(workspace.session.shown.comparisons) == 2)
     running(qtbot, workspace)

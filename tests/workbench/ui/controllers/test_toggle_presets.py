@@ -68,7 +68,7 @@ def test_what_cannot_be_used_is_left_out_and_told_with_the_reason(qtbot, workspa
     assert bar.isVisible()
     assert "Latency is chosen, except:" in texts(bar)
     assert (
-        "AdamW: Loop, and not Fused: needs a backward pass, which this workload does not have."
+        "AdamW: Loop instead of Fused: needs a backward pass, which this workload does not have."
         in texts(bar)
     )
     bar.close_button.click()
@@ -90,7 +90,7 @@ def test_the_next_best_option_is_taken_and_told(qtbot, workspace, panel):
     (sentence,) = workspace.presets.outcome.left_out
     assert (
         sentence
-        == "Attention backend: FlashAttention 3, and not xFormers: xformers is not installed."
+        == "Attention backend: FlashAttention 3 instead of xFormers: xformers is not installed."
     )
 
 
@@ -166,13 +166,13 @@ def test_of_a_file_what_is_here_is_applied_and_the_rest_told(qtbot, workspace, p
     with qtbot.waitSignal(presets.changed):
         presets.apply_own("theirs")
     assert switched(workspace) == {"triton": "on"}
-    assert presets.outcome.left_out == ("there is no toggle 'warp' here: warp=9 is left out",)
+    assert presets.outcome.left_out == ("there is no toggle 'warp' here, so warp=9 is left out",)
 
 
 def test_a_file_that_is_none_is_refused_in_a_banner(workspace, panel, tmp_path):
     (tmp_path / "odd.json").write_text("[]")
     workspace.presets.import_file(tmp_path / "odd.json")
-    assert "odd.json is no file of toggle sets" in workspace.failures.recent[-1].sentence
+    assert "odd.json is not a file of toggle sets" in workspace.failures.recent[-1].sentence
     workspace.presets.save("mine")
     workspace.presets.export_file("mine", tmp_path / "no" / "folder.json")
     assert "cannot be written" in workspace.failures.recent[-1].sentence

@@ -32,8 +32,8 @@ def test_what_the_session_has_is_ticked_and_what_it_lacks_says_so(dialog):
     assert dialog.chosen() == ["overview", "segments", "evidence", "machine", "again"]
     texts = [dialog.sections.item(row).text() for row in range(dialog.sections.count())]
     assert len(texts) == len(SECTIONS)
-    assert "Sweeps (No field was swept.)" in texts
-    assert not dialog.sections.item(texts.index("Sweeps (No field was swept.)")).flags()
+    assert "Sweeps (No sweep was measured.)" in texts
+    assert not dialog.sections.item(texts.index("Sweeps (No sweep was measured.)")).flags()
 
 
 def test_sections_are_left_out_and_put_in_another_order(dialog):

@@ -43,7 +43,7 @@ def test_with_everything_off_the_panel_says_what_would_fill_it(qtbot, ready):
     eager = {t.name: t.options[0].name for t in ready.workspace.configuration.catalogue.toggles}
     ready.workspace.configuration.choose(eager, "Eager")
     qtbot.waitUntil(lambda: not panel.boxes)
-    assert panel.empty.isVisibleTo(panel) and "tick the ones in question" in texts(panel)
+    assert panel.empty.isVisibleTo(panel) and "tick those to measure" in texts(panel)
     assert not panel.run.isEnabled()
     assert panel.run.toolTip() == "Switch at least one toggle on, and tick it here."
 

@@ -46,7 +46,7 @@ def test_every_claim_of_every_document_is_listed_before_any_is_measured(panel):
     assert {row.measured.text() for row in panel.rows.values()} == {"–"}
     titles = {label.text() for label in panel.findChildren(QLabel)}
     assert {document.title for document in documents().values()} <= titles
-    assert "none of them measured" in panel.headline.text()
+    assert "not measured yet" in panel.headline.text()
     assert not panel.copy.isEnabled() and not panel.stop.isVisibleTo(panel)
     assert panel.copy.toolTip() == "No claim has been measured yet."
 
@@ -183,7 +183,7 @@ def test_a_new_session_ends_the_measuring_and_begins_without_claims(qtbot, ready
     assert not workspace.reproductions.measuring
     qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
     assert not workspace.session.shown.studies
-    qtbot.waitUntil(lambda: "none of them measured" in panel.headline.text())
+    qtbot.waitUntil(lambda: "not measured yet" in panel.headline.text())
 
 
 def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):

@@ -74,7 +74,7 @@ def test_the_line_above_says_what_wrote_it_and_how_long_its_prompts_took(generat
     route(generating.workspace, wrote(0, "x", prompt=PROMPT))
     assert panel(generating).note.text() == (
         "Segment 0: AdamW: Fused; temperature 0.8; top-p 0.95; "
-        "prompt of 20 tokens taken in within 12.3 ms (median of 3)"
+        "prompt of 20 tokens processed in 12.3 ms (median of 3)"
     )
 
 

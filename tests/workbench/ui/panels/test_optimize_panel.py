@@ -53,7 +53,7 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
     assert panel.toggles.text().startswith(f"{len(searched) - 1} of {len(searched)}")
     for action in searched.values():
         action.setChecked(False)
-    assert "Leave at least one toggle" in panel.why_not.text() and not panel.run.isEnabled()
+    assert "Choose at least one toggle" in panel.why_not.text() and not panel.run.isEnabled()
     for name in searched.keys() - {"compile"}:
         searched[name].setChecked(True)
     panel.run.click()
@@ -112,7 +112,7 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     workspace.session.shown.studies.append(optimization_samples.study())
     workspace.session.studiesChanged.emit()
     qtbot.waitUntil(lambda: panel.candidates.rowCount() > 3)
-    assert "in the form first" in panel.apply.toolTip()
+    assert "first choose" in panel.apply.toolTip()
     configuration = workspace.configuration.edited
     belong_to(panel.study, configuration)
     rows = [row[0] for row in cells(panel.candidates)]

@@ -81,7 +81,7 @@ def test_until_a_file_is_chosen_the_form_asks_for_it_and_reports_no_error(ready)
     changed = config_edit.with_family(configuration.catalogue, configuration.edited, "own")
     configuration.edit(changed)
     line = problem_line(ready, changed, "own: no file is given")
-    assert line.text() == "Choose the file of your model: browse, or drop it on the window."
+    assert line.text() == "Choose the file of your model: browse for it, or drop it on the window."
     assert line.property("tone") == "accent"
     named = msgspec.structs.replace(changed, model={"source": "missing.py"})
     configuration.edit(named)

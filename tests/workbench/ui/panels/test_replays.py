@@ -38,7 +38,7 @@ def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
     qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
     workspace.close()
     (failure,) = workspace.failures.recent
-    assert failure.sentence == f"{path}: no message in it; a journal holds one JSON message a line."
+    assert failure.sentence == f"{path}: no message in it; a journal has one JSON message per line."
 
 
 def test_a_replay_keeps_the_recorded_pace(qtbot, tmp_path):

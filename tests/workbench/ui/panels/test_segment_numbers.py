@@ -74,7 +74,7 @@ def test_an_unpaired_ratio_has_the_word_and_no_interval_and_a_missing_one_its_re
     segment.steps = {name: column[:0] for name, column in dict(segment.steps).items()}
     shown = condensed(segments_table(made), 0, Titles())
     assert shown.cells[1][column] == "no steady steps"
-    assert shown.notes[1] == "the other has no steady steps"
+    assert shown.notes[1] == "it has no steady steps"
 
 
 def test_a_ratio_of_other_work_says_so_and_has_no_colour():

@@ -99,8 +99,11 @@ def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda s: s.set_values(0, "128,"), "Sequence: write values between commas, 128, 256."),
-        (lambda s: s.set_values(0, ""), "Sequence: write values between commas, 128, 256."),
+        (
+            lambda s: s.set_values(0, "128,"),
+            "Sequence: write values with commas, such as 128, 256.",
+        ),
+        (lambda s: s.set_values(0, ""), "Sequence: write values with commas, such as 128, 256."),
         (lambda s: s.set_field(1, "settings.sequence"), "Both fields are the same"),
         (lambda s: s.set_arm("now", False), "Choose at least one arm."),
         (lambda s: s.set_arm("before", True), "No other configuration has run yet."),

@@ -344,7 +344,7 @@ def test_a_row_opens_its_comparison_with_interval_chart_and_evidence(qtbot, seve
     assert "SLOWER" in panel.headline.text() and "1.12" in panel.ratio.text()
     assert "Numbers WRONG" not in texts(panel)
     assert panel.chart.runs[0].comparison == 0 and panel.chart.reason is None
-    assert panel.more.toolTip() == "Only the newest comparison can be measured on."
+    assert panel.more.toolTip() == "Only the newest comparison can be extended."
     assert "shown above" in table.item(0, 0).toolTip()
     table.cellActivated.emit(1, 0)
     assert "UNDECIDED" in panel.headline.text()

@@ -70,4 +70,4 @@ def test_a_suggestion_is_applied_and_its_verdict_measured(qtbot, ready, monkeypa
     row.apply.click()
     assert workspace.configuration.edited.toggles[toggle] == option
     qtbot.waitUntil(lambda: not row.apply.isEnabled())
-    assert row.apply.toolTip() == "This option is chosen."
+    assert row.apply.toolTip() == "This option is already chosen."

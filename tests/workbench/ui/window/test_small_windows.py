@@ -361,7 +361,7 @@ def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace,
     host.show()
     qtbot.waitUntil(panel.table.isVisible)
     assert panel.progress.isVisible() == bool(panel.progress.text())
-    panel.progress.setText("No other configuration has run yet: run one, then change a toggle.")
+    panel.progress.setText("No other configuration has run yet: press Run, then change a toggle.")
     panel.progress.show()
     qtbot.waitUntil(lambda: panel.progress.width() > 0.8 * BESIDE_PX)
     assert panel.progress.geometry().top() > panel.judge.geometry().bottom()

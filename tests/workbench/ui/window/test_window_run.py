@@ -34,7 +34,10 @@ def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
     click(qtbot, window, "stop")
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     (failure,) = workspace.failures.recent
-    assert failure.kind == "journal" and "a crash would lose what is not saved" in failure.sentence
+    assert (
+        failure.kind == "journal"
+        and "a crash would lose everything that is not saved" in failure.sentence
+    )
     assert workspace.session.shown.segments[1].configuration.toggles["triton"] == "on"
     assert not workspace.session.saved
     window.workspace.run.begin_session()

@@ -94,7 +94,7 @@ def test_the_window_shows_within_a_second(starts, capsys):
         ({"QT_QPA_PLATFORM": "xcb"}, "there is no display"),
         ({"DISPLAY": ":97", "QT_QPA_PLATFORM": "xcb"}, "DISPLAY=:97 does not answer"),
         ({"DISPLAY": "nonsense"}, "names no display"),
-        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is no platform of Qt"),
+        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is not a platform of Qt"),
     ],
 )
 def test_without_a_display_one_sentence_names_the_fix_and_the_exit_code_is_1(

@@ -117,9 +117,9 @@ def test_a_toggle_of_a_run_is_pending_until_its_segment_begins(qtbot, ready):
     qtbot.mouseClick(button_on, Qt.MouseButton.LeftButton)
     assert ready.workspace.configuration.pending == {"triton": "on"}
     labels = ready.toggles.rows["triton"].findChildren(QLabel)
-    assert any(label.text() == "On is on its way" for label in labels)
+    assert any(label.text() == "On is pending" for label in labels)
     qtbot.waitUntil(lambda: not ready.workspace.configuration.pending)
-    assert not any("on its way" in text for text in texts(ready.toggles.rows["triton"], ""))
+    assert not any("pending" in text for text in texts(ready.toggles.rows["triton"], ""))
 
 
 def test_the_wheel_over_a_list_changes_nothing(qtbot, ready):
