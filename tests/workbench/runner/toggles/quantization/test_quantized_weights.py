@@ -241,8 +241,8 @@ def test_ones_own_weights_that_no_seed_brings_back_are_not_taken_for_the_same(tm
     arms = VariantCache()
     arm = stepped(own(tmp_path, "int8_dynamic", UNSEEDED), arms)
     judged = comparison.check(arm, arm.situation)
-    assert judged.ok is None and "build() gives other weights now" in judged.text
-    with pytest.raises(Mistake, match="let it draw all of them from torch's own generator"):
+    assert judged.ok is None and "build() returned other weights than before" in judged.text
+    with pytest.raises(Mistake, match="draw all weights from torch's own generator"):
         stepped(own(tmp_path, "none", UNSEEDED), arms)
 
 
