@@ -157,9 +157,9 @@ def test_training_is_blocked_with_the_workload_that_is_not(small):
     ("capability", "scheme", "dtype", "reason"),
     [
         ((9, 0), "fp8_row", torch.bfloat16, ""),
-        ((9, 0), "fp8_row", torch.float16, "fp8_row gives bfloat16, not float16"),
+        ((9, 0), "fp8_row", torch.float16, "fp8_row returns only bfloat16, not float16"),
         ((9, 0), "fp8_tensor", torch.float16, ""),
-        ((9, 0), "fp8_tensor", torch.float32, "fp8_tensor gives bfloat16 or float16, not float32"),
+        ((9, 0), "fp8_tensor", torch.float32, "returns only bfloat16 or float16, not float32"),
         ((8, 9), "fp8_row", torch.bfloat16, "scales per row need compute capability 9.0"),
         ((8, 0), "fp8_tensor", torch.bfloat16, "needs compute capability 8.9, not 8.0"),
         ((7, 0), "int8_dynamic", torch.float16, "needs compute capability 7.5, not 7.0"),
