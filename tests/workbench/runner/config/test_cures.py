@@ -74,7 +74,9 @@ def test_a_model_that_cannot_be_compiled_is_offered_eager_mode_which_then_runs(r
     (failure,) = failures_since(runner, since)
     assert failure.kind == "compile" and failure.sentence.startswith("torch.compile failed: ")
     assert failure.set == {"compile": "off"}
-    assert failure.fix == "Set torch.compile to Off: the model runs in eager mode, slower."
+    assert failure.fix == (
+        "Set torch.compile to Off: the model runs in eager mode, which is slower."
+    )
     cured = msgspec.structs.replace(configuration, toggles=failure.set)
     runner.start(cured, steps=5)
     assert runner.finish().reason == "done"

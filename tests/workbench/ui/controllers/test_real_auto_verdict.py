@@ -42,7 +42,7 @@ def _judge_a_preset(qtbot, workspace) -> None:
     with qtbot.waitSignal(workspace.presets.changed, timeout=60_000):
         workspace.presets.apply(latency)
     sentences = "\n".join(workspace.presets.outcome.left_out)
-    assert "AdamW: Loop, and not Fused or Foreach: acts on the backward pass" in sentences
+    assert "AdamW: Loop instead of Fused or Foreach: needs a backward pass" in sentences
     qtbot.waitUntil(lambda: workspace.verdicts.measuring, timeout=60_000)
     qtbot.waitUntil(
         lambda: not workspace.verdicts.busy and workspace.run.state == "running", timeout=60_000
