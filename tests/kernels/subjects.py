@@ -22,6 +22,15 @@ ONLY = os.environ.get("KERNELS_ONLY", "").split()
 OPERATORS = {name: op for name, op in OPS.items() if not ONLY or name in ONLY}
 
 
+def pretend_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.compiler.is_compiling() return True during a test."""
+    # Dynamo recognizes the function by its identity when it is imported: a replaced one would
+    # break the tracing of all later tests.
+    import torch._dynamo
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+
 def implementations(op: Operator) -> list[str]:
     names = [name for name in op.implementations if op.unavailable(name, DEVICE.type) is None]
     if INTERPRETED:

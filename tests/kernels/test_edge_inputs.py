@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from subjects import pretend_to_compile
 from torch._subclasses import FakeTensorMode
 
 import kernels
@@ -76,7 +77,7 @@ def test_a_scale_of_zero_is_none_of_the_rank_s():
 
 def test_what_a_gpu_without_fp8_lacks_is_known_while_compiling(monkeypatch):
     monkeypatch.setattr(adaptive, "_FP8_UNITS", lambda _: "FP8 needs another GPU")
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     with torch._subclasses.FakeTensorMode():
         q = torch.empty(1, 2, 5, 16, dtype=torch.bfloat16, device="cuda")
         bits = torch.empty(2, dtype=torch.int32, device="cuda")
@@ -91,7 +92,7 @@ def test_what_a_gpu_without_fp8_lacks_is_known_while_compiling(monkeypatch):
 def test_what_torch_says_of_cudnn_is_known_while_compiling(
     monkeypatch, keys, deterministic, expected
 ):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     q = torch.empty(1, 2, keys, 16, dtype=torch.bfloat16)
     refused = _sdpa.BACKENDS["sdpa_cudnn"].refuses(q, q, q, True, None, None, None)
@@ -114,7 +115,7 @@ def test_what_torch_says_of_cudnn_is_known_while_compiling(
 def test_head_dimensions_that_flash_does_not_train_are_known_while_compiling(
     monkeypatch, capability, dim, trained, refused
 ):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     with torch._subclasses.FakeTensorMode(), hardware.imagined(capability):
         q = torch.empty(1, 2, 5, dim, dtype=torch.bfloat16, device="cuda", requires_grad=trained)
         why = _sdpa.BACKENDS["sdpa_flash"].refuses(q, q, q, True, None, None, None)
@@ -136,7 +137,7 @@ def test_head_dimensions_that_flash_does_not_train_are_known_while_compiling(
 def test_head_dimensions_that_the_efficient_backend_refuses_are_known_while_compiling(
     monkeypatch, capability, dtype, dim, refused
 ):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     with torch._subclasses.FakeTensorMode(), hardware.imagined(capability):
         q = torch.empty(1, 2, 5, dim, dtype=dtype, device="cuda")
         why = _sdpa.BACKENDS["sdpa_efficient"].refuses(q, q, q, True, 2, None, None)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from subjects import pretend_to_compile
 
 from kernels import OPS, Implementation, Unavailable
 from kernels.core import dispatch, libraries
@@ -37,7 +38,7 @@ def test_each_refuses_double_precision_empty_tensors_and_compilation(op, name, m
     assert "does not support empty tensors" in refuses(
         *(inputs | {first: inputs[first][:0]}).values()
     )
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     assert "cannot be traced by torch.compile" in refuses(*inputs.values())
 
 
