@@ -106,11 +106,11 @@ def _offer(window: MainWindow, offer: tuple[list[Path], journal.Summary | None])
         return
     newest, when = left[0], summary.text()
     older = len(left) - 1
-    more = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
-    more = more if older else ""
+    older_note = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
+    older_note = older_note if older else ""
     banner = window.failures.show_banner(
         "info",
-        f"{when}: was not saved. Its journal has everything.{more}",
+        f"{when}: was not saved. Its journal has everything.{older_note}",
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
     banner.add("Recover", lambda: window.workspace.session.open(newest))

@@ -143,12 +143,12 @@ class DockArea(QMainWindow):
 
     def in_reading_order(self) -> list[QWidget]:
         """Return the docked panels, and the tabs of each group before its front panel."""
-        bars = {_front(bar): bar for bar in self._tab_bars()}
+        bars = {_front(tab_bar): tab_bar for tab_bar in self._tab_bars()}
         parts: list[QWidget] = []
         for dock in self.docks.values():
             if not dock.isFloating():
-                bar = bars.get(dock.windowTitle())
-                parts += [dock.widget()] if bar is None else [bar, dock.widget()]
+                tab_bar = bars.get(dock.windowTitle())
+                parts += [dock.widget()] if tab_bar is None else [tab_bar, dock.widget()]
         return parts
 
     def current(self) -> str:
@@ -173,7 +173,7 @@ class DockArea(QMainWindow):
         dock = self.docks[name]
         self.bring(name)
         dock.activateWindow()
-        bars = [bar for bar in self._tab_bars() if dock.windowTitle() == _front(bar)]
+        bars = [tab_bar for tab_bar in self._tab_bars() if dock.windowTitle() == _front(tab_bar)]
         stops: list[QWidget] = [*tab_order.chain([dock.widget()]), *bars]
         if stops:
             tab_order.give(stops[0], Qt.FocusReason.ShortcutFocusReason)
@@ -193,10 +193,10 @@ class DockArea(QMainWindow):
     def _settle_titles(self) -> None:
         """Hide the title of a dock in a group of tabs: its tab shows the name already."""
         for dock in self.docks.values():
-            bar = dock.titleBarWidget()
-            if isinstance(bar, DockTitle):
+            title_bar = dock.titleBarWidget()
+            if isinstance(title_bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
-                bar.set_slim(grouped)
+                title_bar.set_slim(grouped)
         for tabs in self._tab_bars():  # names are not elided; arrows scroll to the others
             tabs.setElideMode(Qt.TextElideMode.ElideNone)
             tabs.setUsesScrollButtons(True)
@@ -205,22 +205,25 @@ class DockArea(QMainWindow):
     def _tab_bars(self) -> list[QTabBar]:
         """Return the tab bars of groups of docks, which Qt creates and removes by itself."""
         direct = Qt.FindChildOption.FindDirectChildrenOnly
-        return [bar for bar in self.findChildren(QTabBar, options=direct) if bar.isVisible()]
+        return [
+            tab_bar for tab_bar in self.findChildren(QTabBar, options=direct) if tab_bar.isVisible()
+        ]
 
     def _hide_forgotten(self) -> None:
         """Hide tab bars that Qt created on the way to a layout and left behind."""
         bars = {
-            bar: {bar.tabText(index) for index in range(bar.count())} for bar in self._tab_bars()
+            tab_bar: {tab_bar.tabText(index) for index in range(tab_bar.count())}
+            for tab_bar in self._tab_bars()
         }
-        used = [tabs for bar, tabs in bars.items() if self._in_use(bar, tabs)]
-        for bar, tabs in bars.items():
-            if not self._in_use(bar, tabs) and any(tabs <= titles for titles in used):
-                bar.hide()
+        used = [tabs for tab_bar, tabs in bars.items() if self._in_use(tab_bar, tabs)]
+        for tab_bar, tabs in bars.items():
+            if not self._in_use(tab_bar, tabs) and any(tabs <= titles for titles in used):
+                tab_bar.hide()
 
-    def _in_use(self, bar: QTabBar, tabs: set[str]) -> bool:
+    def _in_use(self, tab_bar: QTabBar, tabs: set[str]) -> bool:
         """Return True if the bar lies over a dock that it names."""
         return any(
-            (dock.x(), dock.width()) == (bar.x(), bar.width())
+            (dock.x(), dock.width()) == (tab_bar.x(), tab_bar.width())
             for dock in self.docks.values()
             if dock.isVisible() and not dock.isFloating() and dock.windowTitle() in tabs
         )
@@ -239,8 +242,8 @@ def fit(window: QWidget) -> None:
     window.move(left, top)
 
 
-def _front(bar: QTabBar) -> str:
-    return bar.tabText(bar.currentIndex())
+def _front(tab_bar: QTabBar) -> str:
+    return tab_bar.tabText(tab_bar.currentIndex())
 
 
 class DockTitle(QWidget):

@@ -115,5 +115,5 @@ def _open(folder: Path) -> None:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    minutes, remaining_s = divmod(round(seconds), 60)
+    return f"{minutes} min {remaining_s} s" if minutes else f"{remaining_s} s"

@@ -200,10 +200,10 @@ class PanelWindow(QMainWindow):
 
     def close_panel(self) -> None:
         """Close the panel that has the keyboard, and give it to the next."""
-        name, beside = self.dock_area.current(), self.dock_area.beside(1)
+        name, next_name = self.dock_area.current(), self.dock_area.beside(1)
         if name:
             self.dock_area.docks[name].close()
-            self.enter(beside if beside != name else "")
+            self.enter(next_name if next_name != name else "")
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

@@ -142,8 +142,8 @@ class StatusBar(QStatusBar):
             label.setText("")
             return
         elsewhere = runner_command.is_custom() and not self._run.replaying
-        where = runner_command.host_suffix(catalogue.environment) if elsewhere else ""
-        label.setText(f"{catalogue.device_title}{where}")
+        host_suffix = runner_command.host_suffix(catalogue.environment) if elsewhere else ""
+        label.setText(f"{catalogue.device_title}{host_suffix}")
         tip = (
             f"The runner was started by {runner_command.shown(runner_command.command())}. "
             "Models, data and traces are files of that host, sessions of this one."

@@ -147,8 +147,10 @@ class Tour(QFrame):
         self._frame.raise_()
         x, y = rect.left(), rect.bottom() + GAP
         if y + self.height() > area.bottom():  # no room below: beside it, or above
-            beside = rect.right() + GAP + self.width() <= area.right()
-            x, y = (rect.right() + GAP, rect.top()) if beside else (x, rect.top() - self.height())
+            fits_beside = rect.right() + GAP + self.width() <= area.right()
+            x, y = (
+                (rect.right() + GAP, rect.top()) if fits_beside else (x, rect.top() - self.height())
+            )
         self.move(
             max(area.left(), min(x, area.right() - self.width())),
             max(area.top(), min(y, area.bottom() - self.height())),

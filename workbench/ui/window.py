@@ -194,10 +194,10 @@ class MainWindow(PanelWindow):
             page.offer_more(self.start_tour, self.settings.recent, self.open_path)
 
     def _make_toolbar(self) -> None:
-        self.toolbar = bar = QToolBar("Toolbar")
-        bar.setObjectName("toolbar")
-        bar.setMovable(False)
-        self.actions_.fill_toolbar(bar)
+        self.toolbar = toolbar = QToolBar("Toolbar")
+        toolbar.setObjectName("toolbar")
+        toolbar.setMovable(False)
+        self.actions_.fill_toolbar(toolbar)
         middle = QWidget()
         middle.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         row = _widgets.tight(QHBoxLayout(middle))
@@ -205,13 +205,13 @@ class MainWindow(PanelWindow):
         row.addStretch(1)
         row.addWidget(self._title)
         row.addStretch(1)
-        bar.addWidget(middle)
+        toolbar.addWidget(middle)
         palette_button = QToolButton()
         palette_button.setDefaultAction(self.actions_["palette"])
-        bar.addWidget(palette_button)
-        for button in bar.findChildren(QToolButton):
+        toolbar.addWidget(palette_button)
+        for button in toolbar.findChildren(QToolButton):
             button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # else Tab never comes there
-        self.addToolBar(bar)
+        self.addToolBar(toolbar)
 
     def _show_title(self) -> None:
         session = self.workspace.session.shown
@@ -221,8 +221,8 @@ class MainWindow(PanelWindow):
         title = one_line(session.title, _LONGEST_TITLE)
         if run.active:
             configuration = run.running.title if run.running is not None else ""
-            apart = f" {configuration}" if configuration not in ("", session.title) else ""
-            title = f"{title} - {run.state}{apart}"
+            suffix = f" {configuration}" if configuration not in ("", session.title) else ""
+            title = f"{title} - {run.state}{suffix}"
         self.setWindowTitle(f"{title} - GPU optimization workbench")
 
     def _restore(self) -> None:

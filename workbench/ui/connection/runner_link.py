@@ -32,7 +32,7 @@ class RunnerLink(QObject):
         self._frame.setSingleShot(True)
         self._frame.timeout.connect(self.arrived)
         self._watch = QTimer(self)
-        self._watch.timeout.connect(self._look)
+        self._watch.timeout.connect(self._check_answer)
 
     @property
     def open(self) -> bool:
@@ -98,7 +98,7 @@ class RunnerLink(QObject):
         if not self._frame.isActive():
             self._frame.start(FRAME_MS)
 
-    def _look(self) -> None:
+    def _check_answer(self) -> None:
         if self._reader is None or not self._asked:
             return
         limit_s = ANSWER_S if self._reader.last_heard else START_S

@@ -98,14 +98,14 @@ class Appearance(QObject):
         """Scale the application's font, and fonts that widgets set themselves."""
         font = self._application.font()
         factor = points / font.pointSizeF()
-        own = [
+        widget_fonts = [
             (widget, QFont(widget.font()))
             for widget in self._application.allWidgets()
             if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont)
         ]
         font.setPointSizeF(points)
         self._application.setFont(font)
-        for widget, own_font in own:
+        for widget, own_font in widget_fonts:
             if own_font.pointSizeF() > 0:
                 own_font.setPointSizeF(own_font.pointSizeF() * factor)
                 widget.setFont(own_font)

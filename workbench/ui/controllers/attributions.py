@@ -123,8 +123,8 @@ class Attributions(QObject):
         toggles = self.chosen()
         if catalogue is None or edited is None or self.why_not():
             return
-        off = {t.name: t.options[0].name for t in catalogue.toggles if t.name in toggles}
-        base = msgspec.structs.replace(edited, toggles={**edited.toggles, **off})
+        off_options = {t.name: t.options[0].name for t in catalogue.toggles if t.name in toggles}
+        base = msgspec.structs.replace(edited, toggles={**edited.toggles, **off_options})
         command = protocol.Attribute(
             base=base,
             toggles=toggles,

@@ -46,10 +46,10 @@ class Breakdowns(QObject):
 
     def comparable(self, shown: Study) -> list[tuple[str, Study]]:
         """Return the session's other profiles and those of the compared sessions, with titles."""
-        own = breakdown.profiles(self._session.shown)
+        session_profiles = breakdown.profiles(self._session.shown)
         titled = [
             (f"{number}: {study.title}", study)
-            for number, study in enumerate(own, 1)
+            for number, study in enumerate(session_profiles, 1)
             if study is not shown
         ]
         for session in self._compared.sessions:

@@ -63,7 +63,7 @@ class Checklists(VerdictUser):
         """Check the edited configuration."""
         configuration = self._configuration.edited
         if configuration is not None and not self.why_not():
-            self._ask(configuration, self.expect_speedup, self._verdicts.budget_s)
+            self._validate(configuration, self.expect_speedup, self._verdicts.budget_s)
 
     def check_longer(self) -> None:
         """Repeat undecided checks of the newest checklist, with a budget that should suffice."""
@@ -73,9 +73,11 @@ class Checklists(VerdictUser):
             return
         text = str(study.request["configuration"])
         configuration = msgspec.json.decode(text, type=Configuration)
-        self._ask(configuration, float(study.request["expect_speedup"]), budget_s)
+        self._validate(configuration, float(study.request["expect_speedup"]), budget_s)
 
-    def _ask(self, configuration: Configuration, expect_speedup: float, budget_s: float) -> None:
+    def _validate(
+        self, configuration: Configuration, expect_speedup: float, budget_s: float
+    ) -> None:
         if self._configuration.catalogue is None:
             return
         command = protocol.Validate(

@@ -59,7 +59,7 @@ class Presets(QObject):
         self._request: _Request | None = None
         self._settings: Settings | None = None
         run.received.connect(self._answered)
-        configuration.editedChanged.connect(self._look)
+        configuration.editedChanged.connect(self._dismiss_if_edited)
 
     def keep_in(self, settings: Settings) -> None:
         """Store the user's toggle sets there, and load those that are stored."""
@@ -84,18 +84,20 @@ class Presets(QObject):
 
     def apply(self, preset: protocol.TogglePreset) -> None:
         """Choose the options of a toggle set of the runner that are possible here."""
-        self._ask(preset.title, preset.toggles)
+        self._check_toggles(preset.title, preset.toggles)
 
     def apply_own(self, name: str) -> None:
         """Choose the options of one of the user's toggle sets that are possible here."""
         if self._configuration.catalogue is not None:
-            self._ask(name, *files.fit(self.own[name], self._configuration.catalogue))
+            self._check_toggles(name, *files.fit(self.own[name], self._configuration.catalogue))
 
     def dismiss(self) -> None:
         """Hide the list of omitted options."""
         self._set_outcome(None)
 
-    def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:
+    def _check_toggles(
+        self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()
+    ) -> None:
         configuration = self._configuration.edited
         if configuration is None or self.why_not():
             return
@@ -126,12 +128,12 @@ class Presets(QObject):
         self.outcome, self._chosen = outcome, chosen
         self.changed.emit()
 
-    def _look(self) -> None:
+    def _dismiss_if_edited(self) -> None:
         """Hide the outcome once something else is chosen."""
-        chosen, now = self._chosen, self._configuration.edited
-        if chosen is None or now is None:
+        chosen, edited = self._chosen, self._configuration.edited
+        if chosen is None or edited is None:
             return
-        if now.toggles != chosen.toggles or not config_edit.of_one_run(now, chosen):
+        if edited.toggles != chosen.toggles or not config_edit.of_one_run(edited, chosen):
             self.dismiss()
 
     def _sentences(self, left_out: Sequence[protocol.LeftOut]) -> list[str]:
@@ -190,11 +192,11 @@ class Presets(QObject):
         except ValueError as error:
             self._refuse(error)
             return
-        own = dict(self.own)
+        toggle_sets = dict(self.own)
         for name, toggles in shared.items():
-            if own.get(name) != toggles:
-                own[_free(name, own)] = toggles
-        self._change(f"Add toggle sets of {path.name}", own)
+            if toggle_sets.get(name) != toggles:
+                toggle_sets[_free(name, toggle_sets)] = toggles
+        self._change(f"Add toggle sets of {path.name}", toggle_sets)
         names = ", ".join(shared)
         self._set_outcome(Outcome(f"{names}: added to the menu from {path.name}."))
 

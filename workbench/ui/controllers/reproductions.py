@@ -69,9 +69,9 @@ class Reproductions(QObject):
     def experiments(self, document: str = "", experiment: str = "") -> list[Chosen]:
         """Return the experiments of all documents, of a single document, or a single experiment."""
         return [
-            (made, item)
-            for name, made in documents().items()
-            for item in made.experiments
+            (known_document, item)
+            for name, known_document in documents().items()
+            for item in known_document.experiments
             if document in ("", name) and experiment in ("", item.name)
         ]
 
@@ -110,7 +110,7 @@ class Reproductions(QObject):
         )
         self._run.in_series = True
         self._record(course.begin(self._configuration.catalogue, self._session.shown))
-        self._ask()
+        self._send_next()
 
     def stop(self) -> None:
         """Cancel the current experiment, and measure no further claims."""
@@ -134,16 +134,16 @@ class Reproductions(QObject):
                     self._finish("another runner was started")
                     return
                 self._renewing = False
-                self._ask()
+                self._send_next()
             case protocol.Finished() if self._command is not None:
                 if message.reason in ("cancelled", "stopped") and not course.was_cut:
                     self._finish(message.reason)
                 else:
-                    self._ask()
+                    self._send_next()
             case protocol.Failure() if message.fatal:
                 self._lost()
 
-    def _ask(self) -> None:
+    def _send_next(self) -> None:
         """Send the next command, or end where none is left."""
         course, catalogue = self._course, self._configuration.catalogue
         assert course is not None and catalogue is not None

@@ -36,7 +36,7 @@ class RunControl(QObject):
         self._first = 0  # segment of the run in progress
         self._patience = QTimer(self, singleShot=True)
         self._patience.timeout.connect(self._replace)
-        run.stateChanged.connect(self._look)
+        run.stateChanged.connect(self._on_run_state)
 
     def restart(self) -> None:
         """End the run in progress and start the edited configuration."""
@@ -75,7 +75,7 @@ class RunControl(QObject):
         if self.cancelling and self._run.state != "starting":
             self._run.start_runner()
 
-    def _look(self) -> None:
+    def _on_run_state(self) -> None:
         run, edited = self._run, self._configuration.edited
         if run.state == "dead":
             self._restarting = False

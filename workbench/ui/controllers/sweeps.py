@@ -59,11 +59,11 @@ class Sweeps(QObject):
 
     def offered(self) -> dict[str, str]:
         """Return the titles of the fields that can vary, by dotted name."""
-        catalogue, now = self._configuration.catalogue, self._configuration.edited
-        if catalogue is None or now is None:
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        if catalogue is None or edited is None:
             return {}
-        family = config_edit.family_of(catalogue, now.family)
-        workload = config_edit.workload_of(catalogue, now.workload)
+        family = config_edit.family_of(catalogue, edited.family)
+        workload = config_edit.workload_of(catalogue, edited.workload)
         titles = {f"settings.{field.name}": field.title for field in workload.fields}
         for field in family.fields:
             titles[f"model.{field.name}"] = f"Model: {field.title}"
@@ -84,9 +84,9 @@ class Sweeps(QObject):
             self.values[axis] = text
             self.changed.emit()
 
-    def set_arm(self, name: str, wanted: bool) -> None:
+    def set_arm(self, name: str, included: bool) -> None:
         """Add an arm of ``offered_arms``, or remove it."""
-        (self.arms.add if wanted else self.arms.discard)(name)
+        (self.arms.add if included else self.arms.discard)(name)
         self.changed.emit()
 
     def set_seconds(self, seconds: float) -> None:
@@ -129,10 +129,10 @@ class Sweeps(QObject):
             self._axes()
         except ValueError as error:
             return str(error)
-        wanted = self.wanted_arms()
-        if not wanted:
+        arms = self.wanted_arms()
+        if not arms:
             return "Choose at least one arm."
-        return next(filter(None, map(self.why_not_arm, wanted)), "")
+        return next(filter(None, map(self.why_not_arm, arms)), "")
 
     def run(self) -> None:
         """Request the sweep."""
@@ -203,41 +203,41 @@ class Sweeps(QObject):
         self.changed.emit()
 
     def _suggest(self, axis: int) -> None:
-        catalogue, now, name = (
+        catalogue, edited, name = (
             self._configuration.catalogue,
             self._configuration.edited,
             self.fields[axis],
         )
         text = ""
-        if catalogue is not None and now is not None and name:
-            text = ", ".join(map(sweep.shown, _around(catalogue, now, name)))
+        if catalogue is not None and edited is not None and name:
+            text = ", ".join(map(sweep.shown, _neighbouring_values(catalogue, edited, name)))
         self.values[axis] = self._suggested[axis] = text
 
 
-def _around(
+def _neighbouring_values(
     catalogue: protocol.Catalogue, configuration: Configuration, name: str
 ) -> list[sweep.Value]:
     """Return values around the current value: halves and doubles, all choices, or on and off."""
     family = config_edit.family_of(catalogue, configuration.family)
     if name == "preset":
         return list(family.presets)
-    group, _, own = name.partition(".")
+    group, _, field_name = name.partition(".")
     if group == "settings":
         fields = config_edit.workload_of(catalogue, configuration.workload).fields
-        value = configuration.settings.get(own, 1)
+        value = configuration.settings.get(field_name, 1)
     else:
         fields = family.fields
-        preset = config_edit.preset_value(family, configuration.preset, own)
-        value = configuration.model.get(own, preset)
-    field = next(field for field in fields if field.name == own)
+        preset = config_edit.preset_value(family, configuration.preset, field_name)
+        value = configuration.model.get(field_name, preset)
+    field = next(field for field in fields if field.name == field_name)
     if isinstance(value, bool):
         return ["false", "true"]
     if field.choices or isinstance(value, str):
         return [str(choice) for choice in field.choices or [value]]
     low, high = field.minimum or 0, field.maximum or math.inf
-    around = [value * factor for factor in _FACTORS]
+    neighbours = [value * factor for factor in _FACTORS]
     if isinstance(value, int):
-        around = [round(neighbour) for neighbour in around]
+        neighbours = [round(neighbour) for neighbour in neighbours]
     return sorted(
-        {float(neighbour) for neighbour in around if max(low, 1e-12) <= neighbour <= high}
+        {float(neighbour) for neighbour in neighbours if max(low, 1e-12) <= neighbour <= high}
     )

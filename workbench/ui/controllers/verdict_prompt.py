@@ -148,9 +148,9 @@ class VerdictPrompt(QObject):
 
     def _hold(self) -> None:
         """Wait while the user goes on clicking; drop the offer if the model changes."""
-        now, card = self._configuration.edited, self.offer or self.judged
-        if card is not None and now is not None:
-            same = config_edit.with_toggles(now, card.other.toggles)
+        edited, card = self._configuration.edited, self.offer or self.judged
+        if card is not None and edited is not None:
+            same = config_edit.with_toggles(edited, card.other.toggles)
             if not config_edit.ran_as(same, card.other):
                 self.dismiss()
         if self._configuration.pending and self._settling.isActive():

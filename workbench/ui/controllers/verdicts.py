@@ -117,9 +117,9 @@ class Verdicts(QObject):
 
     def before(self) -> Configuration | None:
         """Return the last configuration that ran and differs from the edited one."""
-        now = self._configuration.edited
+        edited = self._configuration.edited
         for segment in reversed(self._session.recorder.session.segments):
-            if now is not None and not config_edit.ran_as(now, segment.configuration):
+            if edited is not None and not config_edit.ran_as(edited, segment.configuration):
                 return segment.configuration
         return None
 
@@ -129,10 +129,10 @@ class Verdicts(QObject):
             return reason
         if problem := self._configuration.problem():
             return problem
-        before, now = self.before(), self._configuration.edited
-        if before is None or now is None:
+        before, edited = self.before(), self._configuration.edited
+        if before is None or edited is None:
             return "No other configuration has run yet: press Run, then change a toggle."
-        return _why_not_families(before, now)
+        return _why_not_families(before, edited)
 
     def against_before(self) -> None:
         """Compare the edited configuration with the one before."""
@@ -180,7 +180,7 @@ class Verdicts(QObject):
         )
         if (catalogue := self._configuration.catalogue) is not None:
             command = calibration.respected(catalogue, command)
-        self._ask(command, goes_on or other)
+        self._perform(command, goes_on or other)
 
     def why_not_calibrate(self) -> str:
         """Return why the machine cannot be calibrated now; empty if it can."""
@@ -188,13 +188,17 @@ class Verdicts(QObject):
 
     def calibrate(self) -> None:
         """Compare the edited configuration with itself, and store the noise floor."""
-        both = self._configuration.edited
-        if both is None or self.why_not_calibrate():
+        configuration = self._configuration.edited
+        if configuration is None or self.why_not_calibrate():
             return
         command = protocol.Compare(
-            base=both, other=both, budget_s=CALIBRATION_S, seed=both.seed, energy=False
+            base=configuration,
+            other=configuration,
+            budget_s=CALIBRATION_S,
+            seed=configuration.seed,
+            energy=False,
         )
-        self._ask(command, both, after=len(self._session.recorder.session.comparisons))
+        self._perform(command, configuration, after=len(self._session.recorder.session.comparisons))
 
     def floor_text(self) -> str:
         """Return how much identical arms like the edited configuration differ here, and its age."""
@@ -224,10 +228,10 @@ class Verdicts(QObject):
     def more_s(self) -> float:
         """Return the number of seconds to extend the newest comparison by."""
         newest = self.newest
-        wanted = None if newest is None else newest.facts.get("more_s")
-        if wanted is None:
+        needed_s = None if newest is None else newest.facts.get("more_s")
+        if needed_s is None:
             return self.budget_s
-        return float(min(max(1, math.ceil(wanted)), MOST_MORE_S))
+        return float(min(max(1, math.ceil(needed_s)), MOST_MORE_S))
 
     def more_text(self) -> str:
         """Return the label of the button that continues the measurement; empty if it cannot."""
@@ -264,9 +268,9 @@ class Verdicts(QObject):
             predict="prediction" in facts,
             build_count=facts.get("build_count", 0),
         )
-        self._ask(command, self._run.running)
+        self._perform(command, self._run.running)
 
-    def _ask(
+    def _perform(
         self, command: protocol.Compare, goes_on: Configuration | None, after: int | None = None
     ) -> None:
         self._calibrated_after = after

@@ -72,7 +72,7 @@ class Preferences(QDialog):
         buttons.accepted.connect(self._accept)
         buttons.rejected.connect(self.reject)
         buttons.button(kinds.RestoreDefaults).clicked.connect(self._restore_defaults)
-        self._ok = buttons.button(kinds.Ok)
+        self._ok_button = buttons.button(kinds.Ok)
         layout = _widgets.tight(QVBoxLayout(self), 8, 16)
         layout.addWidget(tabs, 1)
         layout.addWidget(self.problem)
@@ -149,7 +149,7 @@ class Preferences(QDialog):
         doubled = sorted(keys for keys, count in counts.items() if count > 1)
         self.problem.setText(f"Two actions have the keys {', '.join(doubled)}.")
         self.problem.setVisible(bool(doubled))
-        self._ok.setEnabled(not doubled)
+        self._ok_button.setEnabled(not doubled)
 
     def _browse(self) -> None:
         folder = QFileDialog.getExistingDirectory(self, "Default folder", self.folder.text())

@@ -79,7 +79,7 @@ class ReportDialog(QDialog):
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.write = QPushButton("Write …")
         self.write.setDefault(True)
-        self.write.clicked.connect(self._ask)
+        self.write.clicked.connect(self._choose_file_and_write)
         buttons.addButton(self.write, QDialogButtonBox.ButtonRole.AcceptRole)
         buttons.rejected.connect(self.reject)
         self._arrange(buttons)
@@ -156,7 +156,7 @@ class ReportDialog(QDialog):
     def _renew(self) -> None:
         self.write.setEnabled(bool(self.chosen()))
 
-    def _ask(self) -> None:
+    def _choose_file_and_write(self) -> None:
         suggestion = message_boxes.suggested(self.title.text(), _page.SUFFIX)
         kinds = {_page.SUFFIX: f"Web page (*{_page.SUFFIX})"}
         path = message_boxes.file_to_write(self, "Write the report", suggestion, kinds)

@@ -25,6 +25,6 @@ def new(catalogue: Catalogue | None, parent: QWidget, title: str, name: str, pat
 
 
 def _path(catalogue: Catalogue | None, parent: QWidget, title: str, name: str) -> str:
-    where = runner_command.host_suffix({} if catalogue is None else catalogue.environment)
-    text, accepted = QInputDialog.getText(parent, title, f"Path{where}:", text=name)
+    host_suffix = runner_command.host_suffix({} if catalogue is None else catalogue.environment)
+    text, accepted = QInputDialog.getText(parent, title, f"Path{host_suffix}:", text=name)
     return text.strip() if accepted else ""

@@ -61,15 +61,15 @@ class ActionSet(QObject):
                         group = action.group
                     menu.addAction(self[action.id])
 
-    def fill_toolbar(self, bar: QToolBar) -> None:
+    def fill_toolbar(self, toolbar: QToolBar) -> None:
         """Fill the toolbar; Run is highlighted and shows its name."""
-        bar.setIconSize(QSize(18, 18))
+        toolbar.setIconSize(QSize(18, 18))
         for name in TOOLBAR:
             if not name:
-                bar.addSeparator()
+                toolbar.addSeparator()
                 continue
-            bar.addAction(self[name])
-        run = bar.widgetForAction(self["run"])
+            toolbar.addAction(self[name])
+        run = toolbar.widgetForAction(self["run"])
         assert isinstance(run, QToolButton)
         run.setProperty("primary", True)
         run.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
@@ -123,31 +123,31 @@ class ActionSet(QObject):
         """Enable the actions that are possible now; the tool tip of the others says why not."""
         workspace = self._window.workspace
         for action in ACTIONS:
-            made = self[action.id]
+            qt_action = self[action.id]
             why_not = action.why_not(workspace)
             text = action.now(workspace) or action.text
-            made.setEnabled(not why_not)
-            made.setText(text)
-            shown = made.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+            qt_action.setEnabled(not why_not)
+            qt_action.setText(text)
+            shown = qt_action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
             keys = f"  ({shown})" if shown else ""
             lines = (f"{text.removesuffix(' …')}{keys}", action.tip, why_not)
-            made.setToolTip("\n".join(line for line in lines if line))
+            qt_action.setToolTip("\n".join(line for line in lines if line))
             if action.checked is not None:
-                made.setChecked(action.checked(workspace))
+                qt_action.setChecked(action.checked(workspace))
         paused = workspace.run.state == "paused"
         self["pause"].setIcon(icon("resume" if paused else "pause", workspace.theme.current))
 
     def _make(self, action: Action) -> QAction:
-        made = QAction(action.text, self._window)
-        made.setObjectName(action.id)
+        qt_action = QAction(action.text, self._window)
+        qt_action.setObjectName(action.id)
         chosen = self._window.settings.shortcuts.get(action.id, action.shortcut)
-        made.setShortcut(QKeySequence(chosen))
-        made.setCheckable(action.checked is not None)
+        qt_action.setShortcut(QKeySequence(chosen))
+        qt_action.setCheckable(action.checked is not None)
         # A menu draws the icon over the check mark, and Run's icon has the colour of its button.
-        made.setIconVisibleInMenu(action.checked is None and action.id != "run")
-        made.triggered.connect(lambda: action.handler(self._window))
-        self._window.addAction(made)
-        return made
+        qt_action.setIconVisibleInMenu(action.checked is None and action.id != "run")
+        qt_action.triggered.connect(lambda: action.handler(self._window))
+        self._window.addAction(qt_action)
+        return qt_action
 
     def set_shortcuts(self, shortcuts: Mapping[str, str]) -> None:
         """Set the keys of the actions, by id, and remember those that are not the defaults."""

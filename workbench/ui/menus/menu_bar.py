@@ -61,21 +61,21 @@ def dropped(data: QMimeData) -> list[Path]:
 def _submenu(
     menu: QMenu, title: str, fill: Callable[[QMenu], None], before: QAction | None = None
 ) -> None:
-    made = QMenu(title, menu)
-    made.setToolTipsVisible(True)
+    submenu = QMenu(title, menu)
+    submenu.setToolTipsVisible(True)
     if before is None:
-        menu.addMenu(made)
+        menu.addMenu(submenu)
     else:
-        menu.insertMenu(before, made)
+        menu.insertMenu(before, submenu)
 
     def refill() -> None:
-        made.clear()
-        fill(made)
-        if made.isEmpty():
-            _item(made, "None", lambda: None)
-            made.actions()[0].setEnabled(False)
+        submenu.clear()
+        fill(submenu)
+        if submenu.isEmpty():
+            _item(submenu, "None", lambda: None)
+            submenu.actions()[0].setEnabled(False)
 
-    made.aboutToShow.connect(refill)
+    submenu.aboutToShow.connect(refill)
 
 
 def _recent(window: PanelWindow, menu: QMenu) -> None:
@@ -103,8 +103,8 @@ def _configurations(window: PanelWindow, menu: QMenu) -> None:
     catalogue = configuration.catalogue
     if catalogue is None or configuration.edited is None:
         return
-    for name, own in window.settings.presets.items():
-        _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, own)))
+    for name, preset in window.settings.presets.items():
+        _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, preset)))
     menu.addSeparator()
     save = partial(session_dialogs.save_preset, window, configuration, window.settings)
     _item(menu, "Save this configuration …", save)

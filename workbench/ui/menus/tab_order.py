@@ -42,8 +42,9 @@ _STOPS = (
 
 def chain(roots: list[QWidget]) -> list[QWidget]:
     """Return the visible, usable widgets that Tab stops at, in order."""
-    seen = [root for root in roots if not root.visibleRegion().isEmpty()]  # behind no other tab
-    return [widget for root in seen for widget in _stops(root)]
+    # Those behind no other tab.
+    visible_roots = [root for root in roots if not root.visibleRegion().isEmpty()]
+    return [widget for root in visible_roots for widget in _stops(root)]
 
 
 def step(roots: list[QWidget], forward: bool) -> bool:
@@ -51,13 +52,13 @@ def step(roots: list[QWidget], forward: bool) -> bool:
     stops = chain(roots)
     if not stops:
         return False
-    now = focused = QApplication.focusWidget()
-    while now is not None and now not in stops:
-        now = now.parentWidget()  # its part has the focus
-    if now is None:
-        index = _beside(focused, stops, forward)
+    current = focused = QApplication.focusWidget()
+    while current is not None and current not in stops:
+        current = current.parentWidget()  # its part has the focus
+    if current is None:
+        index = _nearest_stop(focused, stops, forward)
     else:
-        index = (stops.index(now) + (1 if forward else -1)) % len(stops)
+        index = (stops.index(current) + (1 if forward else -1)) % len(stops)
     reason = Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason
     give(stops[index], reason)
     return True
@@ -76,7 +77,7 @@ def give(widget: QWidget, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReas
         above = above.parentWidget()
 
 
-def _beside(widget: QWidget | None, stops: list[QWidget], forward: bool) -> int:
+def _nearest_stop(widget: QWidget | None, stops: list[QWidget], forward: bool) -> int:
     """Return the index of the stop nearest to a widget that is no stop: hidden, or a plot."""
     while widget is not None:
         inside = [index for index, stop in enumerate(stops) if widget.isAncestorOf(stop)]

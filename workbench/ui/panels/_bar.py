@@ -29,8 +29,8 @@ class Bar(QFrame):
         self._buttons: dict[str, QPushButton] = {}
         self._acts: dict[str, Callable[[], None]] = {}
         self._lines = _widgets.tight(QVBoxLayout(), 4)
-        self._beside = _widgets.tight(QHBoxLayout(), 6)  # buttons, where there is one line
-        self._below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
+        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # buttons, where there is one line
+        self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
         self.close_button = QToolButton()
         self.close_button.setIconSize(_widgets.SMALL_ICON)
         self.close_button.setToolTip("Dismiss")
@@ -38,12 +38,12 @@ class Bar(QFrame):
         self.close_button.clicked.connect(dismissed)
         head = _widgets.tight(QHBoxLayout(), 6)
         head.addLayout(self._lines, 1)
-        head.addLayout(self._beside)
+        head.addLayout(self._buttons_beside)
         head.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         layout = _widgets.tight(QVBoxLayout(self), 6)
         layout.setContentsMargins(10, 6, 6, 6)
         layout.addLayout(head)
-        layout.addLayout(self._below)
+        layout.addLayout(self._buttons_below)
         self.hide()
 
     def say(
@@ -73,14 +73,16 @@ class Bar(QFrame):
             line = _widgets.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
-        self._show_buttons(tuple(self._acts), self._beside if len(lines) == 1 else self._below)
+        self._show_buttons(
+            tuple(self._acts), self._buttons_beside if len(lines) == 1 else self._buttons_below
+        )
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)
         _widgets.settle(self)
 
     def _show_buttons(self, texts: Sequence[str], row: QHBoxLayout) -> None:
         """Show these buttons; make those that are missing, and keep the focus among them."""
-        for layout in (self._beside, self._below):
+        for layout in (self._buttons_beside, self._buttons_below):
             while layout.takeAt(0):
                 pass
         before, self._buttons = self._buttons, {}
@@ -89,7 +91,7 @@ class Bar(QFrame):
             self._buttons[text] = button
             row.addWidget(button)
             button.show()
-        self._below.addStretch(1)
+        self._buttons_below.addStretch(1)
         if any(button.hasFocus() for button in before.values()):
             next(iter(self._buttons.values()), self.close_button).setFocus()
         for button in before.values():

@@ -31,7 +31,7 @@ from workbench.ui.process import uncaught
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import session_files
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 _MENU_PX = 28
 _LEAST_RANGE = 1e-9  # of the place: closer together FP64 numbers lie on a grid that one sees
@@ -172,8 +172,8 @@ class Chart(QWidget):
         self.canvas.refresh()
 
     def _show_reason(self, reason: str) -> None:
-        apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
-        self._empty.setText(f"<b>{escape(self.plot.title)}</b>{apart}{escape(reason)}")
+        separator = "&nbsp;&nbsp; " if self.brief else "<br><br>"
+        self._empty.setText(f"<b>{escape(self.plot.title)}</b>{separator}{escape(reason)}")
         self._empty.setMargin(4 if self.brief else 16)
         self._stack.setCurrentWidget(self._empty)
         self.more.hide()
@@ -341,12 +341,12 @@ class Chart(QWidget):
             replace(run, session=session_files.snapshot(run.session), _kept={}) for run in self.runs
         ]
 
-    def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
+    def _start(self, work: Callable[[], _Result], on_done: Callable[[_Result], None]) -> None:
         """Do the work in the background: a million rows of data take seconds to write."""
 
-        def finish(made: _Made) -> None:
+        def finish(result: _Result) -> None:
             self._count(-1)
-            done(made)
+            on_done(result)
 
         def refuse(error: Exception, _: str) -> None:
             self._count(-1)

@@ -46,18 +46,18 @@ class KernelTimeline(QWidget):
         self.readout.setProperty("muted", True)
         self.range = _widgets.note()
         self.statistics = TableView()
-        self._begun: float | None = None  # x at which a range begins
+        self._range_start: float | None = None  # x at which a range begins
         self._pressed = QPoint()
         self._matches = 0
         self._throttled_summary = ThrottledCall(self._summarize, self)
         self.chart.rangePicked.connect(self._throttled_summary.schedule)
-        bar = _widgets.tight(QHBoxLayout(), 8)
-        bar.setContentsMargins(8, 4, 8, 4)
-        bar.addWidget(self.search)
-        bar.addWidget(self.readout, 1)
+        search_row = _widgets.tight(QHBoxLayout(), 8)
+        search_row.setContentsMargins(8, 4, 8, 4)
+        search_row.addWidget(self.search)
+        search_row.addWidget(self.readout, 1)
         self.statistics.hide()
         layout = _widgets.tight(QVBoxLayout(self), 0)
-        layout.addLayout(bar)
+        layout.addLayout(search_row)
         parts = ((self.chart, 3), (self.statistics, 2))
         layout.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
         layout.addLayout(_widgets.inset(self.range, 2, 4))
@@ -111,14 +111,14 @@ class KernelTimeline(QWidget):
         with_shift = event.modifiers() & Qt.KeyboardModifier.ShiftModifier
         match event.type():
             case QEvent.Type.MouseButtonPress if with_shift and point is not None:
-                self._begun, self._pressed = point, event.position().toPoint()
+                self._range_start, self._pressed = point, event.position().toPoint()
                 return True
-            case QEvent.Type.MouseMove if self._begun is not None and point is not None:
-                self.select((min(self._begun, point), max(self._begun, point)))
+            case QEvent.Type.MouseMove if self._range_start is not None and point is not None:
+                self.select((min(self._range_start, point), max(self._range_start, point)))
                 return True
-            case QEvent.Type.MouseButtonRelease if self._begun is not None:
+            case QEvent.Type.MouseButtonRelease if self._range_start is not None:
                 moved = (event.position().toPoint() - self._pressed).manhattanLength()
-                self._begun = None
+                self._range_start = None
                 if moved < _LEAST_DRAG_PX:
                     self.select(None)
                 return True
@@ -160,9 +160,9 @@ class KernelTimeline(QWidget):
             low, high = self.chart.canvas.vb.viewRange()[0]
             start, stop = max(0.0, low), min(data.end_us, high)
         rows = data.statistics(start, stop, data.matching(text) if text else None)
-        what = "Kernel" if data.on_device else "Operator"
+        item_title = "Kernel" if data.on_device else "Operator"
         self.statistics.setVisible(layer.selection is not None or bool(text))
-        self.statistics.show_table(timeline.statistics_table(rows, what))
+        self.statistics.show_table(timeline.statistics_table(rows, item_title))
         self.range.setText(self._range_text(layer, start, stop, rows))
 
     def _range_text(
@@ -171,8 +171,8 @@ class KernelTimeline(QWidget):
         width = max(stop - start, 1e-9)
         count, total_us = sum(row.count for row in rows), sum(row.total_us for row in rows)
         name = "Selected" if layer.selection is not None else "Visible"
-        what = "kernels" if layer.timeline.on_device else "operators"
-        parts = [f"{name}: {MICROSECONDS.text(width)}", f"{count:,} {what}"]
+        items = "kernels" if layer.timeline.on_device else "operators"
+        parts = [f"{name}: {MICROSECONDS.text(width)}", f"{count:,} {items}"]
         parts.append(f"{MICROSECONDS.text(total_us)} of work")
         idle_us = layer.timeline.idle_us(start, stop)
         if idle_us == idle_us:

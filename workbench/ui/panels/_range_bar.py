@@ -55,9 +55,11 @@ class RangeBar(QWidget):
 
     def show_step(self, step: Step, position: float, clauses: list[str], *, events: bool) -> None:
         """Show what happened in a step that began at this position of the axis."""
-        begun = f"Step {step.row:,} of #{step.segment.index} at {SECONDS.text(position, digits=4)}"
+        step_text = (
+            f"Step {step.row:,} of #{step.segment.index} at {SECONDS.text(position, digits=4)}"
+        )
         parts = [MILLISECONDS.text(step.ms), *(one_line(c, _LONGEST_CLAUSE) for c in clauses)]
-        self._say(f"{begun}: {'; '.join(parts)}")
+        self._say(f"{step_text}: {'; '.join(parts)}")
         self.zoom.hide()
         self.slowest.hide()
         self.events.setVisible(events)
@@ -68,10 +70,10 @@ class RangeBar(QWidget):
         self.show()
 
     @staticmethod
-    def _button(text: str, tip: str, wanted: Signal) -> QToolButton:
+    def _button(text: str, tip: str, signal: Signal) -> QToolButton:
         button = QToolButton()
         button.setText(text)
         button.setToolTip(tip)
         button.setAccessibleName(tip if text == "×" else text)
-        button.clicked.connect(wanted)
+        button.clicked.connect(signal)
         return button

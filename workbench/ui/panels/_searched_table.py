@@ -34,10 +34,10 @@ class SearchedTable(QWidget):
         header.setSectionsClickable(True)
         header.sectionClicked.connect(self._sort)
         column = _widgets.tight(QVBoxLayout(self), 4)
-        bar = _widgets.tight(QVBoxLayout(), 0)
-        bar.setContentsMargins(8, 4, 8, 0)
-        bar.addWidget(self.search)
-        column.addLayout(bar)
+        search_row = _widgets.tight(QVBoxLayout(), 0)
+        search_row.setContentsMargins(8, 4, 8, 0)
+        search_row.addWidget(self.search)
+        column.addLayout(search_row)
         column.addWidget(self.view, 1)
 
     def show_table(self, table: Table, remarks: Sequence[str] = ()) -> None:
@@ -55,8 +55,8 @@ class SearchedTable(QWidget):
         self._show()
 
     def _show(self) -> None:
-        wanted = self.search.text().casefold()
-        numbers = [n for n in range(len(self._all.rows)) if wanted in self._words(n)]
+        search_text = self.search.text().casefold()
+        numbers = [n for n in range(len(self._all.rows)) if search_text in self._words(n)]
         header = self.view.horizontalHeader()
         if self._order is not None:
             column, descending = self._order

@@ -91,9 +91,9 @@ class PlainTable(QTableWidget):
             first = self.item(0, column)
             if first is not None and int(first.textAlignment()) == int(LEFT):
                 header = self.horizontalHeader()
-                wanted = max(self.sizeHintForColumn(column), header.sectionSizeHint(column))
+                needed_px = max(self.sizeHintForColumn(column), header.sectionSizeHint(column))
                 header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
-                self.setColumnWidth(column, min(wanted, most_px))
+                self.setColumnWidth(column, min(needed_px, most_px))
 
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""
@@ -163,8 +163,8 @@ def aligned(texts: Sequence[str]) -> list[str]:
     if not 0 < most <= _MOST_PLACES:
         return list(texts)
     return [
-        text + (POINT_SPACE * (not own) + FIGURE_SPACE * (most - own) if match else "")
-        for text, match, own in zip(texts, matches, decimals, strict=True)
+        text + (POINT_SPACE * (not count) + FIGURE_SPACE * (most - count) if match else "")
+        for text, match, count in zip(texts, matches, decimals, strict=True)
     ]
 
 

@@ -64,19 +64,19 @@ class ToggleGroups(QWidget):
         self,
         unavailable: Mapping[str, str],
         changed: frozenset[str],
-        wanted: Filter,
+        row_filter: Filter,
         theme: Theme,
     ) -> None:
         """Show the rows that are wanted.
 
         ``unavailable`` maps names of toggles to keys of ``UNAVAILABLE``.
         """
-        shown = (dict(unavailable), changed, wanted, theme.name)
+        shown = (dict(unavailable), changed, row_filter, theme.name)
         if shown == self._shown:
             return
         self._shown = shown
         self._unavailable, self._changed = unavailable, changed
-        self._filter, self._theme = wanted, theme
+        self._filter, self._theme = row_filter, theme
         self._arrange()
 
     def set_collapsed(self, collapsed: bool) -> None:
@@ -111,37 +111,37 @@ class ToggleGroups(QWidget):
         return button
 
     def _is_wanted(self, row: ToggleRow) -> bool:
-        name, wanted = row.toggle.name, self._filter
+        name, row_filter = row.toggle.name, self._filter
         reason = self._unavailable.get(name)
-        if wanted.only_changed and name not in self._changed:
+        if row_filter.only_changed and name not in self._changed:
             return False
-        if reason is not None and wanted.only_available:
+        if reason is not None and row_filter.only_available:
             return False
-        if wanted.text:  # a search shows a toggle whether it is available or not
+        if row_filter.text:  # a search shows a toggle whether it is available or not
             options = " ".join(option.title for option in row.toggle.options)
             text = f"{row.toggle.title} {name} {row.toggle.group} {options}".lower()
-            return all(word in text for word in wanted.text.lower().split())
+            return all(word in text for word in row_filter.text.lower().split())
         return reason is None or self._lines[reason].isChecked()
 
     def _arrange(self) -> None:
         any_row = False
         for heading, members in self._boxes:
-            wanted = [row for row in members if self._is_wanted(row)]
-            any_row = any_row or bool(wanted)
+            shown_rows = [row for row in members if self._is_wanted(row)]
+            any_row = any_row or bool(shown_rows)
             opened = heading is None or heading.isChecked() or bool(self._filter.text)
             for row in members:
-                row.setVisible(opened and row in wanted)
+                row.setVisible(opened and row in shown_rows)
             if heading is not None:
-                heading.setVisible(bool(wanted))
+                heading.setVisible(bool(shown_rows))
                 heading.setIcon(icon("opened" if opened else "closed", self._theme, "muted"))
         self._nothing.setVisible(not any_row)
         lines = [self._show_line(reason) for reason in UNAVAILABLE]
         self._foot.setVisible(any(lines))
 
     def _show_line(self, reason: str) -> bool:
-        line, wanted = self._lines[reason], self._filter
+        line, row_filter = self._lines[reason], self._filter
         count = list(self._unavailable.values()).count(reason)
-        shown = bool(count) and wanted == Filter()
+        shown = bool(count) and row_filter == Filter()
         words = UNAVAILABLE[reason][count != 1]
         line.setText(f"{count} {words}, {'hide' if line.isChecked() else 'show'}")
         line.setIcon(icon("locked", self._theme, "muted"))

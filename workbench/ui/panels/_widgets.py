@@ -67,7 +67,7 @@ class OneLine(QLabel):
         """Show this text."""
         self._whole = clip(text)
         self.updateGeometry()
-        self._fit()
+        self._elide_text()
 
     def sizeHint(self) -> QSize:
         """Return the width of the complete text."""
@@ -81,9 +81,9 @@ class OneLine(QLabel):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Show as much of it as there is room for."""
         super().resizeEvent(event)
-        self._fit()
+        self._elide_text()
 
-    def _fit(self) -> None:
+    def _elide_text(self) -> None:
         shown = self.fontMetrics().elidedText(self._whole, self._elide, self.width())
         self.setText(shown)
         full = "" if shown == self._whole else self._whole
@@ -166,26 +166,26 @@ def rule() -> QFrame:
 
 def button(text: str = "") -> QPushButton:
     """Return a button that Return presses too: of its own, Qt does that in dialogs only."""
-    made = QPushButton(text)
-    made.setAutoDefault(True)
-    return made
+    push_button = QPushButton(text)
+    push_button.setAutoDefault(True)
+    return push_button
 
 
 def link(text: str) -> QPushButton:
     """Return a button that looks like a link."""
-    made = button(text)
-    made.setProperty("link", True)
-    made.setCursor(Qt.CursorShape.PointingHandCursor)
-    return made
+    link_button = button(text)
+    link_button.setProperty("link", True)
+    link_button.setCursor(Qt.CursorShape.PointingHandCursor)
+    return link_button
 
 
 def compact(text: str) -> QPushButton:
     """Return a button that fits into a line of small text."""
-    made = button(text)
-    made.setProperty("compact", True)
-    made.setFont(fonts.small())
-    made.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-    return made
+    compact_button = button(text)
+    compact_button.setProperty("compact", True)
+    compact_button.setFont(fonts.small())
+    compact_button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+    return compact_button
 
 
 def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:

@@ -119,10 +119,10 @@ class BreakdownPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        bar, choice = (_widgets.tight(QHBoxLayout(), 8) for _ in range(2))
+        button_row, choice = (_widgets.tight(QHBoxLayout(), 8) for _ in range(2))
         for button in (self.start, self.traced):
-            bar.addWidget(button)
-        bar.addWidget(self.progress, 1)
+            button_row.addWidget(button)
+        button_row.addWidget(self.progress, 1)
         self.choice = QWidget()
         self.choice.setLayout(choice)
         for text, box in (("Profile", self.which), ("Against", self.against)):
@@ -149,7 +149,7 @@ class BreakdownPanel(QWidget):
             self.tabs.addTab(page, title)
         body = _widgets.surface()
         column = _widgets.tight(QVBoxLayout(body), 0)
-        above = (self.headline, self.remarks, self.next_steps, bar, self.choice)
+        above = (self.headline, self.remarks, self.next_steps, button_row, self.choice)
         column.addLayout(_widgets.head(*above))
         column.addWidget(self.tabs, 1)
         return body
@@ -215,10 +215,10 @@ class BreakdownPanel(QWidget):
         for index in range(len(studies), 0, -1):
             self.which.addItem(f"{index}: {studies[index - 1].title}", index)
         self.which.setCurrentIndex(len(studies) - number)
-        first, *rest = breakdown.words(study) or [study.title]
+        first, *remarks = breakdown.words(study) or [study.title]
         self.headline.setText(first)
-        self.remarks.setText(" ".join(rest))
-        self.remarks.setVisible(bool(rest))
+        self.remarks.setText(" ".join(remarks))
+        self.remarks.setVisible(bool(remarks))
         self.readout.setText(HINT)
         run = Run(self._session.shown)
         for chart in self._charts():

@@ -35,17 +35,17 @@ class Cover(QFrame):
     def say(self, text: str) -> None:
         """Cover the panel with this text."""
         self.sentence.setText(text)
-        self._fit()
+        self._cover_panel()
         self.show()
         self.raise_()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Stay as large as the panel."""
         if event.type() == QEvent.Type.Resize:
-            self._fit()
+            self._cover_panel()
         return False
 
-    def _fit(self) -> None:
+    def _cover_panel(self) -> None:
         panel = self.parentWidget()
         assert panel is not None
         self.setGeometry(panel.rect())

@@ -98,8 +98,8 @@ class BuildPanel(QWidget):
         self._data = self._combo("data")
         self._data.activated.connect(self._choose_data)
         self._size = _widgets.note()
-        more = QWidget()
-        self._more_head = _widgets.expander("", self._theme.current, more)
+        more_fields = QWidget()
+        self._more_head = _widgets.expander("", self._theme.current, more_fields)
         self._reset = _widgets.link("Reset")  # short: it stands beside how many were changed
         self._reset.setToolTip("Back to the preset")
         self._reset.setAccessibleName("Reset the model fields to the preset")
@@ -115,8 +115,8 @@ class BuildPanel(QWidget):
         _row(top, "Model", self._family, model)
         _row(top, "Workload", self._workload)
         layout.addLayout(top)
-        self._own = OwnModelRow(self._choose_file)
-        layout.addWidget(self._own)
+        self._own_model_row = OwnModelRow(self._choose_file)
+        layout.addWidget(self._own_model_row)
         self._settings_form = _form()
         layout.addLayout(self._settings_form)
         head = _widgets.tight(QHBoxLayout())
@@ -124,14 +124,14 @@ class BuildPanel(QWidget):
         head.addStretch(1)
         head.addWidget(self._reset)
         layout.addLayout(head)
-        layout.addWidget(more)
-        column = _widgets.tight(QVBoxLayout(more), 6)
-        rest = _form()
-        self._rest = rest
-        _row(rest, "Data", self._data)
+        layout.addWidget(more_fields)
+        column = _widgets.tight(QVBoxLayout(more_fields), 6)
+        data_form = _form()
+        self._data_form = data_form
+        _row(data_form, "Data", self._data)
         seed, self._shows["", "seed"] = _editors.editor(SEED, self._set_seed)
-        _row(rest, SEED.title, seed)
-        column.addLayout(rest)
+        _row(data_form, SEED.title, seed)
+        column.addLayout(data_form)
         column.addWidget(_widgets.rule())
         column.addWidget(self._size)
         self._model_form = _form()
@@ -181,11 +181,11 @@ class BuildPanel(QWidget):
         _select(self._workload, configuration.workload)
         self._show_data(configuration.data)
         is_own = configuration.family == OWN
-        self._own.setVisible(is_own)
+        self._own_model_row.setVisible(is_own)
         self._preset.setVisible(not is_own)
-        self._rest.setRowVisible(self._data, not is_own)
+        self._data_form.setRowVisible(self._data, not is_own)
         if is_own:
-            self._own.show_source(str(configuration.model.get("source", "")), catalogue)
+            self._own_model_row.show_source(str(configuration.model.get("source", "")), catalogue)
         for field in family.fields:
             if ("model", field.name) not in self._shows:
                 continue
@@ -250,15 +250,15 @@ class BuildPanel(QWidget):
 
         return changed
 
-    def _choose(self, what: str, row: int) -> None:
+    def _choose(self, field_name: str, row: int) -> None:
         catalogue, configuration = self._configuration.catalogue, self._configuration.edited
         assert catalogue is not None and configuration is not None
-        combo: NoWheelComboBox = getattr(self, f"_{what}")
+        combo: NoWheelComboBox = getattr(self, f"_{field_name}")
         choose = {
             "family": config_edit.with_family,
             "preset": config_edit.with_preset,
             "workload": config_edit.with_workload,
-        }[what]
+        }[field_name]
         self._configuration.edit(choose(catalogue, configuration, combo.itemData(row)))
 
     def _choose_data(self, row: int) -> None:
@@ -307,8 +307,8 @@ class BuildPanel(QWidget):
             return f"{count:,} parameters"
         model = (configuration.family, configuration.preset, configuration.model)
         for segment in reversed(self._session.shown.segments):
-            made, count = segment.configuration, segment.ledger.get("parameters")
-            if (made.family, made.preset, made.model) == model and isinstance(count, int):
+            built, count = segment.configuration, segment.ledger.get("parameters")
+            if (built.family, built.preset, built.model) == model and isinstance(count, int):
                 return f"{count:,} parameters, as last built"
         return "Parameters are counted when it is built."
 
@@ -319,8 +319,8 @@ class BuildPanel(QWidget):
     def _show_problems(self) -> None:
         """Below the forms: why this cannot start, and what the run in progress goes on without."""
         problems, left = self._configuration.problems(), self._left_behind()
-        off = self._configuration.unusable()
-        shown = (problems, left, off, self._theme.current.name)
+        unusable = self._configuration.unusable()
+        shown = (problems, left, unusable, self._theme.current.name)
         if shown == self._shown_problems:
             return
         self._shown_problems = shown
@@ -328,15 +328,15 @@ class BuildPanel(QWidget):
         self._problems_host.setVisible(bool(problems or left))
         edited = self._configuration.edited
         is_unfinished = edited is not None and config_edit.lacks_own_model(edited)
-        look = ("info", "accent") if is_unfinished else ("error", "bad")
+        icon_and_role = ("info", "accent") if is_unfinished else ("error", "bad")
         for problem in problems:
-            last = self._add_line(problem, "problem", *look)
-        if off:
-            title = "Switch them off" if len(off) > 1 else "Switch it off"
+            last = self._add_line(problem, "problem", *icon_and_role)
+        if unusable:
+            title = "Switch them off" if len(unusable) > 1 else "Switch it off"
             _offer(
                 last,
                 title,
-                lambda: self._configuration.choose(off, "Switch off unusable options"),
+                lambda: self._configuration.choose(unusable, "Switch off unusable options"),
             )
         if left:
             text = f"These changes apply to the next run: {', '.join(left)}."

@@ -102,16 +102,16 @@ class ChecklistPanel(QWidget):
         self._checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
-        bar = _widgets.tight(QHBoxLayout())
-        bar.addWidget(self.button)
-        bar.addWidget(_widgets.muted("Expected"))
-        bar.addWidget(self.expected)
-        bar.addWidget(self.reason, 1)
+        button_row = _widgets.tight(QHBoxLayout())
+        button_row.addWidget(self.button)
+        button_row.addWidget(_widgets.muted("Expected"))
+        button_row.addWidget(self.expected)
+        button_row.addWidget(self.reason, 1)
         host = QWidget()
         self._rows = _widgets.column(host)
         body = _widgets.surface()
         column = _widgets.tight(QVBoxLayout(body), 0)
-        column.addLayout(_widgets.head(self.headline, self.subject, bar, below=4))
+        column.addLayout(_widgets.head(self.headline, self.subject, button_row, below=4))
         column.addWidget(host, 1)
         return body
 
@@ -139,17 +139,17 @@ class ChecklistPanel(QWidget):
         self.subject.setText(study.title)
         _widgets.clear(self._rows)
         for row in rows:
-            now = checking and row is next(r for r in rows if r.status == checklist.WAITING)
-            self._rows.addWidget(self._make_row(row, now))
+            is_current = checking and row is next(r for r in rows if r.status == checklist.WAITING)
+            self._rows.addWidget(self._make_row(row, is_current))
         self._rows.addStretch(1)
 
-    def _make_row(self, row: Row, now: bool) -> QWidget:
+    def _make_row(self, row: Row, is_current: bool) -> QWidget:
         unknown = (one_line(row.status, 40), "unknown", "muted")  # of another version
-        mark_of = ("Checking", "live", "accent") if now else _MARKS.get(row.status, unknown)
+        mark_of = ("Checking", "live", "accent") if is_current else _MARKS.get(row.status, unknown)
         word, name, role = mark_of
-        made = QWidget()
-        made.setObjectName(f"check-{row.name}")
-        outer = _widgets.tight(QHBoxLayout(made), 8)
+        row_widget = QWidget()
+        row_widget.setObjectName(f"check-{row.name}")
+        outer = _widgets.tight(QHBoxLayout(row_widget), 8)
         state = QLabel(word)
         state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
@@ -173,4 +173,4 @@ class ChecklistPanel(QWidget):
         outer.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
         outer.addWidget(state, 0, Qt.AlignmentFlag.AlignTop)
         outer.addLayout(text, 1)
-        return made
+        return row_widget

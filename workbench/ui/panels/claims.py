@@ -101,16 +101,16 @@ class ClaimsPanel(QWidget):
 
     def copy_table(self, suffix: str) -> None:
         """Put the claims on the clipboard as ``.csv`` or ``.md``."""
-        made = claims.claims_table if suffix == ".csv" else claims.summary_table
-        plot_export.copy_table(made(self.table(), "Claimed and measured"), suffix)
+        make_table = claims.claims_table if suffix == ".csv" else claims.summary_table
+        plot_export.copy_table(make_table(self.table(), "Claimed and measured"), suffix)
 
     def _make_seconds(
-        self, suffix: str, value: float, none: str, least: float
+        self, suffix: str, value: float, special_text: str, least: float
     ) -> NoWheelDoubleSpinBox:
         box = NoWheelDoubleSpinBox()
         box.setRange(least, 36000)
         box.setSuffix(suffix)
-        box.setSpecialValueText(none)
+        box.setSpecialValueText(special_text)
         box.setValue(value)
         box.setAccessibleName(f"Seconds {suffix.removeprefix(' s ')}")
         return box
@@ -133,15 +133,15 @@ class ClaimsPanel(QWidget):
         return button
 
     def _make_head(self) -> QVBoxLayout:
-        bar = _widgets.tight(QHBoxLayout())
+        button_row = _widgets.tight(QHBoxLayout())
         for widget in (self.run_all, self.stop, self.budget, self.limit):
-            bar.addWidget(widget)
-        bar.addWidget(self.status, 1)
-        bar.addWidget(self.copy)
+            button_row.addWidget(widget)
+        button_row.addWidget(self.status, 1)
+        button_row.addWidget(self.copy)
         head = _widgets.tight(QVBoxLayout(), 6)
         head.setContentsMargins(12, 8, 12, 8)
         head.addWidget(self.headline)
-        head.addLayout(bar)
+        head.addLayout(button_row)
         return head
 
     # The list

@@ -157,8 +157,8 @@ class ComparePanel(QWidget):
         return body
 
     def _make_bar(self) -> QWidget:
-        bar = QWidget()
-        row = QHBoxLayout(bar)
+        toolbar = QWidget()
+        row = QHBoxLayout(toolbar)
         row.setContentsMargins(8, 4, 8, 4)
         row.setSpacing(8)
         self._base = QComboBox()
@@ -186,7 +186,7 @@ class ComparePanel(QWidget):
             row.addWidget(widget)
         row.addStretch(1)
         row.addWidget(self._copy)
-        return bar
+        return toolbar
 
     def _take_out(self) -> None:
         """Continue without the session that was added last."""

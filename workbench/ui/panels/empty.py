@@ -56,7 +56,7 @@ class Empty(QWidget):
         """Change the texts."""
         self._line.setText(line)
         self._sentence.setText(sentence)
-        self._fit()
+        self._fit_labels()
 
     def offer(self, text: str, act: Callable[[], None]) -> QPushButton:
         """Add a button beneath the sentence."""
@@ -77,9 +77,9 @@ class Empty(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the sentence as wide as reads well, and no wider than the panel."""
         super().resizeEvent(event)
-        self._fit()
+        self._fit_labels()
 
-    def _fit(self) -> None:
+    def _fit_labels(self) -> None:
         width = max(80, min(TEXT_WIDTH, self.width() - 32))
         for label in (self._line, self._sentence):
             label.setFixedWidth(width)

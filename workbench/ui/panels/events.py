@@ -96,10 +96,10 @@ class EventsPanel(QWidget):
         header.setSectionResizeMode(1, QHeaderView.ResizeMode.Fixed)
         header.resizeSection(1, 96)
         header.setStretchLastSection(True)
-        bar = self.table.verticalScrollBar()
+        scroll_bar = self.table.verticalScrollBar()
         self._at_end = True  # and stays there, whether events come or the panel is resized
-        bar.valueChanged.connect(self._note_place)
-        bar.rangeChanged.connect(self._keep_place)
+        scroll_bar.valueChanged.connect(self._note_place)
+        scroll_bar.rangeChanged.connect(self._keep_place)
         self.table.activated.connect(self._jump)
         self.table.clicked.connect(self._jump)
         empty = Empty(

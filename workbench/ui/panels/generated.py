@@ -85,15 +85,15 @@ class GeneratedPanel(QWidget):
 
     def _add(self, text: str, colour: str) -> None:
         """Append the text, and scroll to it unless the user has scrolled back."""
-        bar = self.text.verticalScrollBar()
-        at_end = bar.value() >= bar.maximum()
+        scroll_bar = self.text.verticalScrollBar()
+        at_end = scroll_bar.value() >= scroll_bar.maximum()
         form = QTextCharFormat()
         form.setForeground(QColor(colour))
         cursor = QTextCursor(self.text.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.insertText(text, form)
         if at_end:
-            bar.setValue(bar.maximum())
+            scroll_bar.setValue(scroll_bar.maximum())
 
 
 def _caption(segment: Segment) -> str:

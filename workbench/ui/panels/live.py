@@ -215,9 +215,9 @@ class LivePanel(QWidget):
                 chart.show_runs([self._run])
 
     def _make_bar(self) -> QWidget:
-        bar = QWidget()
-        bar.setProperty("panel", True)
-        bar.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        toolbar = QWidget()
+        toolbar.setProperty("panel", True)
+        toolbar.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._plots = QToolButton()
         self._plots.setText("Plots ▾")
         self._plots.setToolTip("Choose which plots are shown")
@@ -253,7 +253,7 @@ class LivePanel(QWidget):
         self.utilization = Utilization(self._session)
         self._place = QLabel()
         self._place.setFont(fonts.numbers())
-        row = QHBoxLayout(bar)
+        row = QHBoxLayout(toolbar)
         row.setContentsMargins(8, 4, 8, 4)
         row.setSpacing(8)
         for widget in (self._plots, self._choice, self._hold, self._live, self._status):
@@ -261,7 +261,7 @@ class LivePanel(QWidget):
         row.addStretch(1)
         row.addWidget(self._place)
         row.addWidget(self.utilization)
-        return bar
+        return toolbar
 
     def _show_session(self) -> None:
         if self._run.session is not self._session.shown:
@@ -414,8 +414,10 @@ class LivePanel(QWidget):
 
     def _tell_held(self) -> None:
         gained = _steps(self._run) - self._held_at
-        more = f", {gained:,} steps since" if gained > 0 else ""
-        self._status.setText(f"View paused; the run continues{more}" if self._session.live else "")
+        gained_text = f", {gained:,} steps since" if gained > 0 else ""
+        self._status.setText(
+            f"View paused; the run continues{gained_text}" if self._session.live else ""
+        )
 
     def _move_cursor(self, x: float | None) -> None:
         self.crosshair = x

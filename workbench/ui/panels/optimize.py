@@ -202,8 +202,8 @@ class OptimizePanel(QWidget):
             buttons.addWidget(widget)
         buttons.addWidget(self.chosen, 1)
         body = _widgets.surface()
-        more = _widgets.expander("Details", self._theme.current, self.details)
-        column = _widgets.head(self.headline, self.about, more, self.details, buttons)
+        details_expander = _widgets.expander("Details", self._theme.current, self.details)
+        column = _widgets.head(self.headline, self.about, details_expander, self.details, buttons)
         parts = ((self.chart, 1), (self.tabs, 1))
         column.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
         body.setLayout(column)
@@ -229,9 +229,9 @@ class OptimizePanel(QWidget):
         if self.optimizations.busy and session.live:
             words = f"Searching: {words}"
         self.headline.setText(f"{words[:1].upper()}{words[1:]}")
-        brief, *rest = remarks(study) or [""]
+        brief, *details = remarks(study) or [""]
         self.about.setText(session.titled(brief))
-        self.details.setText(session.titled(" ".join(rest)))
+        self.details.setText(session.titled(" ".join(details)))
         self.chart.show_runs([Run(session.shown, titled=session.titled).alone(study)])
         self._show_candidates(study)
         self.options.show_table(self._titled(options_table(study)))

@@ -149,12 +149,12 @@ class SweepPanel(QWidget):
         sweeps = self._sweeps
         offered = sweeps.offered()
         for axis, box in enumerate(self.fields):
-            wanted = ([("nothing else", "")] if axis else []) + [
+            choices = ([("nothing else", "")] if axis else []) + [
                 (title, name) for name, title in offered.items()
             ]
-            if wanted != [(box.itemText(row), box.itemData(row)) for row in range(box.count())]:
+            if choices != [(box.itemText(row), box.itemData(row)) for row in range(box.count())]:
                 box.clear()
-                for title, name in wanted:
+                for title, name in choices:
                     box.addItem(title, name)
             box.setCurrentIndex(box.findData(sweeps.fields[axis]))
             line = self.values[axis]
@@ -236,12 +236,16 @@ class SweepPanel(QWidget):
     def _headline(self, study: Study) -> str:
         """Return the progress of the sweep, or its result."""
         points = study.tables.get(sweep.POINTS)
-        done = 0 if points is None else len(points["arm"])
-        total = study.request.get("points", done)
+        measured_count = 0 if points is None else len(points["arm"])
+        total = study.request.get("points", measured_count)
         if self._sweeps.measuring:
             progress = self._session.titled(self._run.text)
-            return f"{done} of {total} points measured. {progress}".strip()
-        counts = f"{done} of {total} points" if done < total else f"{done} points"
+            return f"{measured_count} of {total} points measured. {progress}".strip()
+        counts = (
+            f"{measured_count} of {total} points"
+            if measured_count < total
+            else f"{measured_count} points"
+        )
         text = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"
         wrong = sweep.wrong_arms(study)
         return f"{text}; {', '.join(wrong)} computed wrong numbers" if wrong else text

@@ -88,9 +88,9 @@ class TogglesPanel(QWidget):
             area.ensureWidgetVisible(row)
 
     def _make_pending(self) -> QWidget:
-        bar = QWidget()
-        bar.setProperty("panel", True)
-        layout = _widgets.tight(QHBoxLayout(bar), 8)
+        pending_bar = QWidget()
+        pending_bar.setProperty("panel", True)
+        layout = _widgets.tight(QHBoxLayout(pending_bar), 8)
         layout.setContentsMargins(12, 4, 12, 4)
         self._pending_text = QLabel()
         self._pending_text.setProperty("tone", "accent")
@@ -99,8 +99,8 @@ class TogglesPanel(QWidget):
         revert.clicked.connect(self._configuration.revert)
         layout.addWidget(self._pending_text, 1)
         layout.addWidget(revert)
-        bar.hide()
-        return bar
+        pending_bar.hide()
+        return pending_bar
 
     def _fill(self) -> None:
         catalogue = self._configuration.catalogue
@@ -127,8 +127,8 @@ class TogglesPanel(QWidget):
     def _choose(self, name: str, option: str) -> None:
         self._configuration.set_toggle(name, option)
 
-    def _set_filter(self, wanted: Filter) -> None:
-        self._filter = wanted
+    def _set_filter(self, row_filter: Filter) -> None:
+        self._filter = row_filter
         self._refresh()
 
     def _collapse(self, collapsed: bool) -> None:
@@ -176,11 +176,11 @@ class TogglesPanel(QWidget):
         Options that a click on Fix makes available do not move.
         """
         toggle, blocked = self.rows[name].toggle, self._configuration.blocked(name)
-        off, *options = (option.name for option in toggle.options)
-        if configuration.toggles.get(name, toggle.default) != off or not options:
+        off_option, *options = (option.name for option in toggle.options)
+        if configuration.toggles.get(name, toggle.default) != off_option or not options:
             return ""
         reasons = [blocked[option] for option in options if option in blocked]
-        if len(reasons) < len(options) or off in blocked:
+        if len(reasons) < len(options) or off_option in blocked:
             return ""
         if all(why.absent for why in reasons):
             return "model"

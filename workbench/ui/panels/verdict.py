@@ -105,11 +105,11 @@ class VerdictPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        self._bar = bar = _widgets.tight(QHBoxLayout())
-        bar.addWidget(self.more)
-        bar.addWidget(self.judge)
-        bar.addWidget(self.calibrate)
-        bar.addStretch(1)
+        self._button_row = button_row = _widgets.tight(QHBoxLayout())
+        button_row.addWidget(self.more)
+        button_row.addWidget(self.judge)
+        button_row.addWidget(self.calibrate)
+        button_row.addStretch(1)
         noise = _widgets.tight(QHBoxLayout())  # a line of its own: the buttons fill a small window
         noise.addWidget(_widgets.muted("Budget"))
         noise.addWidget(self.budget)
@@ -120,7 +120,7 @@ class VerdictPanel(QWidget):
         self._rows.setContentsMargins(12, 4, 12, 8)
         body = _widgets.surface()
         column = _widgets.tight(QVBoxLayout(body), 0)
-        column.addLayout(_widgets.head(self.headline, self.ratio, bar, noise, self.progress))
+        column.addLayout(_widgets.head(self.headline, self.ratio, button_row, noise, self.progress))
         parts = ((self.chart, 5), (_widgets.scrolled(details), 3))
         column.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
@@ -128,9 +128,11 @@ class VerdictPanel(QWidget):
 
     def minimumSizeHint(self) -> QSize:
         """Return a size that fits the short names of the buttons, and covers no other dock."""
-        bar = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        other_buttons_px = (
+            self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
+        )
         short = self.judge.fontMetrics().horizontalAdvance(JUDGE_SHORT) + _PADDING_PX
-        return QSize(bar + short, LEAST_PX)
+        return QSize(other_buttons_px + short, LEAST_PX)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Shorten the name of a button that has no room."""
@@ -138,7 +140,7 @@ class VerdictPanel(QWidget):
         self.judge.setText(self._judge_text())
 
     def _judge_text(self) -> str:
-        used = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        used = self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
         full = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
         return JUDGE if used + full <= self.width() else JUDGE_SHORT
 
@@ -180,9 +182,9 @@ class VerdictPanel(QWidget):
         verdicts = self._verdicts
         older = "" if newest else "Only the newest comparison can be extended."
         why_not_more = older or verdicts.why_not_more()
-        more = "" if older else verdicts.more_text()
+        more_text = "" if older else verdicts.more_text()
         for button, why_not, text in (
-            (self.more, why_not_more, more or "Measure more"),
+            (self.more, why_not_more, more_text or "Measure more"),
             (self.judge, verdicts.why_not_before(), self._judge_text()),
         ):
             button.setText(text)
@@ -253,8 +255,8 @@ class VerdictPanel(QWidget):
 
 def _basis(comparison: PairedComparison) -> str:
     """Return the prediction and its reasons, for the tool tip."""
-    made = prediction.of(comparison)
-    if made is None:
+    predicted = prediction.of(comparison)
+    if predicted is None:
         return ""
-    sentence = prediction.line(made)
+    sentence = prediction.line(predicted)
     return f"{sentence[:1].upper()}{sentence[1:]}."

@@ -72,7 +72,9 @@ class UncaughtErrors(QObject):
         error = arguments.exc_value or arguments.exc_type()
         self._queue_error(error, "in a finalizer or callback")
 
-    def _queue_error(self, error: BaseException, where: str, broken: QWidget | None = None) -> None:
+    def _queue_error(
+        self, error: BaseException, location: str, broken: QWidget | None = None
+    ) -> None:
         with self._lock:
             self._count += 1
             if self._error is not None:
@@ -80,7 +82,7 @@ class UncaughtErrors(QObject):
             self._broken = broken
             self._error = Failure(  # at once; further errors within this second are only counted
                 kind="defect",
-                sentence=f"An error inside the program {where}: {crash_log.describe(error)}.",
+                sentence=f"An error inside the program {location}: {crash_log.describe(error)}.",
                 fix=crash_log.where(crash_log.write(error)),
                 detail=crash_log.as_text(error),
             )

@@ -102,10 +102,10 @@ def choices(configuration: Configuration) -> dict[str, str]:
     return {**configuration.toggles, "workload": configuration.workload, **named}
 
 
-def choice_text(catalogue: Catalogue, made: dict[str, str]) -> str:
+def choice_text(catalogue: Catalogue, changed: dict[str, str]) -> str:
     """Return the changed choices with their titles, such as "AdamW: Fused"."""
     parts = []
-    for name, option in made.items():
+    for name, option in changed.items():
         if name in ("workload", "batch"):
             parts.append(f"{name.capitalize()}: {option}")
         else:
@@ -135,10 +135,13 @@ def _same_model(requested: Configuration, ran: Configuration) -> bool:
     source = source.removeprefix(HF).removeprefix("~").removeprefix("./")
     if not is_hf and not source.rpartition(":")[2].isidentifier():
         source = f"{source}:{_BUILD}"
-    rest = {
+    other_fields = {
         name: value for name, value in requested.model.items() if name != "source" and value != ""
     }
-    return str(ran.model.get("source", "")).endswith(source) and rest.items() <= ran.model.items()
+    return (
+        str(ran.model.get("source", "")).endswith(source)
+        and other_fields.items() <= ran.model.items()
+    )
 
 
 def of_one_run(first: Configuration, second: Configuration) -> bool:
@@ -184,8 +187,8 @@ def preset_value(family: FamilyInfo, preset: str, name: str) -> Scalar:
     return family.presets.get(preset, {}).get(name, field.default)
 
 
-def _named(items: Sequence[_Item], name: str, what: str) -> _Item:
+def _named(items: Sequence[_Item], name: str, kind: str) -> _Item:
     for item in items:
         if item.name == name:
             return item
-    raise KeyError(f"no {what} {name!r}; there are {[item.name for item in items]}")
+    raise KeyError(f"no {kind} {name!r}; there are {[item.name for item in items]}")

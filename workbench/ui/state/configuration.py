@@ -57,8 +57,8 @@ class ConfigurationModel(QObject):
     def choose(self, choices: Choices, text: str) -> None:
         """Make several choices as one step of undo: toggles, ``workload``, or ``batch``."""
         assert self.edited is not None
-        now = config_edit.choices(self.edited)
-        before = {name: now[name] for name in choices if now.get(name) != choices[name]}
+        current = config_edit.choices(self.edited)
+        before = {name: current[name] for name in choices if current.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
             self.undo.push(Change(text, before, after, self._make))

@@ -286,8 +286,8 @@ class SessionModel(QObject):
     def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
         """Mark a moment of the shown session with a note or a bookmark; now, if none is given."""
         if self.live:
-            now = None if t_s is None else t_s - self.recorder.offset_s
-            self.write(protocol.Note(kind=kind, text=text), now)
+            runner_t_s = None if t_s is None else t_s - self.recorder.offset_s
+            self.write(protocol.Note(kind=kind, text=text), runner_t_s)
             return
         event = Event(0.0 if t_s is None else t_s, kind, text)
         self.shown.events.append(event)

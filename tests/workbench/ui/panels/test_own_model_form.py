@@ -54,7 +54,7 @@ def test_the_form_has_a_browse_button_the_contract_and_only_what_applies(ready, 
         config_edit.with_own_model(configuration.catalogue, configuration.edited, "mine.py")
     )
     panel = build(ready)
-    assert panel._own.isVisible() and "build()" in CONTRACT
+    assert panel._own_model_row.isVisible() and "build()" in CONTRACT
     assert not panel.findChild(QComboBox, "preset").isVisible()
     assert panel.findChild(QLineEdit, "field-sha256") is None
     panel.findChild(QPushButton, "own-model-browse").click()
@@ -64,7 +64,7 @@ def test_the_form_has_a_browse_button_the_contract_and_only_what_applies(ready, 
             configuration.catalogue, configuration.edited, configuration.catalogue.families[0].name
         )
     )
-    assert not panel._own.isVisible() and panel.findChild(QComboBox, "preset").isVisible()
+    assert not panel._own_model_row.isVisible() and panel.findChild(QComboBox, "preset").isVisible()
 
 
 def problem_line(window, configuration, problem) -> QLabel:

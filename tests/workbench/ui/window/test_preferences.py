@@ -62,9 +62,9 @@ def test_a_larger_type_reaches_the_controls_and_their_own_fonts(qtbot, ready, pr
 
 def test_keys_can_be_changed_and_no_two_actions_have_the_same(ready, settings, preferences):
     preferences._keys["rename"].setKeySequence(QKeySequence("Ctrl+Alt+R"))
-    assert preferences._ok.isEnabled()
+    assert preferences._ok_button.isEnabled()
     preferences._keys["notes"].setKeySequence(QKeySequence("Ctrl+Alt+R"))
-    assert not preferences._ok.isEnabled() and "Ctrl+Alt+R" in preferences.problem.text()
+    assert not preferences._ok_button.isEnabled() and "Ctrl+Alt+R" in preferences.problem.text()
     preferences._keys["notes"].clear()
     preferences._accept()
     assert ready.actions_["rename"].shortcut() == QKeySequence("Ctrl+Alt+R")
