@@ -152,7 +152,7 @@ class AlternatingRunners:
         self._recorder = Recorder(Session())
         self._outcome = Outcome(self._recorder.session, self._journal.path)
         self._sides: list[_Side] = []
-        self._begun: set[int] = set()  # places whose segment was begun
+        self._started_sides: set[int] = set()  # places whose segment was begun
         self._blocks = self._pairs = 0
         self._seconds = self._counted_s = self._origin_s = 0.0
         self._interrupted_by = ""
@@ -335,9 +335,9 @@ class AlternatingRunners:
         """Record what belongs to the session, by the session's own numbers and clock."""
         match message:
             case protocol.SegmentStarted():
-                if side.number in self._begun:
+                if side.number in self._started_sides:
                     return
-                self._begun.add(side.number)
+                self._started_sides.add(side.number)
                 message.index = side.number
                 message.label = side.variant.title
             case (

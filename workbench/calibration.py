@@ -69,8 +69,8 @@ def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
 
 def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
     """Return the calibration of a kind, else the one with the largest floor, else None."""
-    own = [calibration for calibration in known if calibration.kind == kind]
-    return next(iter(own or known), None)
+    same_kind = [calibration for calibration in known if calibration.kind == kind]
+    return next(iter(same_kind or known), None)
 
 
 def respected(catalogue: Catalogue, command: Judging) -> Judging:
@@ -107,8 +107,8 @@ def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
         return [command.base]
     if isinstance(command, Start):
         return [command.configuration]
-    off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
-    return [command.configuration, _with(command.configuration, off)]
+    all_off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
+    return [command.configuration, _with(command.configuration, all_off)]
 
 
 def _with(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
@@ -166,9 +166,9 @@ def unstored(error: OSError) -> str:
 def describe(calibration: Calibration) -> str:
     """Return the calibration in one line."""
     day = moment(calibration.created, "%Y-%m-%d")
-    where = ", ".join(filter(None, (calibration.device, calibration.host)))
+    device_and_host = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
-        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "
+        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {device_and_host} "
         f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); smaller differences are "
         f"not claimed{_doubt(calibration)}"
     )

@@ -17,14 +17,18 @@ class NotCheckedOut(Exception):  # noqa: N818 - says what happened
 
 def repository_of(folder: Path) -> Path | None:
     """Return the top folder of the repository that contains ``folder``; None outside of one."""
-    done = _git(folder, "rev-parse", "--show-toplevel")
-    return Path(done.stdout.strip()) if done is not None and done.returncode == 0 else None
+    completed = _git(folder, "rev-parse", "--show-toplevel")
+    return (
+        Path(completed.stdout.strip())
+        if completed is not None and completed.returncode == 0
+        else None
+    )
 
 
 def commit_of(folder: Path) -> str:
     """Return the commit of a repository, "+" behind it with uncommitted changes; else empty."""
-    done = _git(folder, "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")
-    return done.stdout.strip() if done is not None and done.returncode == 0 else ""
+    completed = _git(folder, "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")
+    return completed.stdout.strip() if completed is not None and completed.returncode == 0 else ""
 
 
 @contextlib.contextmanager
@@ -35,11 +39,11 @@ def checked_out(repository: Path, commit: str) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
         target = Path(folder).resolve() / "checkout"
-        done = _git(repository, "worktree", "add", "--detach", "--quiet", str(target), commit)
-        if done is None:
+        completed = _git(repository, "worktree", "add", "--detach", "--quiet", str(target), commit)
+        if completed is None:
             raise NotCheckedOut("git is missing, or did not answer")
-        if done.returncode != 0:
-            lines = done.stderr.strip().splitlines() or ["no reason given"]
+        if completed.returncode != 0:
+            lines = completed.stderr.strip().splitlines() or ["no reason given"]
             raise NotCheckedOut(
                 f"git has no commit {commit[:12]} here ({lines[-1]}); a shallow clone needs "
                 "`git fetch --unshallow`"

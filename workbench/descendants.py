@@ -48,9 +48,9 @@ def kill_descendants() -> None:
 
 def kill_marked(mark: str) -> None:
     """Kill every process whose ``VARIABLE`` was ``mark`` when it was started."""
-    wanted = f"{VARIABLE}={mark}".encode()
+    marked_entry = f"{VARIABLE}={mark}".encode()
     for _ in range(10):
-        marked = [number for number in _processes() if wanted in _environment(number)]
+        marked = [number for number in _processes() if marked_entry in _environment(number)]
         for number in marked:
             _kill(number)
         if not marked:
@@ -85,9 +85,9 @@ def _descendants(ancestor: int) -> set[int]:
 
 
 def _ancestors(number: int, parents: dict[int, int]) -> Iterator[int]:
-    seen = set()
-    while number in parents and number not in seen:
-        seen.add(number)
+    visited = set()
+    while number in parents and number not in visited:
+        visited.add(number)
         number = parents[number]
         yield number
 

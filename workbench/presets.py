@@ -83,7 +83,7 @@ def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
 
 def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
     """Return the options that this runner has, off if unusable, and sentences for others."""
-    wanted: dict[str, str] = {}
+    fitted: dict[str, str] = {}
     unknown: list[str] = []
     known = {toggle.name: toggle for toggle in catalogue.toggles}
     for name, option in toggles.items():
@@ -96,5 +96,5 @@ def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str
                 f"{known[name].title} has no option {option!r} here, so {name}={option} is left out"
             )
         else:
-            wanted[name] = option if option == options[0] else f"{option}{OR}{options[0]}"
-    return wanted, unknown
+            fitted[name] = option if option == options[0] else f"{option}{OR}{options[0]}"
+    return fitted, unknown

@@ -52,20 +52,20 @@ def distinct(sessions: Sequence[Session]) -> list[str]:
     labels = [session.title for session in sessions]
     for form in ("%H:%M", "%H:%M:%S", "%d %B %Y, %H:%M:%S"):
         counts = Counter(labels)
-        begun = [moment(_begun(session), form) for session in sessions]
+        times = [moment(_first_segment_s(session), form) for session in sessions]
         labels = [
             label if counts[label] == 1 else f"{session.title}, {when}"
-            for label, session, when in zip(labels, sessions, begun, strict=True)
+            for label, session, when in zip(labels, sessions, times, strict=True)
         ]
-    counts, seen = Counter(labels), Counter[str]()
+    counts, occurrences = Counter(labels), Counter[str]()
     for index, label in enumerate(labels):
-        seen[label] += 1
+        occurrences[label] += 1
         if counts[label] > 1:
-            labels[index] = f"{label} ({seen[label]})"
+            labels[index] = f"{label} ({occurrences[label]})"
     return labels
 
 
-def _begun(session: Session) -> float:
+def _first_segment_s(session: Session) -> float:
     """Return the Unix time at which a session's first segment began."""
     return session.created + (session.segments[0].start_s if session.segments else 0.0)
 

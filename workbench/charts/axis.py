@@ -107,10 +107,10 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             most = int(self.size().height() / (2.5 * font_px))
         key = (low, high, most, self.unit, self.factor)
         if key != self._ticks_key:
-            wanted = max(2, min(most, 10))
-            places, texts, symbol = self.unit.ticks(low, high, wanted)
+            tick_count = max(2, min(most, 10))
+            places, texts, symbol = self.unit.ticks(low, high, tick_count)
             if len(places) < 2:  # a small plot still shows the range of its axis
-                places, texts, symbol = self.unit.ticks(low, high, 2 * wanted)
+                places, texts, symbol = self.unit.ticks(low, high, 2 * tick_count)
             self._ticks_key = key
             self._ticks_cached = [position / self.factor for position in places], texts, symbol
         return self._ticks_cached

@@ -168,12 +168,13 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         """Decimate for the range that is visible, and let the y axis follow."""
         if self._busy:
             return
-        if not self._look():  # axes and legend may have taken all the room for what they held then
+        # Axes and legend may have taken all the room for what they held then.
+        if not self._decimate_layers():
             self._arrange()
-            if not self._look():
+            if not self._decimate_layers():
                 return
         if self._arrange():
-            if not self._look():
+            if not self._decimate_layers():
                 return
             self._label_marks()
         self._settle()
@@ -219,7 +220,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         octaves = math.floor(_BINS_PER_OCTAVE * math.log2(bin_width)) / _BINS_PER_OCTAVE
         return Frame((left, right), (bottom, top), rect.width(), rect.height(), 2.0**octaves)
 
-    def _look(self) -> bool:
+    def _decimate_layers(self) -> bool:
         """Decimate each layer for the visible range; return False if there is no room to draw."""
         rect = self.vb.rect()
         if rect.width() < 2 or rect.height() < 2:

@@ -17,10 +17,10 @@ def guarded(paint: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(paint)
-    def paint_guarded(self: QGraphicsItem, painter: QPainter, *rest: Any) -> None:
+    def paint_guarded(self: QGraphicsItem, painter: QPainter, *args: Any) -> None:
         painter.save()
         try:
-            paint(self, painter, *rest)
+            paint(self, painter, *args)
         except Exception as error:
             ancestor: Any = self
             while ancestor is not None and not hasattr(ancestor, "report_error"):

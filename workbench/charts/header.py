@@ -166,8 +166,10 @@ class Header(QGraphicsWidget):
         if self._left_out:
             x, y = self._rest_at
             painter.setPen(shade(style.theme.muted))
-            rest = f"and {self._left_out} more" if self._corners else f"{self._left_out} curves"
-            painter.drawText(QPointF(x, y + metrics.ascent()), rest)
+            left_out_text = (
+                f"and {self._left_out} more" if self._corners else f"{self._left_out} curves"
+            )
+            painter.drawText(QPointF(x, y + metrics.ascent()), left_out_text)
 
     def _read(self) -> None:
         """Read the values again, and keep room for the widest value so far."""

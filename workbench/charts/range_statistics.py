@@ -100,9 +100,9 @@ def slowest_step(segments: Sequence[Segment], first_s: float, last_s: float) -> 
         phases = segment.steps["phase"][start:stop]
         median = _steady_median(segment)
         for is_steady in (True, False):
-            wanted = np.isfinite(taken) & ((phases == Phase.STEADY) == is_steady)
-            if wanted.any():
-                row = int(np.argmax(np.where(wanted, taken, -np.inf)))
+            candidates = np.isfinite(taken) & ((phases == Phase.STEADY) == is_steady)
+            if candidates.any():
+                row = int(np.argmax(np.where(candidates, taken, -np.inf)))
                 ratio = float(taken[row]) / (median if median > 0 else 1.0)
                 steps.append((is_steady, ratio, step_at(segment, int(start) + row)))
     return max(steps, key=lambda item: item[:2])[2] if steps else None
@@ -166,8 +166,8 @@ def _device_clauses(session: Session, step: Step) -> list[str]:
         stop_s = step.t_s + 1e-3 * (step.ms if math.isfinite(step.ms) else 0.0)
         first = max(0, int(np.searchsorted(times, step.t_s)) - 1)
         rows = slice(first, max(first + 1, int(np.searchsorted(times, stop_s, "right"))))
-        around = slice(max(0, first - _NEARBY), first + _NEARBY)
-        clock, usual = table["sm_clock"][rows], table["sm_clock"][around]
+        nearby = slice(max(0, first - _NEARBY), first + _NEARBY)
+        clock, usual = table["sm_clock"][rows], table["sm_clock"][nearby]
         if np.isfinite(clock).any() and np.isfinite(usual).any():
             lowest, median = float(np.nanmin(clock)), float(np.nanmedian(usual))
             if lowest < (1 - _CLOCK_DROP) * median:

@@ -75,10 +75,10 @@ class TimeAxis:
         for segment in segments[self._segments :]:
             if segment.index in self._hidden:
                 continue
-            begun, last = start_s(segment), self._runs[-1] if self._runs else None
-            if last is None or begun - last.stop_s > IDLE_S:
+            began_s, last = start_s(segment), self._runs[-1] if self._runs else None
+            if last is None or began_s - last.stop_s > IDLE_S:
                 position = 0.0 if last is None else last.end
-                last = _Run(begun, begun, position)
+                last = _Run(began_s, began_s, position)
                 self._runs.append(last)
             last.segments.append(segment)
             last.stop_s = max(last.stop_s, stop_s(segment))
@@ -132,12 +132,12 @@ class TimeAxis:
 
     def times_s(self, positions: ArrayLike) -> Array:
         """Return the times of positions; beyond both ends, time continues evenly."""
-        wanted = np.asarray(positions, np.float64)
+        requested = np.asarray(positions, np.float64)
         if not self._runs:
-            return wanted
+            return requested
         times, known = self._knots
-        inside = np.interp(wanted, known, times)
-        beyond = np.minimum(0.0, wanted - known[0]) + np.maximum(0.0, wanted - known[-1])
+        inside = np.interp(requested, known, times)
+        beyond = np.minimum(0.0, requested - known[0]) + np.maximum(0.0, requested - known[-1])
         return inside + beyond
 
     def is_running(self, times_s: Array) -> Array:

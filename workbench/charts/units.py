@@ -149,9 +149,9 @@ def clock(seconds: float) -> str:
     """Format ``75`` as ``1:15``, ``3675`` as ``1:01:15``, parts of a second to milliseconds."""
     sign = "−" if seconds < 0 else ""
     whole_s, thousandths = divmod(round(abs(seconds) * 1000), 1000)
-    minutes, rest = divmod(whole_s, 60)
+    minutes, remaining_s = divmod(whole_s, 60)
     hours, minutes = divmod(minutes, 60)
-    text = f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    text = f"{hours}:{minutes:02d}:{remaining_s:02d}" if hours else f"{minutes}:{remaining_s:02d}"
     return sign + text + (f".{thousandths:03d}".rstrip("0") if thousandths else "")
 
 

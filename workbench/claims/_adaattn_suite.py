@@ -42,7 +42,7 @@ class Planned:
 
 
 @dataclass
-class _Done:
+class _SentCommand:
     """A command that was sent, and where in the session what it left begins."""
 
     planned: Planned
@@ -55,11 +55,11 @@ def planned(catalogue: protocol.Catalogue, seconds: float) -> list[Planned]:
     """Return the suite for the runner's device: small sizes on a CPU."""
     gpu = on_gpu(catalogue)
     precision = {"precision": "bf16"} if gpu else {}
-    off = {"adaptive_rank": "off", "adaptive_precision": "off"}
+    adaptive_off = {"adaptive_rank": "off", "adaptive_precision": "off"}
 
     def base(batch: int, tokens: int, **toggles: str) -> Configuration:
         fields = {"max_sequence": max(tokens, 8192), **({} if gpu else {"n_layers": 1})}
-        chosen = eager(catalogue, **{**off, **toggles})
+        chosen = eager(catalogue, **{**adaptive_off, **toggles})
         return configuration(
             "adaattn",
             "small" if gpu else "tiny",
@@ -106,7 +106,7 @@ class Suite:
         self._seconds = seconds
         self._waiting: list[Planned] | None = None
         self._session = Session()
-        self._done: list[_Done] = []
+        self._sent: list[_SentCommand] = []
 
     def begin(
         self, catalogue: protocol.Catalogue, session: Session
@@ -122,13 +122,15 @@ class Suite:
         if not self._waiting:
             return None
         session, planned_command = self._session, self._waiting.pop(0)
-        self._done.append(_Done(planned_command, len(session.segments), len(session.studies)))
+        self._sent.append(
+            _SentCommand(planned_command, len(session.segments), len(session.studies))
+        )
         return planned_command.command
 
     def on_message(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
         """Keep the reason if a command failed."""
-        if isinstance(message, protocol.Failure) and self._done:
-            self._done[-1].failures.append(message.sentence)
+        if isinstance(message, protocol.Failure) and self._sent:
+            self._sent[-1].failures.append(message.sentence)
         return iter(())
 
     def pending_messages(self) -> Iterator[protocol.AnyMessage]:
@@ -149,27 +151,27 @@ class Suite:
 
     def table(self) -> Table:
         """Return a row for each configuration, those that failed with the reason."""
-        made: list[tuple[list[Cell], float, list[Cell]]] = []
-        for done in self._done:
-            last = self._session.segments[done.segment :][: len(done.planned.titles)]
-            mse = self._mse(done)
-            for index, title in enumerate(done.planned.titles):
+        unscaled: list[tuple[list[Cell], float, list[Cell]]] = []
+        for sent in self._sent:
+            last = self._session.segments[sent.segment :][: len(sent.planned.titles)]
+            mse = self._mse(sent)
+            for index, title in enumerate(sent.planned.titles):
                 segment = last[index] if index < len(last) else None
-                made.append(self._row(done, title, segment, mse.get(index, math.nan)))
-        unit, peaks = sized(peak for _, peak, _ in made)
+                unscaled.append(self._row(sent, title, segment, mse.get(index, math.nan)))
+        unit, peaks = sized(peak for _, peak, _ in unscaled)
         columns = [
             Column("category"), Column("configuration"), Column("batch"), Column("tokens"),
             Column("mean", "ms"), Column("std", "ms"), Column("steps"), Column(PEAK, unit),
             Column("MSE against the reference"), Column("tokens/s"), Column("utilization", "%"),
             Column("note"),
         ]  # fmt: skip
-        rows = [[*head, peak, *tail] for (head, _, tail), peak in zip(made, peaks, strict=True)]
+        rows = [[*head, peak, *tail] for (head, _, tail), peak in zip(unscaled, peaks, strict=True)]
         return Table("AdaAttn's benchmark suite", columns, rows)
 
     def _row(
-        self, done: _Done, title: str, segment: Segment | None, mse: float
+        self, sent: _SentCommand, title: str, segment: Segment | None, mse: float
     ) -> tuple[list[Cell], float, list[Cell]]:
-        category, note = done.planned.category, "; ".join(done.failures)
+        category, note = sent.planned.category, "; ".join(sent.failures)
         if segment is None:
             head: list[Cell] = [category, title, None, None, None, None, 0]
             return head, math.nan, [mse, None, None, note or "not measured"]
@@ -184,10 +186,10 @@ class Suite:
         peak = segment.ledger.get(OWN_PEAK, steady_peak_bytes(segment))
         return head, float(peak), tail
 
-    def _mse(self, done: _Done) -> dict[int, float]:
+    def _mse(self, sent: _SentCommand) -> dict[int, float]:
         """Return the arms' mean squared errors, by arm."""
-        studies = self._session.studies[done.study :]
-        if not isinstance(done.planned.command, protocol.Attribute) or not studies:
+        studies = self._session.studies[sent.study :]
+        if not isinstance(sent.planned.command, protocol.Attribute) or not studies:
             return {}
         return {int(row["arm"]): float(row["mse"]) for row in study_rows(studies[0], "arms")}
 

@@ -210,7 +210,7 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
     """Return the verdict, and what would make an undecided one clearer."""
     if reading.rounds is not None and reading.rounds < verdicts.MIN_PAIRS:
         few = f"{reading.rounds} of at least {verdicts.MIN_PAIRS} rounds were measured"
-        return UNDECIDED, "; ".join(filter(None, (few, _more(claim, reading))))
+        return UNDECIDED, "; ".join(filter(None, (few, _more_time_clause(claim, reading))))
     verdict = _side(claim, *reading.ends)
     low, high = reading.of_means or reading.ends
     if {verdict, _side(claim, low, high)} == {HOLDS, FAILS}:
@@ -218,7 +218,7 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
             f"by the median step it {verdict}, but "
             f"{verdicts.of_all_steps(f'{low:.3g} to {high:.3g}')}"
         )
-    return verdict, _more(claim, reading) if verdict == UNDECIDED else ""
+    return verdict, _more_time_clause(claim, reading) if verdict == UNDECIDED else ""
 
 
 def _side(claim: Claim, low: float, high: float) -> str:
@@ -228,7 +228,7 @@ def _side(claim: Claim, low: float, high: float) -> str:
     return HOLDS if claim.least <= low and high <= claim.most else UNDECIDED
 
 
-def _more(claim: Claim, reading: Reading) -> str:
+def _more_time_clause(claim: Claim, reading: Reading) -> str:
     """Return a clause with the measuring time that should decide the claim."""
     if reading.rounds is None:
         return ""

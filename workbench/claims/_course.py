@@ -42,7 +42,7 @@ class _Part:
 
 
 @dataclass
-class _Now:
+class _CurrentExperiment:
     """The experiment that is being measured."""
 
     index: int  # in what was chosen
@@ -79,7 +79,7 @@ class Course:
         self._began = clock()
         self._respect = respect
         self._session = Session()
-        self._now: _Now | None = None
+        self._current: _CurrentExperiment | None = None
         # What is measured first; claims are shown as they were chosen.
         self._order = sorted(range(len(chosen)), key=lambda index: chosen[index][1].priority)
         self._next = 0  # of these, the experiment to begin
@@ -131,8 +131,8 @@ class Course:
         """Return the next command for an idle runner; None if all is done."""
         self._end_command()
         while not self._out_of_time() and not self.over:
-            if self._now is not None and self._now.waiting:
-                return self._send(catalogue, self._now, self._now.waiting[0])
+            if self._current is not None and self._current.waiting:
+                return self._send(catalogue, self._current, self._current.waiting[0])
             else:
                 self._conclude()
                 self.over = not self._begin_next(catalogue)
@@ -141,21 +141,21 @@ class Course:
     def on_runner_lost(self) -> bool:
         """Return True if a new runner is needed after this one was lost with its command."""
         self._end_command()
-        more = self._now is not None and bool(self._now.waiting)
-        return not self._out_of_time() and (more or self._next < len(self._chosen))
+        has_waiting = self._current is not None and bool(self._current.waiting)
+        return not self._out_of_time() and (has_waiting or self._next < len(self._chosen))
 
     def on_message(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
         """Handle a message that was recorded; yield those to record after it."""
-        now = self._now
-        if now is None or now.sent is None or self._command is None:
+        current = self._current
+        if current is None or current.sent is None or self._command is None:
             return
         match message:
             case protocol.PhaseChanged():
                 self._add_compile_time(message)
             case protocol.StudyStarted() if message.index != protocol.OWN_STUDY:
-                now.sent.study = len(self._session.studies) - 1
+                current.sent.study = len(self._session.studies) - 1
             case protocol.Failure() if not self.was_cut and message.kind != protocol.JOURNAL:
-                now.sent.left_out.append(message.sentence)
+                current.sent.left_out.append(message.sentence)
             case protocol.StudyRows() if message.table == "effects":
                 yield from self._interim_messages()
             case protocol.Finished():
@@ -176,8 +176,8 @@ class Course:
 
     def finish(self, why: str = "") -> Iterator[protocol.AnyMessage]:
         """End, early where ``why`` says so: what was not measured by now is not measured."""
-        if self._now is not None and self._now.sent is not None and why:
-            self._now.sent.left_out.append(why)
+        if self._current is not None and self._current.sent is not None and why:
+            self._current.sent.left_out.append(why)
         self._command, self.over, self.ended = None, True, why
         self._conclude(why)
         self._give_up(why or "there was no runner to measure it")
@@ -214,9 +214,9 @@ class Course:
     @property
     def doing(self) -> str:
         """Return a short text about the measurement in progress."""
-        if self._now is None:
+        if self._current is None:
             return ""
-        document, experiment = self._chosen[self._now.index]
+        document, experiment = self._chosen[self._current.index]
         return f"{document.name}: {experiment.name}"
 
     # One experiment after the other
@@ -229,7 +229,7 @@ class Course:
             if all(why_not(experiment, claim, self._device) for claim in experiment.claims):
                 continue
             parts = self._parts(experiment, catalogue)
-            self._now = _Now(index, parts, len(self._session.segments))
+            self._current = _CurrentExperiment(index, parts, len(self._session.segments))
             self._outcomes[index] = [
                 Outcome(outcome.experiment, outcome.claim, MEASURING)
                 if outcome.verdict == WAITING
@@ -250,12 +250,12 @@ class Course:
         ]
 
     def _send(
-        self, catalogue: protocol.Catalogue, now: _Now, part: _Part
+        self, catalogue: protocol.Catalogue, current: _CurrentExperiment, part: _Part
     ) -> protocol.Command | None:
         command = part.command
-        building_s, measuring_s = self._chosen[now.index][1].build_s, 0.0
+        building_s, measuring_s = self._chosen[current.index][1].build_s, 0.0
         building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
-        share_s = self._share_s(catalogue, now)
+        share_s = self._share_s(catalogue, current)
         if isinstance(command, protocol.Attribute):
             self._respect(catalogue, command)
             command.build_s = min(building_s, max(1.0, BUILD_SHARE * share_s))
@@ -264,7 +264,7 @@ class Course:
             measuring_s = command.seconds or 0.0
         elif isinstance(command, protocol.Bench):
             measuring_s = command.budget_s or 0.0
-        now.sent, part.command = part, None
+        current.sent, part.command = part, None
         self._command, self.was_cut = command, False
         self._sent_at = self._clock()
         wanted_s = building_s + measuring_s + SLACK_S
@@ -274,7 +274,7 @@ class Course:
             self._share = f"its share of the limit of {self._limit_s:g} s"
         return command
 
-    def _share_s(self, catalogue: protocol.Catalogue, now: _Now) -> float:
+    def _share_s(self, catalogue: protocol.Catalogue, current: _CurrentExperiment) -> float:
         """Return seconds that the next command may take of what is left of the limit.
 
         The commands of an experiment have equal shares, and what one does not need is shared anew.
@@ -287,25 +287,25 @@ class Course:
                 sum(part.command is not None for part in self._parts(experiment, catalogue))
                 for _, experiment in self._chosen
             ]
-        priority = self._chosen[now.index][1].priority
+        priority = self._chosen[current.index][1].priority
         later = sum(
             self._counts[index]
             for index in self._order[self._next :]
             if self._chosen[index][1].priority <= priority
         )
-        own = len(now.waiting)
+        command_count = len(current.waiting)
         if math.isinf(left_s):
             return left_s
-        kept_s = min(later * LEAST_S, max(0.0, left_s - own * LEAST_S))
-        return (left_s - kept_s) / own
+        kept_s = min(later * LEAST_S, max(0.0, left_s - command_count * LEAST_S))
+        return (left_s - kept_s) / command_count
 
     def _end_command(self) -> None:
         """Record that the command in flight was cut off, if it was."""
-        now = self._now
-        if self._command is None or now is None or now.sent is None:
+        current = self._current
+        if self._command is None or current is None or current.sent is None:
             return
         self._command = None
-        sent = now.sent
+        sent = current.sent
         if self._compiling is not None:  # it never came to its end
             sent.compiling_s += self._clock() - self._compiling[1]
             self._compiling = None
@@ -332,9 +332,9 @@ class Course:
 
     def _add_compile_time(self, message: protocol.PhaseChanged) -> None:
         """Add up the seconds that the runner compiles."""
-        now = self._now
-        assert now is not None and now.sent is not None
-        part = now.sent
+        current = self._current
+        assert current is not None and current.sent is not None
+        part = current.sent
         if self._compiling is not None:
             spent_s = message.t_s - self._compiling[0]
             part.compiling_s += spent_s
@@ -347,37 +347,39 @@ class Course:
 
     def _conclude(self, unsent: str = "") -> None:
         """Judge the experiment that has ended, for good; ``unsent``: why commands are left."""
-        if (now := self._now) is None:
+        if (current := self._current) is None:
             return
-        experiment, results = self._chosen[now.index][1], self._found(now, unsent)
-        self._outcomes[now.index] = [
+        experiment, results = self._chosen[current.index][1], self._found(current, unsent)
+        self._outcomes[current.index] = [
             judge(experiment, claim, self._device, results) for claim in experiment.claims
         ]
-        self._now = None
+        self._current = None
 
     def _interim_messages(self) -> Iterator[protocol.AnyMessage]:
         """Yield what the experiment shows so far; none of it is final."""
-        now = self._now
-        assert now is not None
-        experiment = self._chosen[now.index][1]
-        results = self._found(now)
+        current = self._current
+        assert current is not None
+        experiment = self._chosen[current.index][1]
+        results = self._found(current)
         for number, claim in enumerate(experiment.claims):
-            seen = judge(experiment, claim, self._device, results)
-            if seen.verdict != NOT_HERE:
-                self._outcomes[now.index][number] = Outcome(
-                    experiment, claim, MEASURING, seen.reading
+            interim = judge(experiment, claim, self._device, results)
+            if interim.verdict != NOT_HERE:
+                self._outcomes[current.index][number] = Outcome(
+                    experiment, claim, MEASURING, interim.reading
                 )
         yield from self.pending_messages()
 
-    def _found(self, now: _Now, unsent: str = "") -> Results:
-        made = self._session.studies
-        studies = [None if part.study is None else made[part.study] for part in now.parts]
+    def _found(self, current: _CurrentExperiment, unsent: str = "") -> Results:
+        session_studies = self._session.studies
+        studies = [
+            None if part.study is None else session_studies[part.study] for part in current.parts
+        ]
         left_out = [
             [*part.left_out, *_compiling_clause(part), *([unsent] * bool(unsent and part.command))]
-            for part in now.parts
+            for part in current.parts
         ]
-        segments = self._session.segments[now.first_segment :]
-        compile_s = [part.first_compile_s for part in now.parts]
+        segments = self._session.segments[current.first_segment :]
+        compile_s = [part.first_compile_s for part in current.parts]
         return Results(self._session, segments, studies, left_out, compile_s)
 
     def _give_up(self, why: str) -> None:

@@ -81,14 +81,16 @@ def arms_right() -> Read:
             raise Unmeasured("the attribution was not started")
         shares = [_arms_right(study) for study in studies]
         right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
-        return Reading(right / count, note="; ".join(filter(None, (bad for _, _, bad in shares))))
+        return Reading(
+            right / count, note="; ".join(filter(None, (problem for _, _, problem in shares)))
+        )
 
     return read
 
 
-def _arms_right(made: Study) -> tuple[int, int, str]:
+def _arms_right(study: Study) -> tuple[int, int, str]:
     """Return how many of how many arms ran with right numbers, and what the others did."""
-    arms, blocked = rows(made, "arms"), rows(made, "blocked")
+    arms, blocked = rows(study, "arms"), rows(study, "blocked")
     for row in arms:  # what was not checked is neither right nor wrong
         if row["state"] == "not built" or (
             row["state"] == "measured" and not math.isfinite(row["wrong"])
@@ -96,10 +98,13 @@ def _arms_right(made: Study) -> tuple[int, int, str]:
             why = row["reason"] or row["numerics"] or "its numbers were not checked"
             raise Unmeasured(f"{row['title']}: {why}")
     right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
-    bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
-           if row not in right]  # fmt: skip
-    bad += [f"{row['toggle']}: {row['reason']}" for row in blocked]
-    return len(right), len(arms) + len(blocked), "; ".join(bad)
+    problems = [
+        f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}"
+        for row in arms
+        if row not in right
+    ]
+    problems += [f"{row['toggle']}: {row['reason']}" for row in blocked]
+    return len(right), len(arms) + len(blocked), "; ".join(problems)
 
 
 def ledger_ratio(numerator: str, denominator: str) -> Read:
@@ -214,19 +219,19 @@ def _arm(results: Results, toggle: str | None) -> Mapping[str, Any]:
 
 def _rung(results: Results, toggle: str | None) -> Mapping[str, Any]:
     """Return the ladder's arm whose rung is ``toggle``; the last if empty, the base for None."""
-    made = _study(results)
-    arms = rows(made, "arms")
+    study = _study(results)
+    arms = rows(study, "arms")
     if not arms:
         raise Unmeasured("no arm was examined")
     if toggle is None:
         row = arms[0]
     elif toggle:
-        wanted = [row for row in arms if row["title"].startswith(f"+ {toggle}=")]
-        if not wanted:
-            raise Unmeasured(_blocked(made, toggle))
-        row = wanted[0]
+        matching = [row for row in arms if row["title"].startswith(f"+ {toggle}=")]
+        if not matching:
+            raise Unmeasured(_blocked(study, toggle))
+        row = matching[0]
     else:
-        blocked = rows(made, "blocked")
+        blocked = rows(study, "blocked")
         if blocked:
             raise Unmeasured(f"{blocked[0]['toggle']} is blocked: {blocked[0]['reason']}")
         row = arms[-1]
@@ -234,10 +239,10 @@ def _rung(results: Results, toggle: str | None) -> Mapping[str, Any]:
 
 
 def _study(results: Results) -> Study:
-    made = results.studies[0] if results.studies else None
-    if made is None:
+    study = results.studies[0] if results.studies else None
+    if study is None:
         raise Unmeasured("the attribution was not started")
-    return made
+    return study
 
 
 def _blocked(study: Study, toggle: str) -> str:

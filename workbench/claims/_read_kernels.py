@@ -67,14 +67,16 @@ def _timing_s(results: Results, segment: Segment) -> float:
     def case(timed: Segment) -> tuple[str, str]:
         return timed.configuration.preset, str(timed.configuration.settings["case"])
 
-    there = [segment for segment in results.segments if segment.configuration.family == KERNELS]
+    kernel_segments = [
+        segment for segment in results.segments if segment.configuration.family == KERNELS
+    ]
     ends = [
         known.steps["t_s"][end]
-        for known in there
+        for known in kernel_segments
         if case(known) == case(segment) and len(known.steps["t_s"])
         for end in (0, -1)
     ]
-    return float(max(ends) - min(ends)) * len({case(segment) for segment in there})
+    return float(max(ends) - min(ends)) * len({case(segment) for segment in kernel_segments})
 
 
 def _kernel(results: Results, operator: str, case: str, implementation: str) -> Segment:

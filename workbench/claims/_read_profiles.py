@@ -138,13 +138,13 @@ def passed_share(ladder: Read, alone: int) -> Read:
         if len(segments) < alone:
             raise Unmeasured(f"{len(segments)} of {alone} components were run")
         compiled = ladder(results.of([len(results.studies) - 1]))
-        bad = [
+        problems = [
             f"{_title(segment)}: {_why_not(segment)}"
             for segment in segments
             if not _is_right(segment)
         ]
-        bad += [compiled.note] if compiled.value < 1 else []
-        return Reading(1 - len(bad) / (alone + 1), note="; ".join(bad))
+        problems += [compiled.note] if compiled.value < 1 else []
+        return Reading(1 - len(problems) / (alone + 1), note="; ".join(problems))
 
     return read
 
@@ -171,14 +171,14 @@ def growth_of(exponent: Read, setting: str) -> Read:
 
 def _profiles(results: Results) -> tuple[Study, Study]:
     """Return the first and the last command's profile."""
-    made = [
+    profiles = [
         profile
         for profile in results.studies
         if profile is not None and "kernels" in profile.tables
     ]
-    if len(made) < 2 or len(made) < len(results.studies):
+    if len(profiles) < 2 or len(profiles) < len(results.studies):
         raise Unmeasured("the profiles were not finished")
-    return made[0], made[-1]
+    return profiles[0], profiles[-1]
 
 
 def _fact(segments: Sequence[Segment], name: str, preset: str = "") -> float:

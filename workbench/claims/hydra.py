@@ -206,8 +206,8 @@ DOCUMENT = Document(
         Omission("RTX 4090", "the author's GPU"),
         *(
             Omission(f"{side}{ms:.3f} ms", AUTHORS_MS)
-            for _, _, *both, _ in KERNELS
-            for side, ms in zip(("PyTorch: ", "Triton:  "), both, strict=True)
+            for _, _, *times_ms, _ in KERNELS
+            for side, ms in zip(("PyTorch: ", "Triton:  "), times_ms, strict=True)
         ),
         Omission("32 query heads", "the shapes of an example"),
         Omission("4 KV heads (8 groups)", "the shapes of an example"),

@@ -124,7 +124,7 @@ class _Driver:
         self._recorder = Recorder(Session())
         self._outcome = Outcome(self._recorder.session, self._journal.path)
         self._interrupt = interrupt
-        self._begun = False
+        self._plan_begun = False
         self._last_s = 0.0
         self._at = "while the runner started"
         self._timer: threading.Timer | None = None
@@ -175,8 +175,8 @@ class _Driver:
                         if self._interrupt.pressed:
                             outcome.reason = "cancelled"
                             return False
-                        if not self._begun:
-                            self._begun = True
+                        if not self._plan_begun:
+                            self._plan_begun = True
                             self._record_own(self._plan.begin(catalogue, self._recorder.session))
                         is_busy = self._send_next(runner, catalogue)
                         if not is_busy:
@@ -303,7 +303,7 @@ class _Interrupt:
 
     def cancel(self, number: int, frame: FrameType | None) -> None:
         """Ask the runner to end the run; the second call kills the runner."""
-        again, self.pressed = self.pressed, True
+        was_pressed, self.pressed = self.pressed, True
         interrupts.note(number, frame)
         self.by = self.by or interrupts.SIGNALS[signal.Signals(number)]
         if self.runner is None:
@@ -311,6 +311,6 @@ class _Interrupt:
         end: Callable[[], None] = self.runner.abandon
         if self.is_busy:
             patient = functools.partial(self.runner.cancel, self.patience_s)
-            end = self.runner.terminate if again else patient
+            end = self.runner.terminate if was_pressed else patient
         # Not here: the interrupted code may hold the lock that sending takes.
         threading.Thread(target=end, name="canceller", daemon=True).start()

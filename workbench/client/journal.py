@@ -59,10 +59,10 @@ class Journal:
         file = self._file
         if file is None:
             return
-        rest = memoryview(line if line.endswith(b"\n") else line + b"\n")
+        unwritten = memoryview(line if line.endswith(b"\n") else line + b"\n")
         try:
-            while rest:  # a disk that is almost full takes a part
-                rest = rest[file.write(rest) :]
+            while unwritten:  # a disk that is almost full takes a part
+                unwritten = unwritten[file.write(unwritten) :]
         except OSError as error:
             self._end(f"cannot be written ({error.strerror})")
             return
@@ -213,9 +213,9 @@ class Summary:
         """Return "hydra tiny train, 16:23 to 16:36, 17 segments"."""
         day = "%Y-%m-%d"
         is_today = moment(self.first, day) == moment(time.time(), day)
-        begun = moment(self.first, "%H:%M" if is_today else "%d %B %H:%M")
+        start_text = moment(self.first, "%H:%M" if is_today else "%d %B %H:%M")
         count = f"{self.segments} segment{'s' * (self.segments != 1)}"
-        return f"{self.title}, {begun} to {moment(self.last, '%H:%M')}, {count}"
+        return f"{self.title}, {start_text} to {moment(self.last, '%H:%M')}, {count}"
 
 
 def summarize(path: Path) -> Summary:

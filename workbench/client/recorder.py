@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, session: Session | None = None) -> None:
         self.session = session or Session()
-        self._begun = False  # whether a runner has introduced itself
+        self._introduced = False  # whether a runner has introduced itself
         self._offset_s = 0.0
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
@@ -109,9 +109,9 @@ class Recorder:
                 environment = content.cleaned_names(message.facts, "environment")
                 session.environment = {**session.environment, **environment}
             case protocol.CeilingsFound():
-                now = message.t_s + self._offset_s
+                t_s = message.t_s + self._offset_s
                 if message.source == "measured" and session.orders and self._open is None:
-                    self._before = PhaseSpan(Phase.CEILINGS, session.orders[-1].start_s, now)
+                    self._before = PhaseSpan(Phase.CEILINGS, session.orders[-1].start_s, t_s)
                 if message.ceilings is not None:
                     is_stored = message.source == "kept"
                     source = "stored by an earlier run" if is_stored else "measured in this run"
@@ -125,9 +125,9 @@ class Recorder:
                 check_phase(message.phase)
                 if self._is_beside(segment):
                     return segment
-                now = message.t_s + self._offset_s
-                _close_phase(segment, now)
-                segment.phases.append(PhaseSpan(message.phase, now, now))
+                t_s = message.t_s + self._offset_s
+                _close_phase(segment, t_s)
+                segment.phases.append(PhaseSpan(message.phase, t_s, t_s))
                 return segment
             case protocol.Steps():
                 segment = self._segment(message.segment)
@@ -153,8 +153,8 @@ class Recorder:
                 if self._open is not None and len(columns["t_s"]):  # a phase continues meanwhile
                     _close_phase(self._open, float(columns["t_s"][-1]))
             case protocol.Sampling():
-                how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
-                session.environment = {**session.environment, **how}
+                sampling = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
+                session.environment = {**session.environment, **sampling}
             case protocol.Facts():
                 segment = self._segment(message.segment)
                 ledger = {**segment.ledger, **message.ledger}
@@ -213,9 +213,9 @@ class Recorder:
 
     def _begin(self, catalogue: protocol.Catalogue) -> None:
         session = self.session
-        if not self._begun and not session.segments:
+        if not self._introduced and not session.segments:
             session.created = catalogue.created
-        self._begun, self._open = True, None
+        self._introduced, self._open = True, None
         self._offset_s = max(catalogue.created - session.created, self._last_s)
         self._segments, self._comparisons = {}, {}
         # A study of our own goes on, whichever runner it asks.
@@ -391,20 +391,23 @@ class Recorder:
         # A new study each time: another thread may be saving the old one.
         number = self._study(message.study)
         study = self.session.studies[number]
-        more = study_columns(message)
-        content.cleaned_study(dataclasses.replace(study, tables={message.table: more}), number)
+        new_columns = study_columns(message)
+        content.cleaned_study(
+            dataclasses.replace(study, tables={message.table: new_columns}), number
+        )
         known = {} if message.replace else study.tables.get(message.table, {})
         if known:
             kinds = [
-                {name: c.dtype.kind for name, c in columns.items()} for columns in (known, more)
+                {name: c.dtype.kind for name, c in columns.items()}
+                for columns in (known, new_columns)
             ]
             if kinds[0] != kinds[1]:
                 raise protocol.WireError(
-                    f"table {message.table[:40]!r}: columns {sorted(more)} do not continue "
+                    f"table {message.table[:40]!r}: columns {sorted(new_columns)} do not continue "
                     f"{sorted(known)}, or text follows numbers"
                 )
-            more = {name: np.concatenate([known[name], more[name]]) for name in known}
-        tables = {**study.tables, message.table: more}
+            new_columns = {name: np.concatenate([known[name], new_columns[name]]) for name in known}
+        tables = {**study.tables, message.table: new_columns}
         self.session.studies[number] = dataclasses.replace(study, tables=tables)
 
     def _state(self, number: int, **facts: Any) -> None:
@@ -441,8 +444,8 @@ class Recorder:
 
 
 def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
-    made = message.prediction
-    return {} if made is None else {"prediction": msgspec.to_builtins(made)}
+    prediction = message.prediction
+    return {} if prediction is None else {"prediction": msgspec.to_builtins(prediction)}
 
 
 def _write(segment: Segment, message: protocol.Generated) -> None:

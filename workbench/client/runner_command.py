@@ -71,9 +71,9 @@ def split(text: str, source: str) -> tuple[str, ...]:
     return words
 
 
-def path(given: Path) -> str:
+def path(requested_path: Path) -> str:
     """Return a path for the runner: absolute, or unchanged if it may be another host's."""
-    return str(given) if is_custom() else str(given.expanduser().absolute())
+    return str(requested_path) if is_custom() else str(requested_path.expanduser().absolute())
 
 
 def host_suffix(environment: Mapping[str, str]) -> str:

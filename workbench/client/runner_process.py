@@ -183,9 +183,9 @@ class Runner:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        for how in (None, signal.SIGTERM, KILL):
-            if how is not None:
-                self._signal(how)
+        for signal_number in (None, signal.SIGTERM, KILL):
+            if signal_number is not None:
+                self._signal(signal_number)
             try:
                 self.process.wait(timeout=GRACE_S)
                 break

@@ -18,7 +18,7 @@ def bounded_lines(stream: IO[bytes], most: int = LONGEST_LINE) -> Iterator[bytes
     """
     while line := stream.readline(most):
         is_cut = len(line) == most and not line.endswith(b"\n")
-        while is_cut and not (rest := stream.readline(1 << 16)).endswith(b"\n") and rest:
+        while is_cut and not (dropped := stream.readline(1 << 16)).endswith(b"\n") and dropped:
             pass
         yield line + b"\n" if is_cut else line
 

@@ -65,7 +65,7 @@ class Bar:
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self._steps, self._seconds = steps, seconds
         self._told = False
-        self._done = 0
+        self._steps_done = 0
         self._first_s: float | None = None
         console = Console(stderr=True)
         self._progress = Progress(
@@ -115,13 +115,15 @@ class Bar:
         times = [t_s for t_s in message.columns["t_s"] if t_s is not None]
         if not times:
             return
-        self._done += len(times)
+        self._steps_done += len(times)
         if self._first_s is None:
             self._first_s = times[0]
         elapsed_s = times[-1] - self._first_s
-        total, completed = (self._steps, self._done) if self._steps else (self._seconds, elapsed_s)
+        total, completed = (
+            (self._steps, self._steps_done) if self._steps else (self._seconds, elapsed_s)
+        )
         self._progress.update(
-            self._task, total=total, completed=completed, shown=f"{self._done} steps"
+            self._task, total=total, completed=completed, shown=f"{self._steps_done} steps"
         )
 
 

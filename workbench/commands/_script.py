@@ -90,8 +90,8 @@ def compare(arguments: argparse.Namespace) -> tuple[Outcome, int]:
         seed=arguments.seed,
         steps=arguments.steps,
     )
-    with Bar(seconds=arguments.budget or BUDGET_S) as bar:
-        outcome = headless.run_plan(plan, watch=bar.watch, command=WATCHER)
+    with Bar(seconds=arguments.budget or BUDGET_S) as progress_bar:
+        outcome = headless.run_plan(plan, watch=progress_bar.watch, command=WATCHER)
     failure = plan.failure
     if failure is None and not outcome.session.comparisons and outcome.reason == "done":
         failure = protocol.Failure(

@@ -129,10 +129,10 @@ def _run(arguments: argparse.Namespace) -> int:
         )
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
-        both = configure(catalogue, arguments)
+        configuration = configure(catalogue, arguments)
         command = protocol.Compare(
-            base=with_toggles(catalogue, both, arguments.a),
-            other=with_toggles(catalogue, both, arguments.b),
+            base=with_toggles(catalogue, configuration, arguments.a),
+            other=with_toggles(catalogue, configuration, arguments.b),
             budget_s=arguments.budget or BUDGET_S,
             region=arguments.region / 100,
             order=arguments.order,
@@ -163,8 +163,8 @@ def _report(arguments: argparse.Namespace, outcome: Outcome) -> int:
 
 def measure(begin: headless.Chooser) -> Outcome:
     """Run the comparison that ``begin`` makes of the catalogue, with a progress bar."""
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     if outcome.session.segments:
         outcome.session.title = f"{outcome.session.segments[0].configuration.title}: A/B"
     return outcome
@@ -215,9 +215,9 @@ def _lines(session: Session, comparison: PairedComparison, verbose: bool) -> lis
 
 def _basis(comparison: PairedComparison) -> list[str]:
     """Return the basis of the prediction, if any; ``outcome`` says why there is none."""
-    made = prediction.of(comparison)
-    known = made is not None and made.ratio is not None
-    return [f"the roofline estimate: {made.text}"] if known and made is not None else []
+    predicted = prediction.of(comparison)
+    known = predicted is not None and predicted.ratio is not None
+    return [f"the roofline estimate: {predicted.text}"] if known and predicted is not None else []
 
 
 def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
@@ -228,8 +228,8 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     expectation, judgement = arguments.expect, judgement_of(comparison)
     shown = is_expected(expectation, judgement, region_of(comparison)) if expectation else True
     if not shown and expectation:
-        wanted = " or ".join(EXPECTATIONS[expectation])
-        print_status(f"expected {wanted}, but the verdict is {comparison.verdict}")
+        expected = " or ".join(EXPECTATIONS[expectation])
+        print_status(f"expected {expected}, but the verdict is {comparison.verdict}")
     if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     return {True: DONE, False: FAILED, None: UNDECIDED}[shown]

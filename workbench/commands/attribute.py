@@ -95,8 +95,8 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     session = outcome.session
     if session.segments:
         session.title = f"{session.segments[0].configuration.title}: {arguments.mode}"

@@ -69,8 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
             budget_s=arguments.budget,
         )
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     session = outcome.session
     session.title = " ".join(["kernels", *arguments.operators])
     saved = settle(outcome, arguments.output)

@@ -28,10 +28,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
         catalogues.append(catalogue)
-        both = configure(catalogue, arguments)
+        configuration = configure(catalogue, arguments)
         return protocol.Compare(
-            base=both,
-            other=both,
+            base=configuration,
+            other=configuration,
             budget_s=arguments.budget,
             seed=arguments.seed,
             energy=False,
@@ -44,9 +44,9 @@ def _run(arguments: argparse.Namespace) -> int:
             answer_json(as_data(outcome, None))
         return exit_code(outcome)
     (comparison,) = outcome.session.comparisons
-    both = outcome.session.segments[0].configuration
+    configuration = outcome.session.segments[0].configuration
     try:
-        floor = calibration.calibrated(catalogues[0], comparison, both)
+        floor = calibration.calibrated(catalogues[0], comparison, configuration)
     except ValueError as error:
         if arguments.json:
             answer_json(as_data(outcome, None))

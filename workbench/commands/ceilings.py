@@ -25,19 +25,19 @@ def _run(arguments: argparse.Namespace) -> int:
     began_s: list[float] = []  # Unix time at t_s = 0, by the clock that the ceilings go by
 
     def watch(message: protocol.AnyMessage) -> None:
-        bar.watch(message)
+        progress_bar.watch(message)
         if isinstance(message, protocol.CeilingsFound):
             heard.append(message)
         elif isinstance(message, protocol.Catalogue):
             began_s.append(message.created)
 
-    with Bar() as bar:
+    with Bar() as progress_bar:
         command = protocol.MeasureCeilings(anew=arguments.measure)
         outcome = headless.run(lambda _: command, watch=watch)
     settle(outcome, None)
-    where = runner_command.host_suffix(outcome.session.environment)
+    host_suffix = runner_command.host_suffix(outcome.session.environment)
     for why in dict.fromkeys(message.why for message in heard if message.why):
-        print_status(f"warning{where}: {why}")
+        print_status(f"warning{host_suffix}: {why}")
     last, code = heard[-1] if heard else None, exit_code(outcome)
     if last is None or last.ceilings is None or code != DONE:  # or no more than those kept before
         if arguments.json:
@@ -45,14 +45,16 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED if code == DONE else code
     if arguments.json:
         measured = msgspec.to_builtins(last.ceilings) | {"source": last.source}
-        file = None if where or last.why else str(ceilings.path())
+        file = None if host_suffix or last.why else str(ceilings.path())
         answer_json(as_data(outcome, file) | measured)
     else:
-        how = "kept" if last.source == "kept" else "measured now"
+        origin = "kept" if last.source == "kept" else "measured now"
         when = age(last.ceilings, began_s[-1] + last.t_s)
         # Another host's state folder may lie elsewhere.
-        location = "not stored" if last.why else f"kept{where}" if where else ceilings.path()
-        answer(f"{describe(last.ceilings)} ({how}, {when}; {location})")
+        location = (
+            "not stored" if last.why else f"kept{host_suffix}" if host_suffix else ceilings.path()
+        )
+        answer(f"{describe(last.ceilings)} ({origin}, {when}; {location})")
         for why in lacking(last.ceilings):
             answer(why)
     return DONE

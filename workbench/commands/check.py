@@ -156,20 +156,26 @@ def _run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[Commits]:
     """Check the baseline's commit out for as long as the block runs; raises ``Mistaken``."""
-    configuration, own = base.configuration, _is_of_file(base.configuration)
-    commit = str(base.ledger.get(MODEL_COMMIT, "") if own else session.environment.get(COMMIT, ""))
+    configuration, is_of_file = base.configuration, _is_of_file(base.configuration)
+    commit = str(
+        base.ledger.get(MODEL_COMMIT, "") if is_of_file else session.environment.get(COMMIT, "")
+    )
     relative = str(base.ledger.get(MODEL_FILE, ""))
     current = _with_source(configuration, _current_file(configuration, relative, file))
-    folder = Path(str(current.model["source"]).rpartition(":")[0]).parent if own else _own_folder()
+    folder = (
+        Path(str(current.model["source"]).rpartition(":")[0]).parent
+        if is_of_file
+        else _own_folder()
+    )
     repository = repository_of(folder)
-    now = commit_of(repository) if repository else ""
-    variant = Variant(f"current {now[:13]}".strip(), current, repository)
+    current_commit = commit_of(repository) if repository else ""
+    variant = Variant(f"current {current_commit[:13]}".strip(), current, repository)
     why = ""
     if not commit:
         why = "the baseline does not record its commit"
     elif repository is None:
         why = f"{folder} is not in a git repository"
-    elif commit.endswith("+") and not own:
+    elif commit.endswith("+") and not is_of_file:
         why = f"the baseline was recorded with uncommitted changes on {commit[:12]}"
     if why or repository is None:
         yield Commits(None, variant, why)
@@ -181,7 +187,7 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
             yield Commits(None, variant, str(reason))
             return
         old = configuration  # with its SHA-256, so that files of another content are refused
-        if own:
+        if is_of_file:
             old = _with_source(configuration, checkout / relative, keep_digest=True)
         yield Commits(Variant(f"baseline {commit[:13]}", old, checkout), variant)
 
@@ -204,8 +210,8 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
             raise Mistaken(f"--model {file}: the baseline ran {ran}")
         return None
     recorded = Path(str(configuration.model["source"]).rpartition(":")[0])
-    here = repository_of(Path.cwd())
-    candidates = [file] if file else [here / relative] if here and relative else []
+    repository = repository_of(Path.cwd())
+    candidates = [file] if file else [repository / relative] if repository and relative else []
     for path in [*candidates, recorded][: 1 if file else None]:
         if path.is_file():
             return path.resolve()
@@ -234,8 +240,8 @@ def _alternate(base: Variant, current: Variant, arguments: argparse.Namespace) -
         seed=current.configuration.seed,
     )
     decides = functools.partial(_decides, arguments.expect, command)
-    with Bar() as bar:
-        return AlternatingRunners((base, current), command, decides, bar.watch).run()
+    with Bar() as progress_bar:
+        return AlternatingRunners((base, current), command, decides, progress_bar.watch).run()
 
 
 def _decides(expectation: str, command: protocol.Compare, judgement: Judgement) -> bool:
@@ -246,8 +252,8 @@ def _decides(expectation: str, command: protocol.Compare, judgement: Judgement) 
 def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
     seconds = min(UNPAIRED_S, arguments.budget)
     start = protocol.Start(configuration=current.configuration, seconds=seconds, check="last")
-    with Bar(seconds=seconds) as bar:
-        return headless.run(lambda _catalogue: start, watch=bar.watch)
+    with Bar(seconds=seconds) as progress_bar:
+        return headless.run(lambda _catalogue: start, watch=progress_bar.watch)
 
 
 def _findings(
@@ -292,10 +298,12 @@ def _lines(baseline: Session, commits: Commits, measured: Session, why: str) -> 
         f"{ratio_line(comparison)}.",
         *remarks(comparison),
     ]
-    own, now = baseline.environment.get(COMMIT, ""), measured.environment.get(COMMIT, "")
-    if own != now and commits.current.configuration.family == OWN:
+    baseline_commit = baseline.environment.get(COMMIT, "")
+    current_commit = measured.environment.get(COMMIT, "")
+    if baseline_commit != current_commit and commits.current.configuration.family == OWN:
         lines.append(
-            f"The workbench's commit was {own or 'unknown'} and is now {now or 'unknown'}."
+            f"The workbench's commit was {baseline_commit or 'unknown'} "
+            f"and is now {current_commit or 'unknown'}."
         )
     return lines
 

@@ -88,7 +88,9 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
     facts = collections.defaultdict(lambda: "unknown", catalogue.environment)
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
-        Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
+        Check(
+            "runner", "ok", f"{_runner_location(facts)}torch {facts['torch']}; families: {families}"
+        ),
         Check("toggle sets", "ok", f"{', '.join(preset.name for preset in catalogue.presets)}"),
         Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
     ]
@@ -114,7 +116,7 @@ def _window() -> Check:
     return Check("window", "missing" if trouble else "ok", trouble or "a window can be opened")
 
 
-def _where(facts: Mapping[str, str]) -> str:
+def _runner_location(facts: Mapping[str, str]) -> str:
     """Return the runner's host and Python if a custom command starts it."""
     if not runner_command.is_custom():
         return ""
@@ -141,10 +143,10 @@ def _calibration(catalogue: protocol.Catalogue | None) -> Check:
     return Check("calibration", "ok", f"{text}; calibrated: {kinds}" if kinds else text)
 
 
-def _optional(name: str, installed: Mapping[str, str], enables: str, how: str) -> Check:
+def _optional(name: str, installed: Mapping[str, str], enables: str, installation: str) -> Check:
     version = installed.get(name)
     if version is None:
-        return Check(name, "missing", f"would enable {enables}: {how}")
+        return Check(name, "missing", f"would enable {enables}: {installation}")
     return Check(name, "ok", f"{version}: {enables}")
 
 

@@ -37,16 +37,20 @@ _TOGETHER = {
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
-    what = parser.add_mutually_exclusive_group(required=True)
+    selection = parser.add_mutually_exclusive_group(required=True)
     plots = plugins.names("workbench.plots", "plots")
-    what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
-    what.add_argument("--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}")
-    what.add_argument(
+    selection.add_argument(
+        "--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}"
+    )
+    selection.add_argument(
+        "--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}"
+    )
+    selection.add_argument(
         "--format",
         choices=sorted(trackers.FORMATS),
         help="every step as an offline run of that tracker, in the folder of -o",
     )
-    what.add_argument(
+    selection.add_argument(
         "--list", action="store_true", help="list the tables of the files and their contents"
     )
     parser.add_argument(

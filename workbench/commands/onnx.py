@@ -83,12 +83,14 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _export(request: dict[str, Any]) -> dict[str, Any]:
     """Return the exporting process's result; raise ``Failed`` with its last line if it dies."""
-    done = _run_program(request)
+    completed = _run_program(request)
     try:
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(completed.stdout)
     except ValueError:
-        words = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Failed(f"the export ended with exit code {done.returncode}: {words[0]}") from None
+        words = completed.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise Failed(
+            f"the export ended with exit code {completed.returncode}: {words[0]}"
+        ) from None
     return result
 
 

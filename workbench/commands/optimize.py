@@ -141,8 +141,8 @@ def _run(arguments: argparse.Namespace) -> int:
             ),
         )
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     study = newest(outcome.session)
     if study is not None:
         outcome.session.title = study.title

@@ -68,15 +68,15 @@ def _run(arguments: argparse.Namespace) -> int:
     traces = _traces(arguments.trace, len(sides))
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Profile:
-        both = configure(catalogue, arguments)
+        configuration = configure(catalogue, arguments)
         return protocol.Profile(
-            configurations=[with_toggles(catalogue, both, side) for side in sides],
+            configurations=[with_toggles(catalogue, configuration, side) for side in sides],
             steps=arguments.steps,
             traces=[runner_command.path(trace) for trace in traces],
         )
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     session = outcome.session
     if session.segments:
         session.title = f"{session.segments[0].configuration.title}: profile"
@@ -103,8 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 answer(line)
         for study in studies:
             if "trace" in study.facts:
-                where = runner_command.host_suffix(session.environment)
-                answer(f"trace {study.facts['trace']}{where}: open it at ui.perfetto.dev")
+                host_suffix = runner_command.host_suffix(session.environment)
+                answer(f"trace {study.facts['trace']}{host_suffix}: open it at ui.perfetto.dev")
         if saved:
             answer(f"saved {saved}")
     return exit_code(outcome)

@@ -103,15 +103,15 @@ def _run(arguments: argparse.Namespace) -> int:
         calibration.respected,
     )
     reported: set[tuple[str, ...]] = set()
-    with Bar() as bar:
+    with Bar() as progress_bar:
 
         def watch(message: protocol.AnyMessage) -> None:
-            bar.watch(message)
+            progress_bar.watch(message)
             if isinstance(message, protocol.StudyRows) and message.study == protocol.OWN_STUDY:
                 for row in course.rows:
                     if row.final and row.result != NOT_HERE and row.key not in reported:
                         reported.add(row.key)
-                        bar.write(_line(row))
+                        progress_bar.write(_line(row))
 
         outcome = headless.run_plan(course, watch=watch)
     session, rows = outcome.session, course.rows
@@ -129,8 +129,8 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     else:
         title = "Claimed and measured"
-        made = claims.summary_table if arguments.markdown else claims.claims_table
-        answer(render(made(rows, title)))
+        make_table = claims.summary_table if arguments.markdown else claims.claims_table
+        answer(render(make_table(rows, title)))
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
         print_status(
@@ -146,8 +146,8 @@ def _run_suite(arguments: argparse.Namespace) -> int:
     if arguments.documents != [SUITED]:
         raise Mistaken(f"--suite: only {SUITED} has a benchmark suite; name only this document")
     suite = Suite(arguments.budget)
-    with Bar() as bar:
-        outcome = headless.run_plan(suite, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run_plan(suite, watch=progress_bar.watch)
     outcome.session.title = f"reproduce {SUITED} --suite"
     if outcome.reason == "failed" and outcome.session.segments:
         outcome.reason = "done"  # what failed is a row with its reason
@@ -199,9 +199,9 @@ def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
         if name not in known and name != ALL:
             allowed = ", ".join(known)
             raise Mistaken(f"unknown document {name!r}; expected one of {allowed}, {ALL}")
-    wanted = list(known) if ALL in names else list(dict.fromkeys(names))
+    requested = list(known) if ALL in names else list(dict.fromkeys(names))
     offered = [
-        (known[name], experiment) for name in wanted for experiment in known[name].experiments
+        (known[name], experiment) for name in requested for experiment in known[name].experiments
     ]
     for name in only:
         if all(name != experiment.name for _, experiment in offered):

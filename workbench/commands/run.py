@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
-    with Bar(arguments.steps, seconds) as bar:
+    with Bar(arguments.steps, seconds) as progress_bar:
         outcome = headless.run(
             lambda catalogue: calibration.respected(
                 catalogue,
@@ -146,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
                     pairing_share=arguments.pairing_share,
                 ),
             ),
-            watch=bar.watch,
+            watch=progress_bar.watch,
         )
     session = outcome.session
     if session.segments:
@@ -183,9 +183,9 @@ def _lines(session: Session, arguments: argparse.Namespace, saved: str | None) -
     if saved:
         yield f"saved {saved}"
     yield from (event.text for event in session.events if event.kind == "info")
-    where = runner_command.host_suffix(session.environment)
-    if where and arguments.save_state is not None:
-        yield f"{arguments.save_state} is{where}"
+    host_suffix = runner_command.host_suffix(session.environment)
+    if host_suffix and arguments.save_state is not None:
+        yield f"{arguments.save_state} is{host_suffix}"
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:
@@ -301,9 +301,9 @@ def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str,
     return name, _known(f"toggle {name}: unknown option", option, dict.fromkeys(options, option))
 
 
-def _known(what: str, name: str, allowed: Mapping[str, Any]) -> Any:
+def _known(kind: str, name: str, allowed: Mapping[str, Any]) -> Any:
     if name not in allowed:
-        raise Mistaken(f"{what} {name!r}; expected {expected(name, allowed)}")
+        raise Mistaken(f"{kind} {name!r}; expected {expected(name, allowed)}")
     return allowed[name]
 
 

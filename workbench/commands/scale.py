@@ -98,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Scale:
         base = configure(catalogue, arguments)
-        beside = with_toggles(catalogue, base, arguments.beside).toggles
+        toggles_beside = with_toggles(catalogue, base, arguments.beside).toggles
         command = protocol.Scale(
             base=base,
             ranks=arguments.ranks,
@@ -109,13 +109,15 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             lanes=not arguments.no_lanes,
             toggles={
-                name: option for name, option in beside.items() if base.toggles.get(name) != option
+                name: option
+                for name, option in toggles_beside.items()
+                if base.toggles.get(name) != option
             },
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     study = next(reversed(scalings(outcome.session)), None)
     if study is not None:
         outcome.session.title = study.title

@@ -81,8 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     studies = outcome.session.studies
     if studies:
         outcome.session.title = studies[-1].title

@@ -73,8 +73,8 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as bar:
-        outcome = headless.run(begin, watch=bar.watch)
+    with Bar() as progress_bar:
+        outcome = headless.run(begin, watch=progress_bar.watch)
     study = checklist.newest(outcome.session)
     if study is not None:
         outcome.session.title = f"{study.title}: checklist"

@@ -12,7 +12,7 @@ def apart(a: str, b: str) -> tuple[str, str]:
         return a, b
     pairs = ((choices_a, choices_b), (choices_b, choices_a))
     left, right = (
-        ", ".join(choice for choice in own if choice not in other) for own, other in pairs
+        ", ".join(choice for choice in choices if choice not in other) for choices, other in pairs
     )
     return left or WITHOUT, right or WITHOUT
 

@@ -74,9 +74,9 @@ def no_metrics(runs: Sequence[Run]) -> str | None:
     return "No model has reported metrics: run one that does (routing load, rank, gate ...)."
 
 
-def part(what: str, number: int, fallback: str) -> str:
+def part(noun: str, number: int, fallback: str) -> str:
     """Return the name of one row or column: ``block 3``."""
-    return f"{what or fallback} {number}"
+    return f"{noun or fallback} {number}"
 
 
 def table(runs: Sequence[Run], *, metric: str = "", **_: str) -> dict[str, Array]:

@@ -304,9 +304,9 @@ class Missed(Layer):
         super().__init__()
         self._row, self._above, self._pen = row, above, pen
         self._style, self._name = style, name
-        gone = ~curve.measured
-        self._x = to_axis(curve.x)[gone]
-        self._outcomes = [curve.outcomes[number] for number in np.flatnonzero(gone).tolist()]
+        missing = ~curve.measured
+        self._x = to_axis(curve.x)[missing]
+        self._outcomes = [curve.outcomes[number] for number in np.flatnonzero(missing).tolist()]
 
     def y_span(self) -> tuple[float, float]:
         return self._above, self._above

@@ -66,14 +66,14 @@ def waterfall(study: Study) -> Waterfall:
     bars: list[Bar] = []
     first = int(cumulative)
     for quantity in QUANTITIES:
-        own = [row for row in effects if row["quantity"] == quantity]
-        known = [row for row in [*own, *totals] if math.isfinite(row["ratio"])]
+        quantity_rows = [row for row in effects if row["quantity"] == quantity]
+        known = [row for row in [*quantity_rows, *totals] if math.isfinite(row["ratio"])]
         if not any(row["quantity"] == quantity for row in known):
             continue
         reached = 1.0
         if cumulative:
             bars.append(Bar(0, quantity, 0, 1, math.nan, math.nan, True, 1))
-        for position, row in enumerate(own):
+        for position, row in enumerate(quantity_rows):
             bar = _bar(position + first, row, reached, cumulative)
             if math.isfinite(bar.stop):
                 bars.append(bar)

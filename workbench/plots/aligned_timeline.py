@@ -38,8 +38,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, align: str = "
             layer = Band(band, _aligned(run, "p5", align), _aligned(run, "p95", align))
             layer.in_legend = False
             plot_item.add(layer)
-        look = Look(run.title, style, MILLISECONDS, run.color)
-        plot_item.add(Line(look, _aligned(run, "median", align)))
+        appearance = Look(run.title, style, MILLISECONDS, run.color)
+        plot_item.add(Line(appearance, _aligned(run, "median", align)))
 
 
 def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:

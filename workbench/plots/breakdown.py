@@ -105,8 +105,8 @@ class Icicle(Layer):
 
     def at(self, x: float, y: float) -> Cell | None:
         """Return the cell at a point of the axes."""
-        here = (self._start <= x) & (x < self._stop) & (self._row == np.floor(-y))
-        matching = np.flatnonzero(here)
+        at_point = (self._start <= x) & (x < self._stop) & (self._row == np.floor(-y))
+        matching = np.flatnonzero(at_point)
         return self.cells[int(matching[0])] if len(matching) else None
 
     def hover(self, cell: Cell | None) -> None:
@@ -140,11 +140,11 @@ class Icicle(Layer):
     def draw(self, painter: QPainter, frame: Frame) -> None:
         """Draw every cell that is wide enough to be seen."""
         left, right = frame.px(self._start), frame.px(self._stop)
-        seen = (right - left >= _LEAST_PX) & (right > 0) & (left < frame.width)
+        visible = (right - left >= _LEAST_PX) & (right > 0) & (left < frame.width)
         font = self._style.font(small=True)
         metrics = QFontMetricsF(font)
         painter.setFont(font)
-        for index in np.flatnonzero(seen).tolist():
+        for index in np.flatnonzero(visible).tolist():
             cell = self.cells[index]
             self._draw_cell(painter, metrics, frame, cell, float(left[index]), float(right[index]))
 

@@ -50,12 +50,12 @@ class Curve(Layer):
     def entries(self) -> list[Entry]:
         """Return the segment's name; its reading is the median without a pointer."""
         pen = self._style.pen(self._distribution.color)
-        none = QBrush(Qt.BrushStyle.NoBrush)
+        no_brush = QBrush(Qt.BrushStyle.NoBrush)
         label = self._distribution.label
         if len(label) > _LABEL and not self._style.paper:  # where the legend cuts what it must
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
         tail = f" ({self._median()})" if self._style.paper else ""
-        return [Entry(label, "line", pen, none, self._reading, "median 100 ms", tail)]
+        return [Entry(label, "line", pen, no_brush, self._reading, "median 100 ms", tail)]
 
     def _median(self) -> str:
         return f"median {MILLISECONDS.text(float(np.median(self._distribution.values)))}"

@@ -101,11 +101,11 @@ class Slices(Layer):
             self._matching = None
         else:
             hits = self.timeline.matching(text)
-            wanted = text.casefold()
+            search_text = text.casefold()
             self._matching = [
                 hits[lane.slices]
                 if len(lane.slices)
-                else np.array([wanted in module.casefold() for module in lane.modules], bool)
+                else np.array([search_text in module.casefold() for module in lane.modules], bool)
                 for lane in self.lanes
             ]
         self.update()
@@ -126,8 +126,8 @@ class Slices(Layer):
         if not 0 <= number < len(self.lanes):
             return None
         lane = self.lanes[number]
-        here = (lane.start <= x) & (x < lane.stop) & (lane.depth == row - self._tops[number])
-        hits = np.flatnonzero(here)
+        at_point = (lane.start <= x) & (x < lane.stop) & (lane.depth == row - self._tops[number])
+        hits = np.flatnonzero(at_point)
         return Hit(lane, int(hits[-1])) if len(hits) else None
 
     def hover(self, hit: Hit | None) -> None:
@@ -172,13 +172,13 @@ class Slices(Layer):
 
     def _draw_lane(self, painter: QPainter, frame: Frame, number: int, lane: Lane) -> None:
         left, right = frame.px(lane.start), frame.px(lane.stop)
-        seen = (right > 0) & (left < frame.width)
-        wide = seen & (right - left >= _LEAST_PX)
+        visible = (right > 0) & (left < frame.width)
+        wide = visible & (right - left >= _LEAST_PX)
         fills, mask = self._colors[number], None
         if self._matching is not None and lane.kind != STEP_TRACK:
             mask = self._matching[number]
         for depth in range(lane.rows):
-            narrow = np.flatnonzero(seen & ~wide & (lane.depth == depth))
+            narrow = np.flatnonzero(visible & ~wide & (lane.depth == depth))
             _, first = np.unique(np.floor(left[narrow]), return_index=True)
             for index in narrow[first].tolist():
                 box = self._box(frame, number, depth, lane.start[index], lane.stop[index])

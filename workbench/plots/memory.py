@@ -39,8 +39,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
             alone = len(runs) == 1
             name = names[column] if alone else f"{run.title} {names[column]}"
             color = run.color + kind if alone else run.color
-            look = Look(name, style, BYTES, color, dash=kind)
-            plot_item.add(Line(look, columns_of(run, column)))
+            appearance = Look(name, style, BYTES, color, dash=kind)
+            plot_item.add(Line(appearance, columns_of(run, column)))
         _add_devices(plot_item, runs, run, style)
     note_undrawn(plot_item, runs)
 
@@ -55,8 +55,8 @@ def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style)
             continue  # it is the steps' own
         kind = len(_COLUMNS) + number
         color = run.color + (kind if len(runs) == 1 else 0)
-        look = Look(f"{prefix(runs, run, device)}{words}", style, BYTES, color, dash=kind)
-        plot_item.add(Line(look, sampled(run, device, "memory_used")))
+        appearance = Look(f"{prefix(runs, run, device)}{words}", style, BYTES, color, dash=kind)
+        plot_item.add(Line(appearance, sampled(run, device, "memory_used")))
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:

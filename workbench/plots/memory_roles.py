@@ -85,11 +85,11 @@ def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
     peak = breakdown.peak(study)
     measured = {role: peak[role][0] for role in breakdown.ROLES if role in peak}
     free = breakdown.fragmentation(study)
-    made = [("at the peak", measured | ({FREE: free} if free > 0 else {}))]
+    bars = [("at the peak", measured | ({FREE: free} if free > 0 else {}))]
     estimate = {role: peak[role][1] for role in measured if np.isfinite(peak[role][1])}
     if estimate:
-        made.append(("estimated", estimate))
-    return made
+        bars.append(("estimated", estimate))
+    return bars
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:

@@ -50,15 +50,15 @@ class _Averages:
 
     def pull(self) -> None:
         """Add the new readings of the series."""
-        seen = self.columns.rows
+        row_count = self.columns.rows
         source = self._series.table
-        if seen and not isinstance(source, Columns):
+        if row_count and not isinstance(source, Columns):
             return  # read from a file, which does not grow
         t_s = source["t_s"]
-        if len(t_s) > seen:
-            means = _mean(source["values"][seen : len(t_s)], self._axis)
+        if len(t_s) > row_count:
+            means = _mean(source["values"][row_count : len(t_s)], self._axis)
             batch = {str(number): means[:, number] for number in range(means.shape[1])}
-            self.columns.append({"t_s": t_s[seen:], **batch})
+            self.columns.append({"t_s": t_s[row_count:], **batch})
 
 
 def draw(
@@ -77,7 +77,7 @@ def draw(
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, series.title))
     add_timeline(plot_item, runs, style)
     count, averaged = series.shape if lines == "rows" else series.shape[::-1]
-    what, other = (series.row, series.column) if lines == "rows" else (series.column, series.row)
+    noun, other = (series.row, series.column) if lines == "rows" else (series.column, series.row)
     numbers = np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int)).tolist()
     notes = [plot_item.header.subtitle, series.title]
     notes += [f"{len(numbers)} of {count}"] * (count > len(numbers))
@@ -87,9 +87,9 @@ def draw(
     for run in runs:
         session = f"{run.title} " if len(runs) > 1 else ""
         for number in numbers:
-            label = series.title if count == 1 else part(what, number, "row")
-            look = Look(session + label, style, unit, color, dash=color)
-            plot_item.add(Line(look, _tracks(run, name, lines, number)))
+            label = series.title if count == 1 else part(noun, number, "row")
+            appearance = Look(session + label, style, unit, color, dash=color)
+            plot_item.add(Line(appearance, _tracks(run, name, lines, number)))
             color += 1
 
 

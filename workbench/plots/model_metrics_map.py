@@ -82,12 +82,12 @@ class Heat(Layer):
         starts = [segment.start_s for segment in self._run.session.segments]
         for segment, series in self._measured:
             following = [start_s for start_s in starts if start_s > segment.start_s]
-            here, readings = _readings_at(series, times, min(following, default=math.inf))
+            covered, readings = _readings_at(series, times, min(following, default=math.inf))
             bands = min(self._bands, math.prod(series.shape))
             flat = readings.reshape(
                 len(readings), math.prod(series.shape)
             )  # empty: -1 cannot be inferred
-            values[here, :bands] = flat[:, :bands]
+            values[covered, :bands] = flat[:, :bands]
         self._shades = _shades(values, *self._limits).T
 
     def entries(self) -> list[Entry]:
@@ -167,10 +167,10 @@ def can_show(runs: Sequence[Run]) -> str | None:
 def _labels(series: MetricSeries, most: int) -> list[tuple[float, str]]:
     """Return the names of some rows (of columns if there is one row) at their middle."""
     rows, columns = series.shape
-    count, height, what = (rows, columns, series.row) if rows > 1 else (columns, 1, series.column)
+    count, height, noun = (rows, columns, series.row) if rows > 1 else (columns, 1, series.column)
     every = -(-count // most)
     return [
-        (-(number + 0.5) * height, part(what, number, "row") if count > 1 else series.title)
+        (-(number + 0.5) * height, part(noun, number, "row") if count > 1 else series.title)
         for number in range(0, count, every)
     ]
 
@@ -186,8 +186,8 @@ def _readings_at(series: MetricSeries, places: Array, stop_s: float) -> tuple[Ar
         return np.empty(0, int), np.empty((0, *series.shape), np.float32)
     held_s = float(np.median(np.diff(t_s))) if len(t_s) > 1 else 0.25
     last = np.searchsorted(t_s, places, side="right") - 1
-    here = np.flatnonzero((last >= 0) & (places <= min(t_s[-1] + held_s, stop_s)))
-    return here, np.asarray(series.table["values"][last[here]])
+    covered = np.flatnonzero((last >= 0) & (places <= min(t_s[-1] + held_s, stop_s)))
+    return covered, np.asarray(series.table["values"][last[covered]])
 
 
 def _shades(values: Array, low: float, high: float) -> Array:

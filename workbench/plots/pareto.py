@@ -69,10 +69,10 @@ class Configurations(Layer):
 
     def entries(self) -> list[Entry]:
         """Return the front and the other configurations."""
-        front, rest = self._style.pen(0), self._style.pen(1)
+        front_pen, other_pen = self._style.pen(0), self._style.pen(1)
         return [
-            Entry("Pareto front", "dots", front, QBrush(front.color())),
-            Entry("other configurations", "dots", rest, QBrush(rest.color())),
+            Entry("Pareto front", "dots", front_pen, QBrush(front_pen.color())),
+            Entry("other configurations", "dots", other_pen, QBrush(other_pen.color())),
         ]
 
     def x_span(self) -> tuple[float, float]:
@@ -156,9 +156,12 @@ def difference_words(row: Mapping[str, Any], best: Mapping[str, Any] | None) -> 
     """Return how a configuration differs from the best one; its title if there is none."""
     if best is None or row["candidate"] == 0:
         return str(row["title"])
-    own, its = changed_options(row), changed_options(best)
-    more = [*sorted(own - its), *(f"without {option}" for option in sorted(its - own))]
-    return ", ".join([BEST, *more])
+    options, best_options = changed_options(row), changed_options(best)
+    differences = [
+        *sorted(options - best_options),
+        *(f"without {option}" for option in sorted(best_options - options)),
+    ]
+    return ", ".join([BEST, *differences])
 
 
 def shown(runs: Sequence[Run]) -> tuple[Study, Run] | None:

@@ -45,13 +45,13 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, right: str = "
     for run in runs:
         for device in devices(run):
             title = prefix(runs, run, device)
-            look = Look(f"{title}power", style, WATTS, color, dash=color)
-            plot_item.add(Line(look, sampled(run, device, "power_w")))
+            appearance = Look(f"{title}power", style, WATTS, color, dash=color)
+            plot_item.add(Line(appearance, sampled(run, device, "power_w")))
             color += measured(run, device, "power_w")
             if other and measured(run, device, right):
-                look = Look(f"{title}{name} (right)", style, unit, color, dash=color)
+                appearance = Look(f"{title}{name} (right)", style, unit, color, dash=color)
                 scaled = _scaled(sampled(run, device, right), watts_per_unit)
-                plot_item.add(Line(look, scaled, shown_as=1.0 / watts_per_unit))
+                plot_item.add(Line(appearance, scaled, shown_as=1.0 / watts_per_unit))
                 color += 1
     if other:
         plot_item.show_right(unit, name[0].upper() + name[1:], 1.0 / watts_per_unit)

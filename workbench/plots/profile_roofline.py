@@ -94,12 +94,12 @@ class Operators(Layer):
                 continue
             name = self.points[index].name
             width = metrics.horizontalAdvance(name)
-            beside, below = y[index] - metrics.height() / 2, y[index] + radii[index] + 1
+            beside_y, below_y = y[index] - metrics.height() / 2, y[index] + radii[index] + 1
             for left, top in (
-                (x[index] + radii[index] + 3, beside),
-                (x[index] - radii[index] - 3 - width, beside),
-                (x[index] - width / 2, below),
-                (min(x[index] - radii[index], frame.width - width), below),
+                (x[index] + radii[index] + 3, beside_y),
+                (x[index] - radii[index] - 3 - width, beside_y),
+                (x[index] - width / 2, below_y),
+                (min(x[index] - radii[index], frame.width - width), below_y),
             ):
                 area = QRectF(left, top, width, metrics.height())
                 if plot.contains(area) and not any(area.intersects(other) for other in taken):

@@ -152,8 +152,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str
     for number, roof in enumerate(roofs(runs[0].session)):
         plot_item.add(RoofLine(roof, low, high, number, style))
     for color, name in enumerate(dict.fromkeys(kernel.implementation for kernel in kernels)):
-        own = [kernel for kernel in kernels if kernel.implementation == name]
-        plot_item.add(Kernels(own, color, style))
+        same_implementation = [kernel for kernel in kernels if kernel.implementation == name]
+        plot_item.add(Kernels(same_implementation, color, style))
     plot_item.add(Names(lowest, style))
 
 

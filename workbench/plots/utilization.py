@@ -45,16 +45,18 @@ class _Sampled(Line):
     """A line whose entry in the legend says how often it is sampled."""
 
     def __init__(
-        self, look: Look, tracks: Callable[[], list[Track]], run: Run, column: str
+        self, appearance: Look, tracks: Callable[[], list[Track]], run: Run, column: str
     ) -> None:
-        super().__init__(look, tracks)
+        super().__init__(appearance, tracks)
         self._run, self._column = run, column
 
     def entries(self) -> list[Entry]:
-        how = sampling(self._run.session.environment, self._column)
-        if not how:
+        sampling_text = sampling(self._run.session.environment, self._column)
+        if not sampling_text:
             return super().entries()
-        return [replace(entry, name=f"{entry.name}, {how}") for entry in super().entries()]
+        return [
+            replace(entry, name=f"{entry.name}, {sampling_text}") for entry in super().entries()
+        ]
 
 
 class _Absent(Layer):
@@ -68,9 +70,9 @@ class _Absent(Layer):
         if not self._run.session.telemetry:
             return []
         pen = QPen(shade(self._style.theme.muted))
-        none = QBrush(Qt.BrushStyle.NoBrush)
+        no_brush = QBrush(Qt.BrushStyle.NoBrush)
         words = absent(self._run.session.environment)
-        return [Entry(reason, "dots", pen, none) for reason in words]
+        return [Entry(reason, "dots", pen, no_brush) for reason in words]
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
@@ -86,8 +88,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
             for column in _FURTHER if number else UTILIZATION:
                 name = UTILIZATION[column]
                 title = f"CPU {name}" if is_cpu(device) else prefix(runs, run, device) + name
-                look = Look(title, style, PERCENT, color, dash=color)
-                plot_item.add(_Sampled(look, sampled(run, device, column), run, column))
+                appearance = Look(title, style, PERCENT, color, dash=color)
+                plot_item.add(_Sampled(appearance, sampled(run, device, column), run, column))
                 color += measured(run, device, column)
         plot_item.add(_Absent(run, style))
     note_undrawn(plot_item, runs)

@@ -205,7 +205,7 @@ def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
 
 def _cell(shown: str) -> Mapping[str, str]:
     """Return a cell: of a long text its first clause, and the rest behind "Details"."""
-    first, separator, rest = shown.partition("; ")
+    first, separator, details = shown.partition("; ")
     if separator and len(shown) > _LONG_CELL:
-        return {"text": first, "rest": rest}
+        return {"text": first, "rest": details}
     return {"text": shown, "rest": ""}

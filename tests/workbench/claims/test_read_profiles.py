@@ -135,7 +135,7 @@ def test_a_compile_time_is_that_of_the_first_compilation():
     for second, phase in enumerate(phases):
         message = protocol.PhaseChanged(t_s=3.0 * second, segment=0, phase=phase)
         list(course.on_message(message))
-    part = course._now.parts[0]
+    part = course._current.parts[0]
     assert (part.first_compile_s, part.compiling_s) == (6.0, 9.0)
     assert compile_seconds()(results_of(compile_s=[part.first_compile_s])).value == 6.0
     with pytest.raises(Unmeasured, match="nothing was compiled"):

@@ -58,7 +58,7 @@ class TrackLayer(Layer):
         self.scales = scales
         self._tracks = tracks
         self._shown: Sequence[Source] = ()
-        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+        self._last_spans: dict[tuple[str, int], tuple[float, float]] = {}
         self._views: list[tuple[View, float]] = []
         self._extremes: tuple[float, float] | None = None
         self._entry: Entry | None = None
@@ -75,12 +75,12 @@ class TrackLayer(Layer):
             if after is None:
                 continue
             shown.append(track)
-            seen = self._seen.get(track_key := (kind, len(shown)))
-            if seen is None or seen[0] != after[0]:
+            last_span = self._last_spans.get(track_key := (kind, len(shown)))
+            if last_span is None or last_span[0] != after[0]:
                 self.fresh = -np.inf
-            elif seen != after:
-                self.fresh = min(self.fresh, seen[1])
-            self._seen[track_key] = after
+            elif last_span != after:
+                self.fresh = min(self.fresh, last_span[1])
+            self._last_spans[track_key] = after
         return shown
 
     def x_span(self) -> tuple[float, float] | None:
@@ -106,9 +106,9 @@ class TrackLayer(Layer):
     def extremes_within(self, low: float, high: float) -> tuple[float, float]:
         """Return lowest and highest value from ``low`` to ``high``; inf and -inf without any."""
         values = [bound for view, _ in self._views for bound in (view.low, view.high)]
-        seen = np.concatenate([np.empty(0), *values])
-        seen = seen[(seen >= low) & (seen <= high)]
-        return float(seen.min(initial=np.inf)), float(seen.max(initial=-np.inf))
+        bounds = np.concatenate([np.empty(0), *values])
+        bounds = bounds[(bounds >= low) & (bounds <= high)]
+        return float(bounds.min(initial=np.inf)), float(bounds.max(initial=-np.inf))
 
     def _find_extremes(self) -> tuple[float, float] | None:
         views = [view for view, _ in self._views if len(view.low)]
@@ -143,8 +143,9 @@ class TrackLayer(Layer):
 
     def pens(self) -> tuple[QPen, QBrush]:
         """Return the pen and brush that draw the layer."""
-        look = self.appearance
-        return look.style.pen(look.color, look.dash, look.width), QBrush(Qt.BrushStyle.NoBrush)
+        appearance = self.appearance
+        pen = appearance.style.pen(appearance.color, appearance.dash, appearance.width)
+        return pen, QBrush(Qt.BrushStyle.NoBrush)
 
     def _pixels(self, view: View, frame: Frame) -> tuple[Array, Array, Array]:
         """Return x, top and bottom in pixels, of the painted range and a little beyond."""
@@ -193,11 +194,11 @@ class Band(TrackLayer):
 
     def __init__(
         self,
-        look: Look,
+        appearance: Look,
         lows: Callable[[], Sequence[Source]],
         highs: Callable[[], Sequence[Source]],
     ) -> None:
-        super().__init__(look, lows)
+        super().__init__(appearance, lows)
         self._highs = highs
         self._shown_highs: Sequence[Source] = ()
 
@@ -232,8 +233,9 @@ class Band(TrackLayer):
         return dataclasses.replace(super()._new_entry(), widest="888–888 ms/s")
 
     def pens(self) -> tuple[QPen, QBrush]:
-        look = self.appearance
-        return QPen(Qt.PenStyle.NoPen), QBrush(look.style.color(look.color, look.alpha))
+        appearance = self.appearance
+        color = appearance.style.color(appearance.color, appearance.alpha)
+        return QPen(Qt.PenStyle.NoPen), QBrush(color)
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         # Flat edges of a translucent area look the same without antialiasing, at half the cost.
@@ -252,9 +254,9 @@ class Samples(TrackLayer):
     mark = "dots"
 
     def pens(self) -> tuple[QPen, QBrush]:
-        look = self.appearance
-        color = look.style.color(look.color, look.alpha)
-        pen = QPen(color, 1.7 * look.style.line_px)
+        appearance = self.appearance
+        color = appearance.style.color(appearance.color, appearance.alpha)
+        pen = QPen(color, 1.7 * appearance.style.line_px)
         pen.setCapStyle(Qt.PenCapStyle.RoundCap)
         return pen, QBrush(color)
 
@@ -288,8 +290,8 @@ def _overlaps(track: Source, start: float, stop: float) -> bool:
 
 def _value(tracks: Sequence[Source], x: float) -> float:
     """Return the value at ``x`` of the track that began last before it; the newest for NaN."""
-    begun = [track for track in tracks if track.span is not None and not x < track.span[0]]
-    if not begun:
+    started = [track for track in tracks if track.span is not None and not x < track.span[0]]
+    if not started:
         return float("nan")
-    track = max(begun, key=lambda track: track.span or (0.0, 0.0))
+    track = max(started, key=lambda track: track.span or (0.0, 0.0))
     return track.at(track.span[1] if np.isnan(x) and track.span else x)

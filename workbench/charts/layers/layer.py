@@ -60,9 +60,9 @@ class Layer(QGraphicsItem):
 
     def update_view(self, frame: Frame) -> None:
         """Decimate what ``frame`` shows if the frame's x range or the data changed."""
-        wanted = (*frame.x, frame.bin)
-        if self.fresh < np.inf or wanted != self._decimated:
-            self._decimated = wanted
+        requested_view = (*frame.x, frame.bin)
+        if self.fresh < np.inf or requested_view != self._decimated:
+            self._decimated = requested_view
             self.decimate(frame)
 
     def decimate(self, frame: Frame) -> None:

@@ -56,17 +56,17 @@ def marks(session: Session, titled: Callable[[str], str] = str) -> list[Mark]:
     ]
     toggle_times = [mark.t_s for mark in marks_made if mark.kind == "toggle"]
     marks_made += [
-        Mark(segment.start_s, "toggle", titled(_begun(segment, before)))
+        Mark(segment.start_s, "toggle", titled(_segment_text(segment, before)))
         for before, segment in itertools.pairwise(session.segments[-MOST_SEGMENTS:])
         if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in toggle_times)
     ]
     return sorted(marks_made, key=lambda mark: mark.t_s)
 
 
-def _begun(segment: Segment, before: Segment) -> str:
+def _segment_text(segment: Segment, before: Segment) -> str:
     """Return a segment's name, after the model and workload if these differ from those before."""
-    now = segment.configuration.title
-    return segment.label if now == before.configuration.title else f"{now}: {segment.label}"
+    title = segment.configuration.title
+    return segment.label if title == before.configuration.title else f"{title}: {segment.label}"
 
 
 class Markers(Layer):
@@ -129,9 +129,9 @@ class Lane(QGraphicsWidget):
         free = [0.0] * rows
         self._labels = []
         scale = frame.width / (frame.x[1] - frame.x[0])
-        seen = [mark for mark in marks if frame.x[0] <= mark.t_s <= frame.x[1]]
-        places = [(mark.t_s - frame.x[0]) * scale for mark in seen]
-        for number, (mark, x) in enumerate(zip(seen, places, strict=True)):
+        visible = [mark for mark in marks if frame.x[0] <= mark.t_s <= frame.x[1]]
+        places = [(mark.t_s - frame.x[0]) * scale for mark in visible]
+        for number, (mark, x) in enumerate(zip(visible, places, strict=True)):
             after = places[number + rows] if number + rows < len(places) else frame.width
             most = min(_LABEL_PX, max(_LEAST_PX, after - x - 14))
             text = metrics.elidedText(mark.text, Qt.TextElideMode.ElideRight, most)

@@ -28,8 +28,10 @@ def merged(
     Those are left apart that NaN, or a leap of x by more than ``gap``, divides.
     """
     finite = np.isfinite(top) & np.isfinite(bottom)
-    apart = (np.diff(np.floor(x / width)) != 0) | (np.diff(x) > gap) | ~finite[1:] | ~finite[:-1]
-    first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    separated = (
+        (np.diff(np.floor(x / width)) != 0) | (np.diff(x) > gap) | ~finite[1:] | ~finite[:-1]
+    )
+    first = np.concatenate([[0], np.flatnonzero(separated) + 1])
     last = np.concatenate([first[1:], [len(x)]]) - 1
     lows, highs = np.maximum.reduceat(bottom, first), np.minimum.reduceat(top, first)
     return (x[first] + x[last]) / 2, highs, lows
@@ -168,8 +170,12 @@ def columns(
 ) -> None:
     """Draw one upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
     with np.errstate(invalid="ignore"):
-        seen = (bottom >= 0) & (top <= frame.height) & (x >= 0) & (x <= frame.width)
-    x, top, bottom = x[seen], top[seen].clip(0, frame.height), bottom[seen].clip(0, frame.height)
+        visible = (bottom >= 0) & (top <= frame.height) & (x >= 0) & (x <= frame.width)
+    x, top, bottom = (
+        x[visible],
+        top[visible].clip(0, frame.height),
+        bottom[visible].clip(0, frame.height),
+    )
     painter.setPen(pen)
     _lines(painter, np.column_stack([x, top, x, np.maximum(bottom, top + 1)]))
 
@@ -205,10 +211,10 @@ def ragged(
 def points(painter: QPainter, pen: QPen, x: Array, y: Array, frame: Frame) -> None:
     """Draw dots of the pen's width."""
     with np.errstate(invalid="ignore"):
-        seen = (x >= 0) & (x <= frame.width) & (y >= 0) & (y <= frame.height)
-    if seen.any():
+        visible = (x >= 0) & (x <= frame.width) & (y >= 0) & (y <= frame.height)
+    if visible.any():
         painter.setPen(pen)
-        painter.drawPoints(arrayToQPolygonF(x[seen], y[seen]))
+        painter.drawPoints(arrayToQPolygonF(x[visible], y[visible]))
 
 
 def clipped(segments: Array, width: float, height: float) -> Array:

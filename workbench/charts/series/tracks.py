@@ -193,7 +193,7 @@ class Rolling:
         self._segment = segment
         self._column = column
         self._thin = thin
-        self._seen = 0
+        self._pulled_rows = 0
         self.steady = 0  # steady steps so far
         self._tail = np.empty(0, np.float32)
         self.columns = Columns(
@@ -203,34 +203,34 @@ class Rolling:
     def pull(self) -> None:
         """Add the new steps of the segment."""
         steps = self._segment.steps
-        if self._seen and not isinstance(steps, Columns):
+        if self._pulled_rows and not isinstance(steps, Columns):
             return
         t_s = steps["t_s"]
-        if len(t_s) <= self._seen:
+        if len(t_s) <= self._pulled_rows:
             return
-        new = slice(self._seen, len(t_s))
+        new = slice(self._pulled_rows, len(t_s))
         values = np.asarray(steps[self._column][new], np.float32)
         steady = (steps["phase"][new] == Phase.STEADY) & np.isfinite(values)
-        rows = np.flatnonzero(steady) + self._seen
-        self._seen = len(t_s)
+        rows = np.flatnonzero(steady) + self._pulled_rows
+        self._pulled_rows = len(t_s)
         self._append(t_s[rows], values[steady], rows)
 
     def _append(self, t_s: Array, values: Array, rows: Array) -> None:
         if not len(values):
             return
         number = np.arange(self.steady, self.steady + len(values))
-        wanted = np.zeros(len(values), bool)
+        selected = np.zeros(len(values), bool)
         for until, hop in _HOPS if self._thin else _EVERY:
-            wanted |= (number < until) & (number % hop == 0)
+            selected |= (number < until) & (number % hop == 0)
         padding = np.full(max(0, WINDOW - 1 - len(self._tail)), np.nan, np.float32)
         history = np.concatenate([padding, self._tail, values])
-        windows = sliding_window_view(history, WINDOW)[wanted]
+        windows = sliding_window_view(history, WINDOW)[selected]
         low, middle, high = rolling_percentiles(windows)
         self.columns.append(
             {
-                "t_s": t_s[wanted],
-                "number": number[wanted],
-                "row": rows[wanted],
+                "t_s": t_s[selected],
+                "number": number[selected],
+                "row": rows[selected],
                 "p5": low,
                 "median": middle,
                 "p95": high,
