@@ -108,9 +108,9 @@ _BACKWARD = Tunable("qk.backward", (qk_backward_kernel,), _backward_tiles)
 
 
 def _key(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> Key:
-    way = "no table" if cos is None else "interleaved" if interleaved else "halves"
+    table_layout = "no table" if cos is None else "interleaved" if interleaved else "halves"
     device, (batch, q_heads, length, dim) = q.get_device(), q.shape
-    return device, dim, q_heads, k.shape[1], q.dtype, way, size_class(batch * length)
+    return device, dim, q_heads, k.shape[1], q.dtype, table_layout, size_class(batch * length)
 
 
 @replayed
@@ -300,17 +300,17 @@ def random_heads(
 
 
 def sizes(
-    batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: Any
+    batch: int, length: int, heads: int, kv_heads: int, dim: int, **more_sizes: Any
 ) -> dict[str, Any]:
     """Return the sizes of a case over heads, by name."""
     named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
-    return named | more
+    return named | more_sizes
 
 
 HUGE = (Huge(sizes(66, 4096, 64, 1, 128)),)
 
 
-def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
+def random_sizes(random: Random, **more_sizes: Any) -> dict[str, Any]:
     """Draw small sizes of every kind, for the tests."""
     return sizes(
         random.randint(1, 3),
@@ -318,7 +318,7 @@ def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
         random.randint(1, 9),
         random.randint(1, 9),
         2 * random.randint(1, 40),
-        **more,
+        **more_sizes,
     )
 
 

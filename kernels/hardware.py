@@ -142,8 +142,8 @@ def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None
             return f"{title} needs a CUDA GPU, and torch finds none"
         has = of("cuda").capability
         if has < capability:
-            wanted = ".".join(map(str, capability))
-            return f"{title} needs compute capability {wanted}, not {'.'.join(map(str, has))}"
+            needed = ".".join(map(str, capability))
+            return f"{title} needs compute capability {needed}, not {'.'.join(map(str, has))}"
         return None
 
     return missing

@@ -164,11 +164,11 @@ class Family:
         return self.costs(config).parameters
 
     def flops(
-        self, config: Any, batch: int, sequence: int, training: bool = False, **more: Any
+        self, config: Any, batch: int, sequence: int, training: bool = False, **options: Any
     ) -> int:
-        """Count FLOPs of one step; ``more`` as of ``models.costs.model_costs.flops``."""
+        """Count FLOPs of one step; ``options`` as of ``models.costs.model_costs.flops``."""
         costs = self.costs(config)
-        return flops(costs, batch=batch, sequence=sequence, training=training, **more)
+        return flops(costs, batch=batch, sequence=sequence, training=training, **options)
 
     def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
         """Estimate bytes by role; ``costs.footprint`` documents the step's arguments.

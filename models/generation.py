@@ -195,10 +195,10 @@ def _check_chunk(chunk: int | None) -> None:
         raise ConfigurationError(f"prefill: chunk = {chunk} must be at least 1")
 
 
-def _checked_tokens(what: str, tokens_BS: Tensor) -> tuple[int, int]:
+def _checked_tokens(method: str, tokens_BS: Tensor) -> tuple[int, int]:
     if tokens_BS.dim() != 2 or tokens_BS.dtype != torch.int64 or tokens_BS.numel() == 0:
         raise ConfigurationError(
-            f"{what}: expected int64 tokens [B, S], at least one, but got {tokens_BS.dtype} "
+            f"{method}: expected int64 tokens [B, S], at least one, but got {tokens_BS.dtype} "
             f"{tuple(tokens_BS.shape)}"
         )
     return tokens_BS.shape[0], tokens_BS.shape[1]

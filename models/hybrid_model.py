@@ -85,7 +85,7 @@ class HybridEfficientModel(Model):
         tab_hidden_dim: int,
         fused_dim: int,
         use_moe: bool = False,
-        **more: Any,
+        **config_options: Any,
     ) -> None:
         super().__init__()
         self.config = config = MahiaConfig(
@@ -97,7 +97,7 @@ class HybridEfficientModel(Model):
             tab_hidden_dim=tab_hidden_dim,
             fused_dim=fused_dim,
             use_moe=use_moe,
-            **more,
+            **config_options,
         )
         check_fields("mahia", MahiaConfig, config)
         check(config)

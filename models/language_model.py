@@ -145,8 +145,10 @@ class LanguageModel(Model):
 
     def measured_rows(self, blocks: range) -> dict[str, list[int]]:
         """Return, for each metric, the rows that these blocks of the stage measure."""
-        own = [self._rows[index] for index in blocks]
-        return {name: [rows[name] for rows in own if name in rows] for name in self.metrics()}
+        block_rows = [self._rows[index] for index in blocks]
+        return {
+            name: [rows[name] for rows in block_rows if name in rows] for name in self.metrics()
+        }
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
         """Return an empty decode state on the model's device for ``length`` positions.
@@ -256,35 +258,37 @@ class LanguageModel(Model):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after all blocks, and the sum of their losses or None."""
         n_blocks = len(self.blocks)
-        again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
+        recompute_flags = (
+            self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
+        )
         # Blocks that normalise and add for themselves.
-        apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
+        is_unfused = [not self.fused_add_norm or checkpointed for checkpointed in recompute_flags]
         self.fused_additions = self.applied_blocks = 0
         self.applied_tokens = x_BSE.shape[1]
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, if the addition computed it
         measured: dict[int, Mapping[str, Tensor]] = {}
-        given = self.given(x_BSE, cache, position)
-        own = self.passage.blocks
-        for index in own:
+        block_inputs = self.given(x_BSE, cache, position)
+        indices = self.passage.blocks
+        for index in indices:
             block = self.blocks[index]
             state = None if cache is None else cache.layers[index]
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
-            more = (*given[index], *drawn)
-            if again[index]:
-                output = self.recomputed(block, x_BSE, None, None, *more)
-            elif apart[index]:
-                output = block(x_BSE, state, position, *more)
+            inputs = (*block_inputs[index], *drawn)
+            if recompute_flags[index]:
+                output = self.recomputed(block, x_BSE, None, None, *inputs)
+            elif is_unfused[index]:
+                output = block(x_BSE, state, position, *inputs)
             else:
                 u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
-                output = block.branch(u_BSE, state, position, *more)
+                output = block.branch(u_BSE, state, position, *inputs)
             if not isinstance(output, BlockOutput):
                 output = BlockOutput(output, None, {})
             normed_BSE = None
             self.applied_blocks += 1
-            if apart[index]:
+            if is_unfused[index]:
                 x_BSE = output.x
-            elif index + 1 < own.stop and not apart[index + 1]:
+            elif index + 1 < indices.stop and not is_unfused[index + 1]:
                 norm = self.blocks[index + 1].norm
                 normed_BSE, x_BSE = kernels.add_rms_norm(output.x, x_BSE, norm.weight, norm.eps)
                 self.fused_additions += 1

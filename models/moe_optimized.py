@@ -125,15 +125,15 @@ class FullyOptimizedMoESystem(nn.Module):
         """Return ``off``, ``effective: why`` or ``no effect: why`` of each switch."""
         if not self._seen:
             raise ConfigurationError("FullyOptimizedMoESystem: effects are known only after a call")
-        seen, blocks = self._seen, self._seen["checkpointed"]
-        device = seen["nothing"].device.type
+        last_call, blocks = self._seen, self._seen["checkpointed"]
+        device = last_call["nothing"].device.type
         with torch.no_grad(), torch.autocast(device, self.amp_dtype, enabled=self.use_amp):
-            computed = self.moe.blocks[0].attention.qkv(seen["nothing"]).dtype
+            computed = self.moe.blocks[0].attention.qkv(last_call["nothing"]).dtype
         effects = {
             "compile": _effect(
                 self.use_compile,
-                seen["graphs"] > 0,
-                f"{seen['graphs']} graphs compiled so far",
+                last_call["graphs"] > 0,
+                f"{last_call['graphs']} graphs compiled so far",
                 "nothing was compiled",
             ),
             "amp": _effect(

@@ -26,8 +26,8 @@ def describe(ceilings: Ceilings) -> str:
     rates = ", ".join(
         f"{name} {matrix_rate(rate, name)}" for name, rate in ceilings.flops_per_s.items()
     )
-    what = "" if ceilings.driver.startswith("threads") else "driver "
-    driver = f", {what}{ceilings.driver}" if ceilings.driver else ""
+    prefix = "" if ceilings.driver.startswith("threads") else "driver "
+    driver = f", {prefix}{ceilings.driver}" if ceilings.driver else ""
     disturbed = f"; may be too low, because {ceilings.disturbed}" if ceilings.disturbed else ""
     return (
         f"copy {number(ceilings.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "

@@ -49,8 +49,8 @@ def energy_of(session: Session, segment: Segment) -> Energy:
     starts = np.asarray(segment.steps["t_s"])
     joules = seconds = steps = 0.0
     for first, last in _stretches(is_steady):
-        spent, lasted, made = _measure(counters[0], starts[first:last])
-        joules, seconds, steps = joules + spent, seconds + lasted, steps + made
+        stretch_joules, stretch_s, stretch_steps = _measure(counters[0], starts[first:last])
+        joules, seconds, steps = joules + stretch_joules, seconds + stretch_s, steps + stretch_steps
     if not seconds:
         return Energy(why_not=f"fewer than {LEAST_S:g} s of uninterrupted steady steps")
     per_step = joules / steps

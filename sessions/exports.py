@@ -51,10 +51,10 @@ def exportable(session: Session) -> dict[str, list[Table]]:
 
 
 def _tables_of(
-    chosen: Callable[[Session], Sequence[Study]], made: Callable[[Study], Table]
+    chosen: Callable[[Session], Sequence[Study]], make_table: Callable[[Study], Table]
 ) -> Callable[[Session], list[Table]]:
     """Return a function for the tables of some studies that have rows."""
-    return lambda session: [table for study in chosen(session) if (table := made(study)).rows]
+    return lambda session: [table for study in chosen(session) if (table := make_table(study)).rows]
 
 
 def _studies_of(kind: str) -> Callable[[Session], list[Study]]:
@@ -75,12 +75,12 @@ def _bench(session: Session) -> list[Table]:
     return [kernels_table(session)] if timed else []
 
 
-def _of_neighbours(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
+def _of_neighbours(make_table: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
     """Return a function for tables that compare each profile with the previous one."""
 
     def tables(session: Session) -> list[Table]:
         profiles = breakdown.profiles(session)
-        return [made(*sides) for sides in itertools.pairwise(profiles)]
+        return [make_table(*sides) for sides in itertools.pairwise(profiles)]
 
     return tables
 

@@ -25,17 +25,17 @@ _SHORT = {  # where several are missing
 
 def sampling(environment: Mapping[str, str], column: str) -> str:
     """Return how often a column is sampled; empty if it is not or the session does not say."""
-    how = environment.get(f"{SAMPLING}{column}", "")
-    return "" if how.startswith(ABSENT) else how
+    description = environment.get(f"{SAMPLING}{column}", "")
+    return "" if description.startswith(ABSENT) else description
 
 
 def absent(environment: Mapping[str, str]) -> list[str]:
     """Return what is not measured, and why: "no clock: the reason", one clause for each reason."""
     missing: dict[str, dict[str, str]] = {}  # by reason: names by column
     for column, name in SENSORS.items():
-        how = environment.get(f"{SAMPLING}{column}", "")
-        if how.startswith(ABSENT):
-            missing.setdefault(how.removeprefix(ABSENT), {})[column] = name
+        description = environment.get(f"{SAMPLING}{column}", "")
+        if description.startswith(ABSENT):
+            missing.setdefault(description.removeprefix(ABSENT), {})[column] = name
     return [f"no {', '.join(_brief(names))}: {reason}" for reason, names in missing.items()]
 
 

@@ -100,9 +100,9 @@ class Table:
 
     def turned(self) -> Table:
         """Return the table on its side: a row for each column but the first, the names."""
-        names, *rest = range(len(self.columns))
+        names, *remaining = range(len(self.columns))
         columns = [self.columns[names], *(Column(text(row[names])) for row in self.rows)]
-        rows = [[self.columns[n].heading, *(row[n] for row in self.rows)] for n in rest]
+        rows = [[self.columns[n].heading, *(row[n] for row in self.rows)] for n in remaining]
         return dataclasses.replace(self, columns=columns, rows=rows)
 
     def to_data(self) -> dict[str, Any]:
@@ -159,14 +159,14 @@ def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table
     Toggles that not every session has (a kernel's have none of a model's) are left to
     ``differences_table``.
     """
-    own = [
+    listed = [
         difference
         for difference in comparison.differences
         if not difference.name.startswith("environment.")
         and not (difference.name.startswith("toggles.") and None in difference.values)
     ]
     chosen = Difference("segment", [arm.segment.title for arm in comparison.arms])
-    return _arms_table(title, "session", comparison.arms, [chosen, *own])
+    return _arms_table(title, "session", comparison.arms, [chosen, *listed])
 
 
 def differences_table(comparison: Comparison, title: str = "Differences") -> Table:
@@ -238,7 +238,7 @@ def _arms_table(
     warnings: Sequence[str] = (),
 ) -> Table:
     unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
-    peaks, own = sizes[: len(arms)], sizes[len(arms) :]
+    peaks, own_peaks = sizes[: len(arms)], sizes[len(arms) :]
     columns = [Column(heading), *(Column(difference.name) for difference in different)]
     columns += [*_STEP_COLUMNS, Column(memory_heading(arms), unit)]
     if has_others := any(arm.segment.ledger.get(OTHERS) for arm in arms):
@@ -257,7 +257,11 @@ def _arms_table(
         settings = [difference.values[row_number] for difference in different]
         row: list[Cell] = [arm.title]
         row += [None if value is None else str(value) for value in settings]
-        row += [*_step_cells(arm), peaks[row_number], *([own[row_number]] if has_others else [])]
+        row += [
+            *_step_cells(arm),
+            peaks[row_number],
+            *([own_peaks[row_number]] if has_others else []),
+        ]
         if has_shares:
             row.append(_percent(shares[row_number], arm.summary.median, arm.summary.error))
         if any(numbers):

@@ -105,7 +105,7 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return False
 
 
-class _Seen:
+class _CachingContext:
     """Context that unpacks its saved tensors once, as checkpoints require, and caches them."""
 
     def __init__(self, ctx: Any) -> None:
@@ -136,16 +136,18 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def run(ctx: Any, *gradients: Any) -> Any:
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
-        seen = _Seen(ctx)
+        caching_ctx = _CachingContext(ctx)
         with torch.no_grad():
-            result = backward(seen, *gradients)
+            result = backward(caching_ctx, *gradients)
         parts = result if isinstance(result, tuple) else (result,)
-        given = [x for x in parts if x is not None]
-        ways = [x for x in (*seen.saved_tensors, *gradients) if x is not None and x.requires_grad]
+        returned = [x for x in parts if x is not None]
+        dependencies = [
+            x for x in (*caching_ctx.saved_tensors, *gradients) if x is not None and x.requires_grad
+        ]
         # One more input, for gradients that were saved without what they depend on.
-        ways.append(torch.zeros((), requires_grad=True))
-        refused = torch._C._functions.DelayedError(why.encode(), len(given) + len(ways))
-        passed = iter(refused(*given, *ways))
+        dependencies.append(torch.zeros((), requires_grad=True))
+        refused = torch._C._functions.DelayedError(why.encode(), len(returned) + len(dependencies))
+        passed = iter(refused(*returned, *dependencies))
         return tuple(None if x is None else next(passed) for x in parts)
 
     return run

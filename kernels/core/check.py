@@ -120,19 +120,21 @@ class Exact:
         if not exact.numel():
             return Comparison(what, 0.0, 0.0, 0.0, 0.0)
         if not result.is_floating_point():
-            off = (result != exact).double()
-            return Comparison(what, float(off.max()), 0.0, _rms(off), 0.0, float(off.mean()))
-        off, lost = (result.double() - exact), (baseline.double() - exact)
+            deviation = (result != exact).double()
+            return Comparison(
+                what, float(deviation.max()), 0.0, _rms(deviation), 0.0, float(deviation.mean())
+            )
+        deviation, lost = (result.double() - exact), (baseline.double() - exact)
         ulp = torch.finfo(result.dtype).eps
         stated = stated_ulps * torch.finfo(torch.float32).eps
         return Comparison(
             what,
-            error=float(off.abs().max()),
+            error=float(deviation.abs().max()),
             allowed=2 * float(lost.abs().max())
             + (ULPS * ulp + stated) * (float(exact.abs().max()) or 1.0),
-            rms_error=_rms(off),
+            rms_error=_rms(deviation),
             rms_allowed=2 * _rms(lost) + (RMS_ULPS * ulp + stated) * (_rms(exact) or 1.0),
-            mean_error=float(off.abs().mean()),
+            mean_error=float(deviation.abs().mean()),
         )
 
     def _random_upstream(self, seed: int) -> list[Tensor]:
@@ -195,9 +197,9 @@ def _last(x: Tensor, like: Tensor) -> Tensor:
     return x[tuple(slice(x.shape[dim] - n, None) for dim, n in enumerate(like.shape))]
 
 
-def _stated(call: Callable[..., Any], where: Tensor) -> float:
+def _stated(call: Callable[..., Any], result: Tensor) -> float:
     stated = call.stated_ulps if isinstance(call, Implementation) else {}
-    return stated.get(where.device.type, 0.0)
+    return stated.get(result.device.type, 0.0)
 
 
 @contextlib.contextmanager
@@ -239,8 +241,8 @@ def as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def _stretch(x: Tensor) -> Tensor:
-    apart = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
-    return apart.copy_(x)
+    strided = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+    return strided.copy_(x)
 
 
 def _leaf(x: Tensor, dtype: torch.dtype | None, gradient: bool) -> Tensor:

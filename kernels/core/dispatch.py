@@ -136,8 +136,8 @@ def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> st
     """Count the implementation that a name means for these inputs, and return its name."""
     if name == "torch" and op.standard is not None:
         name, why = op.standard(*args)
-        given = (STANDARD, why, "" if reason == REQUESTED else reason)
-        reason = "; ".join(part for part in given if part)
+        clauses = (STANDARD, why, "" if reason == REQUESTED else reason)
+        reason = "; ".join(part for part in clauses if part)
     _count(op.name, name, reason)
     return name
 

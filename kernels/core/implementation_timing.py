@@ -86,8 +86,8 @@ class Measurement:
         ]
         if parts:
             parts[0] += " ms"
-        how = "GPU time" if captured else "GPU and host time"
-        return f"{MEASURED}, {how} of a call: {', '.join(parts)}{dropped}"
+        timed_quantity = "GPU time" if captured else "GPU and host time"
+        return f"{MEASURED}, {timed_quantity} of a call: {', '.join(parts)}{dropped}"
 
 
 def contenders(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> list[str]:
@@ -141,7 +141,7 @@ def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]
         else x
         for x in args
     ]
-    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    trainable = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     upstream: list[Tensor] = []
 
     def call(compared: bool = False) -> list[Tensor]:
@@ -157,7 +157,7 @@ def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]
             generator = torch.Generator(live[0].device).manual_seed(0)
             make = {"generator": generator, "device": live[0].device}
             upstream.extend(torch.randn(y.shape, dtype=y.dtype, **make) for y in live)
-        gradients = torch.autograd.grad(live, wanted, upstream, allow_unused=True)
+        gradients = torch.autograd.grad(live, trainable, upstream, allow_unused=True)
         return [y.detach() for y in outputs] + [g for g in gradients if g is not None]
 
     return call

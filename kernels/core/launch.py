@@ -72,13 +72,15 @@ def launcher(kernel: Any) -> Callable[..., None]:
 
         return launch
     local: dict[str, Any] = {}
-    how = form()
-    code = compile(_source(kernel, how), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
+    launch_form = form()
+    code = compile(
+        _source(kernel, launch_form), f"launcher of {kernel.module}.{kernel.__name__}", "exec"
+    )
     exec(code, globals(), local)
     alike: dict[Any, Any] = {}
     cache: dict[Any, Any] = {}
     _CACHES.extend((alike, cache))
-    return local["make"](kernel, cache, alike, _observers(kernel), how)
+    return local["make"](kernel, cache, alike, _observers(kernel), launch_form)
 
 
 def forget() -> None:
@@ -145,7 +147,7 @@ def make(_kernel, _kept, _alike, _observers, _form):
     {addresses}
     _active, _device_of, _stream_of = active_driver[0]
     if _active is not driver._active:
-      _device_of, _stream_of = _ask()
+      _device_of, _stream_of = _query_driver()
     _device = _device_of()
     _odd = ({any_address}) & 15
     if _odd:
@@ -249,8 +251,8 @@ def _by_triton(
 
 
 def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:
-    given = {"num_warps": num_warps, "num_stages": num_stages}
-    return {name: number for name, number in given.items() if number is not None}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return {name: number for name, number in options.items() if number is not None}
 
 
 def _observers(kernel: Any) -> tuple[Any, ...]:
@@ -277,7 +279,7 @@ def _watched(kernel: Any) -> bool:
     )
 
 
-def _ask() -> tuple[Callable[[], int], Callable[[int], int]]:
+def _query_driver() -> tuple[Callable[[], int], Callable[[int], int]]:
     """Return the functions for the current device and stream, until another driver is active."""
     active = driver.active
     device_of = active.get_current_device
@@ -304,13 +306,13 @@ def _of_tensors(key: tuple[Any, ...]) -> bool:
     return any(isinstance(part, torch.Tensor) for part in key)
 
 
-def _entry(kernel: Any, compiled: Any, how: Form) -> tuple[Any, ...] | None:
+def _entry(kernel: Any, compiled: Any, launch_form: Form) -> tuple[Any, ...] | None:
     if (
         not isinstance(compiled, CompiledKernel)  # still being compiled
         or kernel.used_global_vals  # Triton checks their values at each launch
     ):
         return None
-    bound = how.bound(kernel, compiled)
+    bound = launch_form.bound(kernel, compiled)
     # Holds the compiled kernel, whose code would be unloaded without a reference.
     return bound and (*bound, compiled)
 

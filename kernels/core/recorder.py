@@ -53,8 +53,8 @@ class Recorder(TorchDispatchMode):
         self.missed = ""
         self.effects: list[Callable[[], None]] = []
         self.operators = operators
-        self._given: list[Any] = [None]
-        self._made: list[tuple[Make, Tensor, bool]] = []  # and whether it is only allocated
+        self._arguments: list[Any] = [None]
+        self._allocations: list[tuple[Make, Tensor, bool]] = []  # and whether it is only allocated
         self._at = {id(None): (0, 0)}  # by identity: the slot, and bytes behind its beginning
         self._alive: list[Tensor] = []  # so that identities stay unique
         self._views: list[Tensor] = []
@@ -64,8 +64,8 @@ class Recorder(TorchDispatchMode):
     def given(self, x: Tensor) -> Tensor:
         """Register an argument; one passed twice becomes two tensors, as it may be next time."""
         x = x.detach() if id(x) in self._at else x
-        self._at[id(x)] = (len(self._given), 0)
-        self._given.append(x)
+        self._at[id(x)] = (len(self._arguments), 0)
+        self._arguments.append(x)
         return x
 
     def misses(self, what: str) -> None:
@@ -80,13 +80,15 @@ class Recorder(TorchDispatchMode):
         result = operation(*args, **options)
         name = operation.overloadpacket.__name__
         if name in EMPTY or name in ZEROS:
-            make = _empty(result, self._given)
+            make = _empty(result, self._arguments)
             self._makes(_zeros(make) if name in ZEROS else make, result, name in EMPTY)
-        elif name in COPIES and any(args[0] is x for x in self._given) and options.keys() <= LIKE:
+        elif (
+            name in COPIES and any(args[0] is x for x in self._arguments) and options.keys() <= LIKE
+        ):
             slot, _ = self._at[id(args[0])]
             self._makes(_copy(slot, options), result, False)
         elif name == "mm" and all(self._is_argument(x) for x in args):
-            factors = [_view(*self._at[id(x)], x, self._given) for x in args]
+            factors = [_view(*self._at[id(x)], x, self._arguments) for x in args]
             self._makes(_product(*factors), result, False)
         elif name in VIEWS and id(args[0]) in self._at:
             slot, offset = self._at[id(args[0])]
@@ -133,15 +135,17 @@ class Recorder(TorchDispatchMode):
         returned = [self._at[id(x)][0] for x in parts]
         makes, moved = self._arranged(returned)
         views: dict[tuple[int, int], int] = {}
-        behind = len(self._given) + len(makes)
+        behind = len(self._arguments) + len(makes)
         launches = []
-        for again, at in self._launches:
+        for launch, at in self._launches:
             slots = []
             for slot, offset in at:
-                there, further = moved.get(slot, (slot, 0))
-                where = (there, offset + further)
-                slots.append(views.setdefault(where, behind + len(views)) if where[1] else there)
-            launches.append((again, _picker(slots)))
+                new_slot, further = moved.get(slot, (slot, 0))
+                location = (new_slot, offset + further)
+                slots.append(
+                    views.setdefault(location, behind + len(views)) if location[1] else new_slot
+                )
+            launches.append((launch, _picker(slots)))
         slots = [moved.get(slot, (slot, 0))[0] for slot in returned]
         return Recording(
             tuple(makes),
@@ -155,11 +159,11 @@ class Recorder(TorchDispatchMode):
     def _is_argument(self, x: Tensor) -> bool:
         """Return True if it is an argument, or a view of one in its dtype."""
         slot, _ = self._at.get(id(x), (0, 0))
-        return 0 < slot < len(self._given) and self._given[slot].dtype == x.dtype
+        return 0 < slot < len(self._arguments) and self._arguments[slot].dtype == x.dtype
 
-    def _makes(self, make: Make, made: Tensor, temporary: bool) -> None:
-        self._at[id(made)] = (len(self._given) + len(self._made), 0)
-        self._made.append((make, made, temporary))
+    def _makes(self, make: Make, tensor: Tensor, temporary: bool) -> None:
+        self._at[id(tensor)] = (len(self._arguments) + len(self._allocations), 0)
+        self._allocations.append((make, tensor, temporary))
 
     def _arranged(self, returned: list[int]) -> tuple[list[Make], dict[int, tuple[int, int]]]:
         """Return what to allocate, and the slot and offset where each recorded allocation is then.
@@ -170,19 +174,19 @@ class Recorder(TorchDispatchMode):
         moved: dict[int, tuple[int, int]] = {}
         used = {slot for _, at in self._launches for slot, _ in at} | set(returned)
         shared: dict[int, int] = {}
-        end, device = 0, self._made[0][1].device if self._made else None
-        for slot, (_, made, temporary) in enumerate(self._made, len(self._given)):
-            if slot in used and temporary and slot not in returned and made.device == device:
+        end, device = 0, self._allocations[0][1].device if self._allocations else None
+        for slot, (_, tensor, temporary) in enumerate(self._allocations, len(self._arguments)):
+            if slot in used and temporary and slot not in returned and tensor.device == device:
                 shared[slot] = end
-                end += -(-made.nbytes // ALIGNMENT) * ALIGNMENT
+                end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if len(shared) < 2 or end > SHARED_BYTES:
             shared = {}
-        for slot, (make, _, _) in enumerate(self._made, len(self._given)):
+        for slot, (make, _, _) in enumerate(self._allocations, len(self._arguments)):
             if slot not in shared and (slot in used or not temporary):
-                moved[slot] = (len(self._given) + len(makes), 0)
+                moved[slot] = (len(self._arguments) + len(makes), 0)
                 makes.append(make)
         if shared:
-            moved |= {slot: (len(self._given) + len(makes), at) for slot, at in shared.items()}
+            moved |= {slot: (len(self._arguments) + len(makes), at) for slot, at in shared.items()}
             # Floating-point memory, which a test can poison.
             makes.append(lambda _: torch.empty(end // 4, dtype=torch.float32, device=device))
         return makes, moved
@@ -208,9 +212,9 @@ def _product(a: Make, b: Make) -> Make:
     return lambda tensors: torch.mm(a(tensors), b(tensors))
 
 
-def _view(slot: int, offset: int, view: Tensor, given: list[Any]) -> Make:
+def _view(slot: int, offset: int, view: Tensor, arguments: list[Any]) -> Make:
     """Return a function that makes that view of an argument, ``offset`` bytes from its start."""
-    if given[slot] is view:
+    if arguments[slot] is view:
         return itemgetter(slot)
     shape, stride, behind = view.shape, view.stride(), offset // view.element_size()
 
@@ -221,12 +225,12 @@ def _view(slot: int, offset: int, view: Tensor, given: list[Any]) -> Make:
     return make
 
 
-def _empty(like: Tensor, given: list[Any]) -> Make:
+def _empty(like: Tensor, arguments: list[Any]) -> Make:
     """Return a function that allocates such a tensor again, by the cheapest call for its dtype."""
     shape, stride, dtype, device = like.shape, like.stride(), like.dtype, like.device
-    alike = [n for n, x in enumerate(given) if n and (x.dtype, x.device) == (dtype, device)]
+    alike = [n for n, x in enumerate(arguments) if n and (x.dtype, x.device) == (dtype, device)]
     for slot in alike:
-        x = given[slot]
+        x = arguments[slot]
         if x.shape == shape and torch.empty_like(x).stride() == stride:
             return lambda tensors: torch.empty_like(tensors[slot])
     if alike and shape and like.is_contiguous():

@@ -100,9 +100,9 @@ def replayed(function: Function, operators: int = 0) -> Function:
         makes, views, launches, effects, result, _ = recording
         odd = 0
         for make in makes:
-            made = make(tensors)
-            address = made.data_ptr()
-            tensors.append(made)
+            tensor = make(tensors)
+            address = tensor.data_ptr()
+            tensors.append(tensor)
             addresses.append(address)
             odd |= address
         if odd & 15:  # an address is not aligned as it was when recorded
@@ -110,8 +110,8 @@ def replayed(function: Function, operators: int = 0) -> Function:
         for base, offset in views:
             addresses.append(addresses[base] + offset)
         stream = stream_of(device)
-        for again, pick in launches:
-            again(stream, *pick(addresses))
+        for repeat_launch, pick in launches:
+            repeat_launch(stream, *pick(addresses))
         for effect in effects:
             effect()
         return result(tensors)

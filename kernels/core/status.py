@@ -37,8 +37,8 @@ class Status:
 
 def status(device_type: str | None = None) -> dict[str, Status]:
     """Return the status of every operator, by default on the GPU if there is one."""
-    where = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
-    return {name: _status(op, where) for name, op in OPS.items()}
+    resolved_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: _status(op, resolved_type) for name, op in OPS.items()}
 
 
 def _status(op: Operator, device_type: str) -> Status:

@@ -56,8 +56,10 @@ def path(gpu: str, name: str, kernels: tuple[Any, ...]) -> Path:
 def of_source(gpu: str, name: str, source: str) -> Path:
     """Return the file of ``name`` for this text of its source."""
     versions = f"torch-{torch.__version__}-triton-{getattr(triton, '__version__', 'none')}"
-    where = re.sub(r"[^\w.+]+", "-", f"{gpu}-{versions}")
-    return folder() / where / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.json"
+    folder_name = re.sub(r"[^\w.+]+", "-", f"{gpu}-{versions}")
+    return (
+        folder() / folder_name / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.json"
+    )
 
 
 def timed_tile(entry: dict[str, Any]) -> Timed:

@@ -132,7 +132,7 @@ class Tunable:
             new = choice.source == "heuristic" and not choice.note
             if _mode == "on" and new and gpu is not None:
                 if launch is None or not _can_be_timed(args):
-                    _seen[self.name, choice.key] = choice
+                    _used_choices[self.name, choice.key] = choice
                     replay.not_replayed("a tile that is to be tuned")
                     return choice.tile  # and decided again at the next call
                 choice = _tune(self, key, launch, args)
@@ -143,7 +143,7 @@ class Tunable:
                     choice = replace(choice, unstored=why)
                 self._tuned[gpu, choice.key] = choice
                 self._kept["cached"].pop(key, None)
-            _seen[self.name, choice.key] = choice
+            _used_choices[self.name, choice.key] = choice
             if gpu is not None:
                 self._tiles[key] = choice.tile
             return choice.tile
@@ -194,7 +194,7 @@ class Tunable:
 
 TUNABLES: dict[str, Tunable] = {}
 _mode = "cached"
-_seen: dict[tuple[str, str], Choice] = {}
+_used_choices: dict[tuple[str, str], Choice] = {}
 _lock = threading.RLock()  # backward passes launch in autograd's threads
 
 
@@ -225,7 +225,7 @@ def _set(mode: str) -> None:
 
 def tiles() -> list[Choice]:
     """Return the choice for every kernel and key that was used since the last reset."""
-    return list(_seen.values())
+    return list(_used_choices.values())
 
 
 def are_stored(choices: Sequence[Choice]) -> bool:
@@ -241,7 +241,7 @@ def are_stored(choices: Sequence[Choice]) -> bool:
 def reset_tiles() -> None:
     """Clear the list of tiles; tuned tiles stay."""
     with _lock:
-        _seen.clear()
+        _used_choices.clear()
         for tunable in TUNABLES.values():
             tunable.forget()
 
@@ -307,11 +307,11 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
                         dropped[tile] = reason
             del expected
             right = [tile for tile in choices if tile not in dropped]
-            mine = fresh()
+            timed_args = fresh()
             times: dict[Tile, list[float]] = {tile: [] for tile in right}
             for _ in range(ROUNDS):
                 for tile in right:
-                    times[tile] += _times_us(partial(run, tile, mine), key[0])
+                    times[tile] += _times_us(partial(run, tile, timed_args), key[0])
     except torch.OutOfMemoryError:
         note = "not tuned: not enough memory"
         return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note=note)
@@ -355,12 +355,14 @@ def difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str
         if not torch.equal(a.isfinite(), finite):
             return f"wrong: result {number} is finite at different positions"
         exact = torch.where(finite, b, 0).float()
-        off = torch.where(finite, a, 0).float() - exact
+        deviation = torch.where(finite, a, 0).float() - exact
         precision = torch.float16 if tf32 and b.dtype == torch.float32 else b.dtype
-        for what, of, allowed in (("largest", _largest, _LARGEST), ("rms", _rms, _MEAN)):
-            error, scale = of(off), of(exact)
+        for norm_name, of, allowed in (("largest", _largest, _LARGEST), ("rms", _rms, _MEAN)):
+            error, scale = of(deviation), of(exact)
             if not error <= allowed.get(precision, allowed[torch.float32]) * scale:
-                return f"wrong: result {number} has {what} error {error:.2g} (values {scale:.2g})"
+                return (
+                    f"wrong: result {number} has {norm_name} error {error:.2g} (values {scale:.2g})"
+                )
     return ""
 
 
@@ -384,8 +386,9 @@ def flat(result: Any) -> Iterator[Any]:
 def timeable(x: Any) -> Any:
     """Replace a tensor of zeros by random numbers: GPUs are faster on zeros than otherwise."""
     if isinstance(x, Tensor) and x.is_floating_point() and not x.any():
-        own = torch.Generator(x.device).manual_seed(0)  # so that later random numbers stay the same
-        return torch.empty_like(x).normal_(generator=own)
+        # Its own generator, so that later random numbers stay the same.
+        generator = torch.Generator(x.device).manual_seed(0)
+        return torch.empty_like(x).normal_(generator=generator)
     return x
 
 

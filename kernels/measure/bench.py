@@ -78,7 +78,7 @@ class _Ready:
     impl: str
     mode: str
     known: dict[str, Any]
-    ways: Iterator[tuple[str, Work, Callable[[], Any]]]
+    directions: Iterator[tuple[str, Work, Callable[[], Any]]]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ def bench(
     # A timed backward pass runs many times over one forward pass.
     config.donated_buffer = False
     options = _Options(deadline, only, forward_only, tune, budget_s, enough)
-    done: list[_CaseBench] = []
+    finished: list[_CaseBench] = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        made = _CaseBench(op, case, device, dtype, options)
-        yield from made.rows()
+        case_bench = _CaseBench(op, case, device, dtype, options)
+        yield from case_bench.rows()
         if device.type == "cuda" and profiled and not forward_only:
-            done.append(made)
-    for row, call, restore in [(*entry, case.restore) for case in done for entry in case.timed]:
+            finished.append(case_bench)
+    for row, call, restore in [(*entry, case.restore) for case in finished for entry in case.timed]:
         if time.monotonic() > deadline:
             return
         restore()
@@ -172,10 +172,10 @@ class _CaseBench:
         The tensors' versions are restored as well, so that the graphs kept for timing accept their
         saved tensors.
         """
-        given = tuple(self._inputs[name] for name in self._pristine)
-        for mine, value in zip(given, self._pristine.values(), strict=True):
-            mine.copy_(value)
-        torch._C._autograd._unsafe_set_version_counter(given, self._versions)
+        inputs = tuple(self._inputs[name] for name in self._pristine)
+        for tensor, value in zip(inputs, self._pristine.values(), strict=True):
+            tensor.copy_(value)
+        torch._C._autograd._unsafe_set_version_counter(inputs, self._versions)
 
     def rows(self) -> Iterator[Row]:
         """Yield each row when it is known to be correct, and again when it is timed."""
@@ -225,13 +225,13 @@ class _CaseBench:
                     problem = f"wrong: {wrong}"
                     yield self._row(impl, "forward", cost.forward, problem=problem, **known)
                     continue
-                ways = _directions(op, cost, call, self._inputs)
-                direction, work, timed = next(ways)
+                directions = _directions(op, cost, call, self._inputs)
+                direction, work, timed = next(directions)
             except Exception:  # noqa: BLE001  the other implementations are still to be timed
                 yield self._row(impl, "forward", cost.forward, problem=_failed(self._device))
                 continue
             row = self._row(impl, direction, work, **known)
-            self._ready.append(_Ready(impl, mode, known, ways))
+            self._ready.append(_Ready(impl, mode, known, directions))
             self._forward.append((row, _under(mode, timed)))
             yield row
 
@@ -241,7 +241,7 @@ class _CaseBench:
         for ready in self._ready:
             self.restore()
             try:
-                for direction, its_work, timed in ready.ways:
+                for direction, its_work, timed in ready.directions:
                     row = self._row(ready.impl, direction, its_work, **ready.known)
                     self._backward.append((row, _under(ready.mode, timed)))
                     yield row
@@ -304,10 +304,10 @@ def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
         with tuning("on"):
             with torch.no_grad():
                 call(*inputs.values())
-            wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+            trainable = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
             live = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
             if live:
-                torch.autograd.grad(live, wanted, [torch.randn_like(y) for y in live])
+                torch.autograd.grad(live, trainable, [torch.randn_like(y) for y in live])
     return tiles()
 
 
@@ -370,8 +370,8 @@ def _directions(
 
     yield "forward", cost.forward, forward
     leaves = leaves_of(op, inputs)
-    wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
-    if cost.backward is None or not wanted:
+    trainable = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+    if cost.backward is None or not trainable:
         return
     live = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
     if not live:
@@ -383,15 +383,15 @@ def _directions(
         )
 
         def both() -> Any:
-            again = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
-            return torch.autograd.grad(again, wanted, upstream)
+            outputs = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
+            return torch.autograd.grad(outputs, trainable, upstream)
 
         yield BOTH, work, both
         return
     yield (
         "backward",
         cost.backward,
-        lambda: torch.autograd.grad(live, wanted, upstream, retain_graph=True),
+        lambda: torch.autograd.grad(live, trainable, upstream, retain_graph=True),
     )
 
 

@@ -51,9 +51,9 @@ def host_costs(
         if inputs is not None:
             with contextlib.suppress(Exception), using(**{op.name: name}):
                 costs = {}
-                for way, call in calls_of(op, inputs).items():
-                    with recording(way):
-                        costs[way] = host_cost(call, device.type)
+                for direction, call in calls_of(op, inputs).items():
+                    with recording(direction):
+                        costs[direction] = host_cost(call, device.type)
                 costs_by_implementation[name] = costs
     return costs_by_implementation
 
@@ -84,9 +84,9 @@ def host_cost(call: Callable[[], Any], device_type: str = "cuda", *, calls: int 
     return HostCost(statistics.median(totals), statistics.median(outside))
 
 
-def recording(way: str) -> AbstractContextManager[Any]:
+def recording(direction: str) -> AbstractContextManager[Any]:
     """Switch gradients off or on for that direction; a model switches once for many calls."""
-    return torch.set_grad_enabled(way != "forward")
+    return torch.set_grad_enabled(direction != "forward")
 
 
 def small_inputs(
@@ -112,7 +112,7 @@ def small_inputs(
 def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
     """Return the call to time by direction, to be made inside its ``recording``."""
     leaves = leaves_of(op, inputs)
-    wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+    trainable = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
 
     def forward() -> Any:
         return op.function(**inputs)
@@ -121,17 +121,17 @@ def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
         return op.function(**leaves)
 
     calls: dict[str, Callable[[], Any]] = {"forward": forward}
-    live = [y for y in as_tuple(recorded()) if y.requires_grad] if wanted else []
+    live = [y for y in as_tuple(recorded()) if y.requires_grad] if trainable else []
     if not live:
         return calls
     upstream = [torch.ones_like(y) for y in live]
 
     def backward() -> Any:
-        return torch.autograd.grad(live, wanted, upstream, retain_graph=True)
+        return torch.autograd.grad(live, trainable, upstream, retain_graph=True)
 
     def both() -> Any:
-        again = [y for y in as_tuple(recorded()) if y.requires_grad]
-        return torch.autograd.grad(again, wanted, upstream)
+        outputs = [y for y in as_tuple(recorded()) if y.requires_grad]
+        return torch.autograd.grad(outputs, trainable, upstream)
 
     if op.gradients_in_forward:
         return calls | {RECORDED: recorded, BOTH: both}

@@ -155,8 +155,8 @@ def _title(sizes: dict[str, Any], models: list[str]) -> str:
     parts += [f"{text}{sizes[name]}" for name, text in short.items() if sizes.get(name)]
     if sizes.get("causal") is False:
         parts.append("no mask")
-    more = len(models) - _NAMED
-    owners = ", ".join(models[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    n_unnamed = len(models) - _NAMED
+    owners = ", ".join(models[:_NAMED]) + (f" and {n_unnamed} more" if n_unnamed > 0 else "")
     return f"{' '.join(parts)} ({owners})"
 
 

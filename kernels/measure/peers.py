@@ -80,12 +80,12 @@ def _by_length(
     )
 
 
-def _fla_rope(q: Tensor, k: Tensor, cos: Tensor, *rest: Any) -> Any:
+def _fla_rope(q: Tensor, k: Tensor, cos: Tensor, *other_arguments: Any) -> Any:
     from fla.modules.rotary import rotary_embedding
 
     if cos.dtype != q.dtype:
         return NotImplemented
-    return _by_length(rotary_embedding, q, k, cos, *rest)
+    return _by_length(rotary_embedding, q, k, cos, *other_arguments)
 
 
 def _quack_rope(*inputs: Any) -> Any:

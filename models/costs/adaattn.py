@@ -27,33 +27,33 @@ def costs(config: AdaAttnConfig) -> Costs:
     # bases, also in FP64.
     refreshing = sampled + 3 * (sampled + head_dim) + 4 * head_dim if config.adaptive_rank else 0
 
-    def attention(how: How) -> str:
-        if how.fused:  # one kernel, whatever backend is requested
+    def attention(step: How) -> str:
+        if step.fused:  # one kernel, whatever backend is requested
             return ""
-        if how.device_type == "cpu":
+        if step.device_type == "cpu":
             is_manual = prefers_full_matrix(
-                how.batch, heads, how.sequence, how.sequence, how.device_type
+                step.batch, heads, step.sequence, step.sequence, step.device_type
             )
             return "manual" if is_manual else "chunked"
-        return how.attention
+        return step.attention
 
-    def inference_per_token(how: How) -> int:
+    def inference_per_token(step: How) -> int:
         # Queries, keys and values as projected; queries and keys also rotated, and in the basis;
         # the attention's output.
         attending = (3 + 2 + 2 + 1) * dim
         block = dense_block(
-            how,
+            step,
             dim=dim,
             projected=3 * dim,
             rotating=5 * dim,  # both normed; the halves of one of them and their products
             attending=attending,
             hidden=hidden,
         )
-        if how.workload != "forward":
+        if step.workload != "forward":
             return block
         # The analysis of rotated queries and keys: scores, masked scores, softmax and entropy.
-        seen = 4 * 4 * heads * min(SAMPLES, how.sequence)
-        return max(block, 2 * dim * how.stream + 5 * dim * how.element + seen)
+        analysis = 4 * 4 * heads * min(SAMPLES, step.sequence)
+        return max(block, 2 * dim * step.stream + 5 * dim * step.element + analysis)
 
     return Costs(
         parameters=layers * (linears + 2 * dim + 2 * head_dim)

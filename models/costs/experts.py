@@ -12,30 +12,30 @@ from kernels.moe_experts import block_rows
 from models.costs.model_costs import BlockMemory, How
 
 
-def rows_by_torch(how: How, *, n: int, k: int) -> float:
+def rows_by_torch(step: How, *, n: int, k: int) -> float:
     """Return the rows that experts compute per token: its choices and their padding.
 
     A GPU pads in FP32. 16 bits are assumed to be BF16; FP16 would be padded too.
     """
-    if how.device_type == "cpu" or how.element == 2:
+    if step.device_type == "cpu" or step.element == 2:
         return k
-    tokens = how.batch * how.sequence
+    tokens = step.batch * step.sequence
     rows = block_rows(tokens * k, n)
     return (tokens * k + n * (rows - 1)) // rows * rows / tokens
 
 
-def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> BlockMemory:
+def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> BlockMemory:
     """Return the memory besides the router's probabilities and the experts' input.
 
     Fused kernels keep those, too.
     """
-    element, rows = how.element, rows_by_torch(how, n=n, k=k)
+    element, rows = step.element, rows_by_torch(step, n=n, k=k)
     # Of a choice: its result in FP32, the row where it lies (int64), whether it has one (bool).
     of_choice = 4 * dim + 8 + 1
-    if how.compiled:
+    if step.compiled:
         # The router's input, where that is a copy; sums of weights, the choices' weights, the
         # experts in order (int64).
-        routing = 4 * ((dim if how.stream < 4 else 0) + 2 + k + 2 * n)
+        routing = 4 * ((dim if step.stream < 4 else 0) + 2 + k + 2 * n)
         of_row = (dim + 3 * width) * element  # its token, gate, up, their product
         return BlockMemory(
             kept_per_token=round(routing + rows * of_row + k * of_choice),
@@ -43,7 +43,7 @@ def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Block
         )
     # The router's input, where that is a copy, and its order (int64); k times a weight twice.
     saved = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
-    if how.device_type == "cpu" and element < 4:
+    if step.device_type == "cpu" and element < 4:
         saved -= dim * element  # the copy alone
     # Of a row: its token, gate, up and silu(gate) in FP32, their product.
     of_row = dim * element + (3 * 4 + element) * width
@@ -53,13 +53,13 @@ def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Block
     )
 
 
-def experts_at_work(how: How, *, dim: int, width: int, n: int, k: int) -> int:
+def experts_at_work(step: How, *, dim: int, width: int, n: int, k: int) -> int:
     """Return the peak where no backward pass follows, besides the experts' input."""
-    if how.fused:  # the products and results of the choices, their sum
-        return (k * (width + dim) + dim) * how.element
-    rows = rows_by_torch(how, n=n, k=k)
+    if step.fused:  # the products and results of the choices, their sum
+        return (k * (width + dim) + dim) * step.element
+    rows = rows_by_torch(step, n=n, k=k)
     # Gate and up with copies in FP32, silu(gate) and the product: 16 bytes in either precision.
-    hidden = rows * (dim * how.element + 16 * width)
-    combined = rows * dim * how.element + k * dim * (how.element + 2 * 4)
+    hidden = rows * (dim * step.element + 16 * width)
+    combined = rows * dim * step.element + k * dim * (step.element + 2 * 4)
     # Of each choice its expert, order, token and place (int64), and whether it is valid.
     return round(max(hidden, combined)) + k * (4 * 8 + 1)

@@ -43,15 +43,15 @@ class Sharding:
     ranks: int
     shares_weights: bool
 
-    def gradients(self, made: int, costs: Costs, size: Precision) -> int:
-        """Return the bytes of gradients when the backward pass has computed ``made`` of them.
+    def gradients(self, computed_bytes: int, costs: Costs, size: Precision) -> int:
+        """Return the bytes of gradients when the backward pass has computed ``computed_bytes``.
 
         That is the shard, and besides it those that are being reduced and their copy.
         """
         full = costs.parameters * size.weight
         share = -(-full // self.ranks)
         largest = max(_block(costs, size), costs.head * size.weight)
-        return share + min(made, 2 * largest)
+        return share + min(computed_bytes, 2 * largest)
 
     def weights(self, costs: Costs, size: Precision) -> int:
         """Return the bytes of weights: the shard, and gathered ones beside it.
@@ -101,20 +101,23 @@ def footprint(
     """
     size = PRECISIONS[precision]
     computing = size.compute, size.stream, device_type, fused, compiled
-    how = How(workload, batch, sequence, *computing, attention)
+    step = How(workload, batch, sequence, *computing, attention)
     if costs.attention is not None:
-        how = how._replace(attention=costs.attention(how))
+        step = step._replace(attention=costs.attention(step))
     weights = costs.parameters * size.weight
     rotating = costs.n_layers if costs.rotating is None else costs.rotating
     copies = min(1, rotating) if rope_shared else rotating
     tables = costs.table_bytes * copies + costs.state_bytes
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
-        course = list(training_course(costs, size, how, checkpointing))
+        course = list(training_course(costs, size, step, checkpointing))
         gradients, optimizer = weights, costs.parameters * moments
         if sharding is not None:
-            course = [(saved, sharding.gradients(made, costs, size)) for saved, made in course]
-            gradients = max(made for _, made in course)
+            course = [
+                (saved, sharding.gradients(computed_bytes, costs, size))
+                for saved, computed_bytes in course
+            ]
+            gradients = max(gradient_bytes for _, gradient_bytes in course)
             weights = sharding.weights(costs, size)
             optimizer = -(-optimizer // sharding.ranks)
         return Footprint(
@@ -132,8 +135,8 @@ def footprint(
         taken = 1
     elif workload in _DECODING and chunk:
         taken = min(chunk, sequence)
-    how = how._replace(sequence=taken, keys=sequence if taken < sequence else 0)
-    activations = _inference(costs, size, how, quantized)
+    step = step._replace(sequence=taken, keys=sequence if taken < sequence else 0)
+    activations = _inference(costs, size, step, quantized)
     if quantized is not None:
         weights += quantized.numbers * (1 - size.weight) + quantized.scale_bytes
     return Footprint(
@@ -156,33 +159,33 @@ def _block(costs: Costs, size: Precision) -> int:
     return round(max(costs.weights_by_block) * costs.linears_in_blocks * size.weight)
 
 
-def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None) -> int:
+def _inference(costs: Costs, size: Precision, step: How, quantized: Saving | None) -> int:
     """Return the bytes of one block's temporaries at a time, or of the logits.
 
     Autocast's copies stay; quantized weights have none. An operator may dequantize a weight for its
     product: that of one layer, in FP32 and in its result's dtype.
     """
-    decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
+    decoding, tokens = step.workload in _DECODING, step.batch * step.sequence
     weights = [
-        w.inference for block in attention_weights(costs, how) for passed in block for w in passed
+        w.inference for block in attention_weights(costs, step) for passed in block for w in passed
     ]
-    how = how._replace(weights=max(weights, default=0) // tokens)
+    step = step._replace(weights=max(weights, default=0) // tokens)
     if costs.inference_per_token is None:
-        unit = unit_memory(costs, size, how)
+        unit = unit_memory(costs, size, step)
         live = tokens * unit.kept_per_token + unit.saved
     else:
-        live = tokens * costs.inference_per_token(how)
+        live = tokens * costs.inference_per_token(step)
     last = tokens * costs.dim * size.stream  # the blocks' result, and normalised
-    logits = how.batch * (1 if decoding else how.sequence) * costs.rows * size.compute + 2 * last
-    beside = how.batch * costs.saved_per_sequence * size.compute
+    logits = step.batch * (1 if decoding else step.sequence) * costs.rows * size.compute + 2 * last
+    per_sequence = step.batch * costs.saved_per_sequence * size.compute
     adapting = 0 if decoding else last + costs.adapting_bytes
-    once = costs.cast_by_operators * size.copied
-    copies = costs.linears_in_blocks * size.copied - costs.n_layers * once
-    live += once
+    operator_casts = costs.cast_by_operators * size.copied
+    copies = costs.linears_in_blocks * size.copied - costs.n_layers * operator_casts
+    live += operator_casts
     if quantized is not None:
         copies = max(0, copies - quantized.numbers * size.compute)
         live += quantized.widened * (4 + (size.compute if size.compute < 4 else 0))
-    return copies + max(live, logits + costs.head * size.copied, beside, adapting)
+    return copies + max(live, logits + costs.head * size.copied, per_sequence, adapting)
 
 
 def _cache(costs: Costs, size: Precision, batch: int, sequence: int) -> int:

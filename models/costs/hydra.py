@@ -91,10 +91,10 @@ def costs(config: HydraConfig) -> Costs:
         ]
         # Each recursion's router sees the tokens of the one before; the token's own, all at once.
         if config.recursion_routing == "expert":
-            seen = [ALL_TOKENS, *shares[:-1]]
+            candidate_shares = [ALL_TOKENS, *shares[:-1]]
             parts += [
                 [Routed(share=s, matmul_per_token=dim, score_width=0, cached_per_token=0)]
-                for s in seen
+                for s in candidate_shares
             ]
         else:
             recursion_router = n * dim

@@ -56,69 +56,74 @@ def attends(config: HydraConfig) -> tuple[tuple[tuple[Attends, ...], ...], ...]:
     )
 
 
-def beside(config: HydraConfig, how: How) -> Beside:
+def beside(config: HydraConfig, step: How) -> Beside:
     """Return what a unit with compressed attention holds besides what every precision holds."""
     if not config.ccgqa:
         return Beside()
-    tokens, saved = how.batch * how.sequence, 0
-    if how.autocast:  # queries and keys, and values, each have a copy of the input cast for them
-        saved += config.dim * how.element
-    if how.by_operators:
+    tokens, saved = step.batch * step.sequence, 0
+    if step.autocast:  # queries and keys, and values, each have a copy of the input cast for them
+        saved += config.dim * step.element
+    if step.by_operators:
         # The inputs of the first convolution and of the norms, in FP32; each head's deviation.
         heads = config.n_heads + config.n_kv_heads
-        saved += 4 * heads + 2 * (4 - how.element) * heads * config.head_dim
+        saved += 4 * heads + 2 * (4 - step.element) * heads * config.head_dim
     return Beside(tokens * saved)
 
 
-def kept_beside(config: HydraConfig, how: How) -> tuple[tuple[float, ...], ...]:
+def kept_beside(config: HydraConfig, step: How) -> tuple[tuple[float, ...], ...]:
     """Return bytes per token that each pass saves besides its units, for routing, by block."""
     blocks = passes_of(config)
-    by_block = [tuple(_layers(config, how, item) for item in block) for block in blocks]
+    by_block = [tuple(_layers(config, step, item) for item in block) for block in blocks]
     if not config.mixture_of_recursions:
         return tuple(by_block)
     before, stack, after = by_block
     passes = blocks[1]
     # the tokens that the router chooses from
-    seen = [item.share for item in (passes[0], *passes[:-1])]
+    candidate_shares = [item.share for item in (passes[0], *passes[:-1])]
     routing = (
-        _recursion(config, how, number, _size(came), _size(item.share))
-        for number, (came, item) in enumerate(zip(seen, passes, strict=True))
+        _recursion(config, step, number, _size(candidates), _size(item.share))
+        for number, (candidates, item) in enumerate(zip(candidate_shares, passes, strict=True))
     )
     return before, tuple(map(sum, zip(stack, routing, strict=True))), after
 
 
-def inference_per_token(config: HydraConfig, how: How) -> int:
+def inference_per_token(config: HydraConfig, step: How) -> int:
     """Return the peak bytes per token of a block where no backward pass follows."""
-    stream, tokens = config.dim * how.stream, how.batch * how.sequence
+    stream, tokens = config.dim * step.stream, step.batch * step.sequence
     largest = 0.0
     for block, attending in zip(passes_of(config), attends(config), strict=True):
         for number, item in enumerate(block):
             # A recursion's input, and from the second on the sum so far and the tokens that it
             # chose from.
-            around = 0.0
+            recursion_bytes = 0.0
             if len(block) > 1:
-                around = stream * (1 if number == 0 else 2 + _size(block[number - 1].share))
+                recursion_bytes = stream * (
+                    1 if number == 0 else 2 + _size(block[number - 1].share)
+                )
             if len(block) > 1 and config.recursion_kv == "share":
                 # The other layers' keys and values, which every recursion reads.
-                around += (len(item.layers) - 1) * 2 * config.kv_dim * how.element
+                recursion_bytes += (len(item.layers) - 1) * 2 * config.kv_dim * step.element
             for share, attention in zip(item.layers, attending[number], strict=True):
                 size = _size(share)
-                weights = attention.weights(how, True).inference / tokens
-                needed = size * _dense(config, how._replace(weights=round(weights / size))) + around
+                weights = attention.weights(step, True).inference / tokens
+                needed = (
+                    size * _dense(config, step._replace(weights=round(weights / size)))
+                    + recursion_bytes
+                )
                 if size < _size(item.share):  # the tokens it was chosen from
                     needed += _size(item.share) * stream
                 largest = max(largest, needed)
     return round(largest)
 
 
-def _dense(config: HydraConfig, how: How) -> int:
+def _dense(config: HydraConfig, step: How) -> int:
     """Return bytes per token of a running layer."""
     q_dim, kv_dim = config.q_dim, config.kv_dim
     projected, mixed = q_dim + 2 * kv_dim, 0
     if config.ccgqa:
         mixed = (config.conv_width + 3) * (q_dim + kv_dim) - projected + kv_dim
     return dense_block(
-        how,
+        step,
         dim=config.dim,
         projected=projected + q_dim,
         rotating=3 * q_dim,
@@ -127,44 +132,50 @@ def _dense(config: HydraConfig, how: How) -> int:
     )
 
 
-def _layers(config: HydraConfig, how: How, item: Pass) -> float:
+def _layers(config: HydraConfig, step: How, item: Pass) -> float:
     """Return bytes for positions in layers that see some tokens, and for a mixture of depths.
 
     The latter has the router's input, in FP32; the change, which PyTorch weighs in FP32, and the
     tokens from which PyTorch gathers; the scores, indices and slots.
     """
-    saved, came = 0.0, _size(item.share)
-    by_torch = how.by_operators
+    saved, candidates = 0.0, _size(item.share)
+    by_torch = step.by_operators
     for share in item.layers:
         size = _size(share)
         if size < 1:
             saved += 4 * config.head_dim * size  # cosines and sines
-        if size < came:
-            saved += came * 4 * config.dim + size * config.dim * (4 if by_torch else how.element)
-            if by_torch and how.stream < 4:
-                saved += came * config.dim * how.stream
-            saved += 18 * came
+        if size < candidates:
+            saved += candidates * 4 * config.dim + size * config.dim * (
+                4 if by_torch else step.element
+            )
+            if by_torch and step.stream < 4:
+                saved += candidates * config.dim * step.stream
+            saved += 18 * candidates
     return saved
 
 
-def _recursion(config: HydraConfig, how: How, number: int, came: float, size: float) -> float:
-    """Return bytes for a recursion's choice among ``came`` of the tokens, of which ``size`` remain.
+def _recursion(
+    config: HydraConfig, step: How, number: int, candidates: float, size: float
+) -> float:
+    """Return bytes for a recursion that chooses ``size`` of the tokens among ``candidates``.
 
     As for a mixture of depths; but its result is weighted twice, once for the sum of all.
     """
     dim, wide = config.dim, 4 * config.dim
-    by_torch = how.by_operators
-    narrow = how.stream < 4
+    by_torch = step.by_operators
+    narrow = step.stream < 4
     if config.recursion_routing == "token":
-        chosen_from = came * dim * how.stream if number else wide + dim * how.stream * narrow
-        return chosen_from + size * (dim * how.stream + wide * (by_torch and narrow))
-    router = came * wide
+        chosen_from = (
+            candidates * dim * step.stream if number else wide + dim * step.stream * narrow
+        )
+        return chosen_from + size * (dim * step.stream + wide * (by_torch and narrow))
+    router = candidates * wide
     if number and by_torch and narrow:
-        router += came * dim * how.stream
+        router += candidates * dim * step.stream
     result = size * wide
     if number and narrow:
-        result += size * (wide if by_torch else dim * how.stream)
-    return router + result + 18 * came
+        result += size * (wide if by_torch else dim * step.stream)
+    return router + result + 18 * candidates
 
 
 def _size(share: TokenFraction) -> float:

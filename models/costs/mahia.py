@@ -29,25 +29,25 @@ def costs(config: MahiaConfig) -> Costs:
     attention, mlp = attention_parameters(text, text, text) + gate, 3 * text * hidden
     towers = config.tab_dim * table + table * table + (text + table) * fused
     layer = fused * 3 * fabric
-    beside = towers + 3 * fused * fused + fused * config.output_dim
-    linears = layers * (attention + router + copies * mlp) + beside
+    outside_layers = towers + 3 * fused * fused + fused * config.output_dim
+    linears = layers * (attention + router + copies * mlp) + outside_layers
     linears += config.max_layers * (layer + fused)
     gains = layers * 2 * text + text + table + (2 + config.max_layers) * fused
     biases = 2 * table + fused + config.output_dim + (layers * heads if gate else 0)
     # Queries, keys and values before and after rotation, the attention's output; filtered, mixed.
     attending = 6 * text + (2 * text + heads if gate else 0)
     # Also the filtered values, their mixture, the gates.
-    around = attention_saved(text, text, text) + (2 * text + heads if gate else 0)
+    attention_numbers = attention_saved(text, text, text) + (2 * text + heads if gate else 0)
     sizes = {"dim": text, "width": hidden, "n": copies, "k": served}
 
-    def by_torch(how: How) -> BlockMemory:
-        memory = experts_by_torch(how, **sizes)
-        more = around * how.element + 4 * (heads + 2 + copies)
-        return replace(memory, kept_per_token=memory.kept_per_token + more)
+    def by_torch(step: How) -> BlockMemory:
+        memory = experts_by_torch(step, **sizes)
+        extra_bytes = attention_numbers * step.element + 4 * (heads + 2 + copies)
+        return replace(memory, kept_per_token=memory.kept_per_token + extra_bytes)
 
-    def inference_per_token(how: How) -> int:
+    def inference_per_token(step: How) -> int:
         block = dense_block(
-            how,
+            step,
             dim=text,
             projected=4 * text,
             rotating=3 * text,
@@ -55,8 +55,8 @@ def costs(config: MahiaConfig) -> Costs:
             hidden=0 if config.use_moe else hidden,
         )
         if config.use_moe:
-            block = max(block, 3 * text * how.stream + experts_at_work(how, **sizes))
-        return block + text * how.element  # the attention's result is freed when the block ends
+            block = max(block, 3 * text * step.stream + experts_at_work(step, **sizes))
+        return block + text * step.element  # the attention's result is freed when the block ends
 
     return Costs(
         parameters=linears + gains + biases + (config.vocab_size * text) + slots * (fused + slots),
@@ -67,14 +67,14 @@ def costs(config: MahiaConfig) -> Costs:
         score_width=layers * text,
         cached_per_token=0,
         # Also gate, up, their product. The experts save their inputs once.
-        saved_per_token=around + (2 * served * hidden if config.use_moe else 3 * hidden),
+        saved_per_token=attention_numbers + (2 * served * hidden if config.use_moe else 3 * hidden),
         saved_stream_per_token=2 * text,
         saved_fp32_per_token=heads + 2,
         unfused_per_token=hidden * served,
         table_bytes=4 * config.text_seq_len * (text // heads),
         causal=config.causal,
         matmul_per_sequence=round(
-            beside
+            outside_layers
             + 3 * fused * slots
             + config.diffusion_steps * slots * slots
             + config.max_layers * (fused + config.capacity * layer)
@@ -87,7 +87,7 @@ def costs(config: MahiaConfig) -> Costs:
             + config.max_layers * (2 * fused + config.capacity * (3 * fused + 3 * fabric))
         ),
         linear_parameters=linears,
-        linears_after=beside + config.max_layers * (layer + fused),
+        linears_after=outside_layers + config.max_layers * (layer + fused),
         backward_per_token=2 * hidden * served,  # the gradients of gate and up
         inference_per_token=inference_per_token,
         attends=((((Attends(heads, heads, text // heads),),),) * layers),

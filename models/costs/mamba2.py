@@ -33,7 +33,7 @@ def costs(config: Mamba2Config) -> Costs:
     matmuls = layers * linears + attending * attention
     # Additional for a block that attends: rotated q, k, v, the attention's output, the branches'
     # difference; log-sum-exp and the gate, which are in FP32.
-    more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
+    saved_per_attention = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
     attends = [config.attends(index) for index in range(layers)]
     return Costs(
         parameters=matmuls
@@ -59,13 +59,13 @@ def costs(config: Mamba2Config) -> Costs:
         decisive="ssd_scan",
         # The gradients of y, z and x, after y and the norm's output are freed.
         backward_per_token=size.inner,
-        kept_beside=lambda how: tuple(
-            (more * n_attentions * how.element,) for n_attentions in attends
+        kept_beside=lambda step: tuple(
+            (saved_per_attention * n_attentions * step.element,) for n_attentions in attends
         ),
         block_weights=tuple(
             (linears + n_attentions * attention) / matmuls for n_attentions in attends
         ),
-        beside=partial(_beside, config),
+        beside=partial(_scan_bytes, config),
         attends=tuple(
             ((Attends(heads, config.n_kv_heads, dim // heads),) * n_attentions,)
             for n_attentions in attends
@@ -80,28 +80,28 @@ def _kv_dim(config: Mamba2Config) -> int:
     return config.n_kv_heads * (config.dim // config.n_heads)
 
 
-def _scanning(config: Mamba2Config, how: How) -> ScanMemory:
+def _scanning(config: Mamba2Config, step: How) -> ScanMemory:
     size = config.mixer
-    dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
+    dtype = {2: torch.bfloat16, 4: torch.float32}[step.element]
     cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-    return scan_memory(how.batch, how.sequence, *cut, dtype)
+    return scan_memory(step.batch, step.sequence, *cut, dtype)
 
 
-def _beside(config: Mamba2Config, how: How) -> Beside:
-    if not how.fused:
+def _scan_bytes(config: Mamba2Config, step: How) -> Beside:
+    if not step.fused:
         return Beside()
-    scan = _scanning(config, how)
+    scan = _scanning(config, step)
     return Beside(scan.saved, scan.backward)
 
 
-def _by_torch(config: Mamba2Config, how: How) -> BlockMemory:
-    return _compiled(config, how) if how.compiled else _eager(config, how)
+def _by_torch(config: Mamba2Config, step: How) -> BlockMemory:
+    return _compiled(config, step) if step.compiled else _eager(config, step)
 
 
-def _compiled(config: Mamba2Config, how: How) -> BlockMemory:
+def _compiled(config: Mamba2Config, step: How) -> BlockMemory:
     size = config.mixer
     inner, pairs = size.inner, CHUNK * size.n_heads
-    copied = how.element < 4  # copies of the results, for arithmetic in FP32
+    copied = step.element < 4  # copies of the results, for arithmetic in FP32
     # The norm's output, all outputs of in_proj and the convolution, B; in the scan its scores,
     # their decayed copy, x twice, the states' outputs; y and the gated norm's output.
     computed = config.dim + size.projected + size.convolved + size.n_groups * size.d_state
@@ -110,14 +110,14 @@ def _compiled(config: Mamba2Config, how: How) -> BlockMemory:
     fp32 = 2 * (pairs + size.n_heads) + 1 + size.n_groups + size.convolved + inner
     # The gated norm has products in FP32.
     return BlockMemory(
-        kept_per_token=computed * how.element + fp32 * 4, backward_per_token=3 * 4 * inner
+        kept_per_token=computed * step.element + fp32 * 4, backward_per_token=3 * 4 * inner
     )
 
 
-def _eager(config: Mamba2Config, how: How) -> BlockMemory:
+def _eager(config: Mamba2Config, step: How) -> BlockMemory:
     size = config.mixer
     inner, pairs, states = size.inner, CHUNK * size.n_heads, size.inner * size.d_state // CHUNK
-    copied = how.element < 4  # copies of the results, for arithmetic in FP32
+    copied = step.element < 4  # copies of the results, for arithmetic in FP32
     # The norm's output, the convolution's; in the scan its scores, their decayed copy, x, both
     # terms of its outputs; the gated norm's output. Its z is a part of in_proj's result, and the
     # states have a copy, if neither is a copy in FP32.
@@ -128,31 +128,33 @@ def _eager(config: Mamba2Config, how: How) -> BlockMemory:
     fp32 = 1 + size.n_groups + 2 * size.convolved + 4 * pairs + states + 11 * size.n_heads
     fp32 += (5 if copied else 4) * inner
     return BlockMemory(
-        kept_per_token=computed * how.element + fp32 * 4,
+        kept_per_token=computed * step.element + fp32 * 4,
         # The gated norm has five products in FP32, after its quotient and output are freed.
-        backward_per_token=(4 * 4 - how.element) * inner,
+        backward_per_token=(4 * 4 - step.element) * inner,
     )
 
 
-def _inference_per_token(config: Mamba2Config, how: How) -> int:
+def _inference_per_token(config: Mamba2Config, step: How) -> int:
     dim, size = config.dim, config.mixer
     # The block's input and its norm; all outputs of in_proj and the convolution.
-    before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
+    before = 2 * dim * step.stream + (size.projected + size.convolved) * step.element
     # With attention: the mixer's result; queries, keys, values, before and after rotation.
-    attention = 2 * dim * how.stream + (3 * dim + 4 * _kv_dim(config)) * how.element + how.weights
+    attention = (
+        2 * dim * step.stream + (3 * dim + 4 * _kv_dim(config)) * step.element + step.weights
+    )
     if not config.attending:
         attention = 0
-    if how.fused:
+    if step.fused:
         # During the scan, the scan's output; then also the norm's, and the result.
-        scan, inner = _scanning(config, how), size.inner * how.element
-        of_state = size.convolved * size.d_conv * how.element // how.sequence
+        scan, inner = _scanning(config, step), size.inner * step.element
+        of_state = size.convolved * size.d_conv * step.element // step.sequence
         scanning = max(
-            inner + scan.forward // (how.batch * how.sequence),
-            2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
+            inner + scan.forward // (step.batch * step.sequence),
+            2 * inner + dim * step.element + scan.final // (step.batch * step.sequence),
         )
         return max(before + scanning + of_state, attention)
     # The last chunk's decays, in FP64, and weights; while these are computed more of the kind, then
     # the scan's outputs, by chunk and together, D x, and their sum.
-    of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
+    of_chunk = min(CHUNK, step.sequence) ** 2 * size.n_heads // step.sequence
     before += 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
     return max(before, attention)

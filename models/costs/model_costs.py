@@ -81,21 +81,21 @@ class Attends:
     keys: TokenFraction = ALL_TOKENS
     placed: bool = False  # queries keep their original positions, with a mask per sequence
 
-    def weights(self, how: How, masked: bool) -> WeightsMemory:
+    def weights(self, step: How, masked: bool) -> WeightsMemory:
         """Return the bytes that the weights take."""
         return weights_memory(
-            how.attention,
-            batch=how.batch,
+            step.attention,
+            batch=step.batch,
             heads=self.heads,
             groups=self.groups,
-            length=self.queries.of(how.sequence),
-            keys=self.keys.of(how.keys or how.sequence),
+            length=self.queries.of(step.sequence),
+            keys=self.keys.of(step.keys or step.sequence),
             dim=self.head_dim,
-            element=how.element,
+            element=step.element,
             masked=masked,
             # A compiler recomputes masks where they are needed.
-            masks=masked * (not how.compiled) * (how.batch if self.placed else 1),
-            budget=_budget(how.device_type),
+            masks=masked * (not step.compiled) * (step.batch if self.placed else 1),
+            budget=_budget(step.device_type),
         )
 
 
@@ -205,7 +205,7 @@ def outside_blocks(dim: int, rows: int, tie_embeddings: bool) -> int:
 
 
 def dense_block(
-    how: How, *, dim: int, projected: int, rotating: int, attending: int, hidden: int
+    step: How, *, dim: int, projected: int, rotating: int, attending: int, hidden: int
 ) -> int:
     """Return ``Costs.inference_per_token`` of a block of attention and SwiGLU, in that order.
 
@@ -213,12 +213,12 @@ def dense_block(
     ``rotating`` in FP32 besides the former where PyTorch's steps norm and rotate; ``hidden`` is
     SwiGLU's width.
     """
-    by_steps = how.by_operators
+    by_steps = step.by_operators
     # Besides, the block's input and its norm; later also the sum of input and attention.
-    rotation = projected * how.element + by_steps * rotating * 4
-    attention = 2 * dim * how.stream + max(rotation, attending * how.element + how.weights)
+    rotation = projected * step.element + by_steps * rotating * 4
+    attention = 2 * dim * step.stream + max(rotation, attending * step.element + step.weights)
     # Gate and up, their product, and silu(gate).
-    return max(attention, 3 * dim * how.stream + (3 + by_steps) * hidden * how.element)
+    return max(attention, 3 * dim * step.stream + (3 + by_steps) * hidden * step.element)
 
 
 def flops(
@@ -250,9 +250,11 @@ def flops(
     for part in costs.routed:
         before = part.share.of(context)
         tokens = part.share.of(context + sequence) - before
-        seen = part.share.of(pairs) if part.attends_all else _pairs(tokens, before, costs.window)
+        visible_pairs = (
+            part.share.of(pairs) if part.attends_all else _pairs(tokens, before, costs.window)
+        )
         multiply_adds += (part.matmul_per_token + part.scan_per_token) * tokens
-        multiply_adds += 2 * part.score_width * seen
+        multiply_adds += 2 * part.score_width * visible_pairs
     forward = 2 * multiply_adds
     return batch * forward * (3 if training else 1)
 
@@ -266,5 +268,5 @@ def _budget(device_type: str) -> int:
 
 def _pairs(sequence: int, context: int, window: int) -> int:
     growing = min(sequence, max(0, window - context)) if window else sequence
-    rest = sequence - growing  # these see a full window each
-    return growing * context + growing * (growing + 1) // 2 + rest * window
+    with_full_window = sequence - growing  # these see a full window each
+    return growing * context + growing * (growing + 1) // 2 + with_full_window * window

@@ -30,35 +30,37 @@ def costs(config: MoEConfig) -> Costs:
     expert, router = 3 * dim * width, n_experts * dim
     shared = config.num_shared_experts
     linears = attention + (n_experts + shared) * expert
-    around = attention_saved(dim, dim, kv_dim)
+    attention_numbers = attention_saved(dim, dim, kv_dim)
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
-    around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
+    attention_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
     sizes = {"dim": dim, "width": width, "n": n_experts, "k": k}
 
-    def by_torch(how: How) -> BlockMemory:
-        memory, element = experts_by_torch(how, **sizes), how.element
-        if how.compiled:
+    def by_torch(step: How) -> BlockMemory:
+        memory, element = experts_by_torch(step, **sizes), step.element
+        if step.compiled:
             fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise
-            more = around * element + 4 * fp32 + 3 * shared * width * element
+            extra_bytes = attention_numbers * element + 4 * fp32 + 3 * shared * width * element
             if element < 4 and not shared:  # gathered rows and the router's copy stand for it
-                more -= dim * element
-            return replace(memory, kept_per_token=memory.kept_per_token + more)
+                extra_bytes -= dim * element
+            return replace(memory, kept_per_token=memory.kept_per_token + extra_bytes)
         backward = memory.backward_per_token
-        if how.device_type != "cpu":
+        if step.device_type != "cpu":
             backward += 2 * shared * width * element
-        more = around * element + 4 * around_fp32 + 4 * shared * width * element
+        extra_bytes = (
+            attention_numbers * element + 4 * attention_fp32 + 4 * shared * width * element
+        )
         return replace(
-            memory, kept_per_token=memory.kept_per_token + more, backward_per_token=backward
+            memory, kept_per_token=memory.kept_per_token + extra_bytes, backward_per_token=backward
         )
 
-    def inference_per_token(how: How) -> int:
+    def inference_per_token(step: How) -> int:
         # The block's input, with attention, and its norm; then the routed or the shared experts.
-        by_all = (dim + 3 * shared * width) * how.element if shared else 0
-        experts = 3 * dim * how.stream + max(experts_at_work(how, **sizes), by_all)
+        by_all = (dim + 3 * shared * width) * step.element if shared else 0
+        experts = 3 * dim * step.stream + max(experts_at_work(step, **sizes), by_all)
         # Before them, beside input and norm: queries, keys, values, as they are and rotated.
-        attention = 2 * (dim + 2 * kv_dim) * how.element + how.weights
-        return max(experts, 2 * dim * how.stream + attention)
+        attention = 2 * (dim + 2 * kv_dim) * step.element + step.weights
+        return max(experts, 2 * dim * step.stream + attention)
 
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
@@ -74,10 +76,10 @@ def costs(config: MoEConfig) -> Costs:
         window=config.window,
         cached_per_token=layers * 2 * kv_dim,
         # Also gate and up of each choice; gate, up and their product of the shared experts.
-        saved_per_token=around + 2 * k * width + 3 * shared * width,
+        saved_per_token=attention_numbers + 2 * k * width + 3 * shared * width,
         saved_stream_per_token=2 * dim,
         # Also a choice's weight, its number (int64) and both directions of the order (int32).
-        saved_fp32_per_token=around_fp32 + 5 * k,
+        saved_fp32_per_token=attention_fp32 + 5 * k,
         by_torch=by_torch,
         decisive="moe_experts",
         attends=((((Attends(config.n_heads, config.n_kv_heads, config.head_dim),),),) * layers),

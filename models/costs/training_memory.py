@@ -18,21 +18,21 @@ from models.execution.checkpointing import CHECKPOINTING
 
 
 def training_course(
-    costs: Costs, size: Precision, how: How, checkpointing: str
+    costs: Costs, size: Precision, step: How, checkpointing: str
 ) -> Iterator[tuple[int, int]]:
     """Yield bytes of activations and of gradients along the backward pass, from the loss on."""
-    tokens = how.batch * how.sequence
-    blocks = _blocks(costs, size, how, checkpointing)
+    tokens = step.batch * step.sequence
+    blocks = _blocks(costs, size, step, checkpointing)
     saved = [block.saved for block in blocks]
-    at_the_end = sum(saved) + how.batch * costs.saved_per_sequence * size.compute
+    at_the_end = sum(saved) + step.batch * costs.saved_per_sequence * size.compute
     yield at_the_end + costs.adapting_bytes, 0
     loss = _loss(costs, size, -(-tokens // costs.stream_ranks))
     yield at_the_end + costs.head * size.copied + loss, 0
 
-    unit, beside = unit_memory(costs, size, how), _beside(costs, how)
+    unit, extra_memory = unit_memory(costs, size, step), _extra_memory(costs, step)
     stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
     # All that a unit saved still exists, and the gradient of its result.
-    working = tokens * unit.backward_per_token + stream + beside.backward
+    working = tokens * unit.backward_per_token + stream + extra_memory.backward
     past_attention = tokens * costs.saved_past_attention * size.compute
     gradients = (costs.head + costs.linears_after) * size.weight
     for index, block in reversed([*enumerate(blocks)]):
@@ -42,14 +42,14 @@ def training_course(
             live = earlier + block.saved_through(number + 1)
             # For weights that several passes share, the last one's backward pass computes all
             # gradients.
-            made = gradients + (own_gradients if number + 1 < len(block.passes) else 0)
+            computed_bytes = gradients + (own_gradients if number + 1 < len(block.passes) else 0)
             part = min(1.0, passed.units)
-            yield live + round(part * working), made
+            yield live + round(part * working), computed_bytes
             # While attention runs, later activations do not exist yet, or no longer.
             for weights in passed.attends:
                 attending = live - round(part * past_attention) - weights.saved
-                yield attending + weights.forward, made if block.input else 0
-                yield attending + weights.backward + round(part * stream), made
+                yield attending + weights.forward, computed_bytes if block.input else 0
+                yield attending + weights.backward + round(part * stream), computed_bytes
         gradients += own_gradients
     yield 0, costs.parameters * size.weight
 
@@ -58,7 +58,7 @@ class _Pass(NamedTuple):
     """One pass through a block, and what it saves for backward."""
 
     units: float
-    beside: float  # bytes besides its units
+    extra_bytes: float  # bytes besides its units
     attends: Sequence[WeightsMemory]
 
 
@@ -81,28 +81,28 @@ class _Block:
         """Return the bytes that its first passes save, so many of them."""
         passes = self.passes[:number]
         units = sum(passed.units for passed in passes) * self.unit
-        saved = round(units + sum(passed.beside for passed in passes))
+        saved = round(units + sum(passed.extra_bytes for passed in passes))
         return saved + self.copies + sum(w.saved for passed in passes for w in passed.attends)
 
 
-def _blocks(costs: Costs, size: Precision, how: How, checkpointing: str) -> list[_Block]:
+def _blocks(costs: Costs, size: Precision, step: How, checkpointing: str) -> list[_Block]:
     """Return the blocks of a model."""
-    tokens = how.batch * how.sequence
-    memory = unit_memory(costs, size, how)
-    unit = tokens * memory.kept_per_token + memory.saved + _beside(costs, how).saved
+    tokens = step.batch * step.sequence
+    memory = unit_memory(costs, size, step)
+    unit = tokens * memory.kept_per_token + memory.saved + _extra_memory(costs, step).saved
     stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
     shape = costs.passes
-    beside: Sequence[Sequence[float]] = [(0.0,) * len(passes) for passes in shape]
+    extra_bytes: Sequence[Sequence[float]] = [(0.0,) * len(passes) for passes in shape]
     if costs.kept_beside is not None:
-        beside = [[tokens * part for part in block] for block in costs.kept_beside(how)]
-    attends = attention_weights(costs, how)
+        extra_bytes = [[tokens * part for part in block] for block in costs.kept_beside(step)]
+    attends = attention_weights(costs, step)
     recomputed = _checkpointed(checkpointing, len(shape))
     return [
         _Block(
             share=share,
             copies=round(share * costs.linears_in_blocks * size.copied),
             passes=[
-                _Pass(units, beside[index][number], attends[index][number])
+                _Pass(units, extra_bytes[index][number], attends[index][number])
                 for number, units in enumerate(shape[index])
             ],
             unit=unit,
@@ -119,32 +119,34 @@ def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int
     """
     size = PRECISIONS[precision]
     shares, total = costs.weights_by_block, costs.linears_in_blocks * size.copied
-    again = _checkpointed(checkpointing, len(shares))
-    once = costs.cast_by_operators * size.copied
-    copies = [max(0, round(share * total) - once) for share in shares]
-    saved = (copy for copy, recomputed in zip(copies, again, strict=True) if not recomputed)
+    recomputed_blocks = _checkpointed(checkpointing, len(shares))
+    operator_casts = costs.cast_by_operators * size.copied
+    copies = [max(0, round(share * total) - operator_casts) for share in shares]
+    saved = (
+        copy for copy, recomputed in zip(copies, recomputed_blocks, strict=True) if not recomputed
+    )
     return sum(copies), sum(saved)
 
 
-def attention_weights(costs: Costs, how: How) -> list[list[list[WeightsMemory]]]:
+def attention_weights(costs: Costs, step: How) -> list[list[list[WeightsMemory]]]:
     """Return, by block and pass, what its attentions hold for their weights."""
     if not costs.attends:
         return [[[] for _ in passes] for passes in costs.passes]
     masked = costs.causal or costs.window > 0
     return [
-        [[attention.weights(how, masked) for attention in passed] for passed in block]
+        [[attention.weights(step, masked) for attention in passed] for passed in block]
         for block in costs.attends
     ]
 
 
-def unit_memory(costs: Costs, size: Precision, how: How) -> BlockMemory:
+def unit_memory(costs: Costs, size: Precision, step: How) -> BlockMemory:
     """Return the memory of a unit block with the residual stream; see the families' ``costs``."""
     stream = costs.saved_stream_per_token * size.stream
-    if not how.fused and costs.by_torch is not None:
-        block = costs.by_torch(how)
+    if not step.fused and costs.by_torch is not None:
+        block = costs.by_torch(step)
         return replace(block, kept_per_token=block.kept_per_token + stream)
     compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
-    if how.by_operators:
+    if step.by_operators:
         compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token
     return BlockMemory(
         kept_per_token=compute * size.compute + stream + fp32 * 4,
@@ -152,8 +154,8 @@ def unit_memory(costs: Costs, size: Precision, how: How) -> BlockMemory:
     )
 
 
-def _beside(costs: Costs, how: How) -> Beside:
-    return costs.beside(how) if costs.beside else Beside()
+def _extra_memory(costs: Costs, step: How) -> Beside:
+    return costs.beside(step) if costs.beside else Beside()
 
 
 def _loss(costs: Costs, size: Precision, tokens: int) -> int:

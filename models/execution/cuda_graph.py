@@ -98,12 +98,12 @@ class CUDAGraphInference:
     @torch.no_grad()  # its own buffers would join the graph of every call's inputs
     def __call__(self, *inputs: Tensor) -> Any:
         """Return ``model(*inputs)``; raises ``ConfigurationError`` for another shape."""
-        given = [_described(x) for x in inputs]
+        actual = [_described(x) for x in inputs]
         expected = [_described(x) for x in self._inputs]
-        if given != expected:
+        if actual != expected:
             raise ConfigurationError(
                 f"CUDAGraphInference: captured for {', '.join(expected)}, but called with "
-                f"{', '.join(given) or 'nothing'}; create another one for these inputs"
+                f"{', '.join(actual) or 'nothing'}; create another one for these inputs"
             )
         for static, x in zip(self._inputs, inputs, strict=True):
             static.copy_(x)

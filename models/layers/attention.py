@@ -153,7 +153,7 @@ def attend(
     Fills ``shared`` if it is empty; otherwise only the queries are used. ``window`` is how many of
     the gathered keys a query sees, its own the last; 0: all.
     """
-    seen = window or None
+    attention_window = window or None
     if shared is not None and shared.keys is not None:
         assert rows is not None
         length_BK = rows.position + 1
@@ -164,7 +164,7 @@ def attend(
             q_BHSD,
             shared.keys,
             shared.values,
-            window=seen,
+            window=attention_window,
             kv_length=length_BK[:, 0] if single else length_BK,
         )
     if state is not None:
@@ -175,7 +175,7 @@ def attend(
         shared.keys, shared.values = k, v
     if not cached or position is None:
         k, v = context.seen(k, v)
-        return kernels.attention(q_BHSD, k, v, causal=True, window=seen)
+        return kernels.attention(q_BHSD, k, v, causal=True, window=attention_window)
     n_new = q_BHSD.shape[2]
     length = position + n_new
     if rows is not None:
@@ -183,7 +183,7 @@ def attend(
         # Rows that do not count may reach beyond the last slot: each has its own length.
         length = rows.filled[:, None] + torch.arange(1, n_new + 1, device=position.device)
         length = length[:, 0] if n_new == 1 else length
-    return kernels.attention(q_BHSD, k, v, causal=True, window=seen, kv_length=length)
+    return kernels.attention(q_BHSD, k, v, causal=True, window=attention_window, kv_length=length)
 
 
 class Attention(nn.Module):

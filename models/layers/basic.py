@@ -99,8 +99,8 @@ class SwiGLUMLP(nn.Module):
         """Shard by columns of the feed-forward width."""
         hidden = self.down.in_features
         cuts = {"gate_up.weight": Cut(0, (hidden, hidden)), "down.weight": Cut(1, (hidden,))}
-        what = "columns of a feed-forward layer"
-        return Division(what, hidden, cuts, 3 * hidden, unfused=hidden)  # silu(gate)
+        units = "columns of a feed-forward layer"
+        return Division(units, hidden, cuts, 3 * hidden, unfused=hidden)  # silu(gate)
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """Compute (B, S, E) -> (B, S, E)."""

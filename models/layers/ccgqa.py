@@ -128,8 +128,8 @@ class CCGQA(Sparing):
         # Before the convolutions, windows of the first one's output, before the norm, as rotated;
         # the attention's output, keys before their temperature, values.
         saved = (self.conv_width + 3) * sum(columns) + sum(columns[:2]) + 2 * sum(columns[2:])
-        what = "pairs of key/value heads"
-        return Division(what, groups // 2, cuts, saved, self._narrow)
+        units = "pairs of key/value heads"
+        return Division(units, groups // 2, cuts, saved, self._narrow)
 
     def _narrow(self, ranks: int) -> None:
         self.n_heads, self.n_kv_heads = self.n_heads // ranks, self.n_kv_heads // ranks

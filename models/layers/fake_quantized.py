@@ -44,11 +44,13 @@ class FakeQuantizedLinear(nn.Linear):
 
 def fake_quantize(model: nn.Module) -> None:
     """Replace the model's ``quantizable`` linear layers in place; its parameters stay."""
-    made = {linear: FakeQuantizedLinear(linear) for linear in quantizable(model, SCHEME).values()}
+    replacements = {
+        linear: FakeQuantizedLinear(linear) for linear in quantizable(model, SCHEME).values()
+    }
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child in made:
-                setattr(parent, name, made[child])
+            if child in replacements:
+                setattr(parent, name, replacements[child])
 
 
 def fake_quantize_as(model: nn.Module, other: nn.Module) -> None:

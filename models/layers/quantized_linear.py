@@ -90,16 +90,16 @@ def quantize_linears(
 
     ``codes`` has the quantized weight and scales of each, by name, which replace its weight.
     """
-    made: dict[nn.Module, QuantizedLinear] = {
+    replacements: dict[nn.Module, QuantizedLinear] = {
         linear: QuantizedLinear(linear, scheme, None if codes is None else codes[name])
         for name, linear in quantizable(model, scheme).items()
     }
     for parent in list(model.modules()):
         # a shared module occurs under each of its names
         for name, child in parent._modules.items():
-            if child in made:
-                setattr(parent, name, made[child])
-    return list(made.values())
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+    return list(replacements.values())
 
 
 @dataclass(frozen=True)

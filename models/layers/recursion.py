@@ -145,17 +145,17 @@ class MixtureOfRecursions(nn.Module):
         for r, share in enumerate(self.shares):
             score_BK = self.router(h_BKE, slice(r, r + 1))[..., 0]
             means.append(rows.mean(score_BK.detach().sigmoid()))
-            own = None if state is None else state.recursions[r]
+            recursion_state = None if state is None else state.recursions[r]
             if r and learns:
                 chosen = best(h_BKE, score_BK, share, rows)
                 term = choice_loss(score_BK, chosen.taken, rows)
                 loss = term if loss is None else loss + term
             elif r:
-                chosen = running(h_BKE, score_BK, share, rows, own)
+                chosen = running(h_BKE, score_BK, share, rows, recursion_state)
             if r:
                 rows, h_BKE, score_BK = chosen.rows, chosen.x, chosen.score
             taken.append(rows.share_taken())
-            output = self._through(h_BKE, own, position, rows if r else None, shared)
+            output = self._through(h_BKE, recursion_state, position, rows if r else None, shared)
             passes.append(output.depths)
             weight_BK = rows.weights(self.alpha * score_BK.sigmoid())
             h_BKE = add_weighted(h_BKE, output.x, weight_BK)
@@ -173,15 +173,15 @@ class MixtureOfRecursions(nn.Module):
         shared = self._new_shared()
         passes, taken = [], []
         for r, share in enumerate(self.shares):
-            own = None if state is None else state.recursions[r]
+            recursion_state = None if state is None else state.recursions[r]
             if r:
                 goes_BK = goes_on[r].gather(1, rows.index)
                 counted_BK = rows.counted_BK()
                 goes_BK = goes_BK if counted_BK is None else goes_BK & counted_BK
-                rows, order_BK = packed(goes_BK, share, rows, own)
+                rows, order_BK = packed(goes_BK, share, rows, recursion_state)
                 h_BKE = picked(h_BKE, order_BK)
             taken.append(rows.share_taken())
-            output = self._through(h_BKE, own, position, rows if r else None, shared)
+            output = self._through(h_BKE, recursion_state, position, rows if r else None, shared)
             passes.append(output.depths)
             weight_BK = rows.weights(gate_BSN[..., r].gather(1, rows.index))
             last_BK = depth_BS.gather(1, rows.index) == r
@@ -199,8 +199,8 @@ class MixtureOfRecursions(nn.Module):
         """Return, for each recursion, which tokens reach it, [B, S]."""
         goes_on = [torch.ones_like(wanted_BS, dtype=torch.bool)]
         for r, share in list(enumerate(self.shares))[1:]:
-            own = None if state is None else state.recursions[r]
-            goes_on.append(admitted(goes_on[-1] & (wanted_BS >= r), share, rows, own))
+            recursion_state = None if state is None else state.recursions[r]
+            goes_on.append(admitted(goes_on[-1] & (wanted_BS >= r), share, rows, recursion_state))
         return goes_on
 
     def _new_shared(self) -> list[SharedKV | None]:

@@ -151,8 +151,8 @@ class SSM(Sparing):
         if single_group:
             saved -= 2 * 2 * states  # B and C, as projected and as convolved
             # The gated norm's steps: y and z, silu(z), their product, and its norm.
-            what, by_steps = "heads of a mixer", 5 * inner
-            return Division(what, heads, cuts, saved, self._narrow, fp32=by_steps)
+            units, by_steps = "heads of a mixer", 5 * inner
+            return Division(units, heads, cuts, saved, self._narrow, fp32=by_steps)
         return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
 
     def _narrow(self, ranks: int) -> None:

@@ -61,5 +61,7 @@ def experts_of(family: ModelBuilder, config: Any) -> tuple[int, int]:
         assert isinstance(division, Division)
         counts.append(division.count)
         mixture = model.get_submodule(name)
-        numbers += sum(mixture.get_parameter(own).numel() for own in division.cuts)
+        numbers += sum(
+            mixture.get_parameter(parameter_name).numel() for parameter_name in division.cuts
+        )
     return counts[-1], numbers

@@ -20,6 +20,8 @@ def experts_footprint(family: Family, config: Any, ranks: int, **step: Any) -> F
     costs = family.costs(config)
     elsewhere = experts_of(family, config)[1] * (ranks - 1) // ranks
     linears = costs.linear_parameters
-    less = None if linears is None else linears - elsewhere
-    own = replace(costs, parameters=costs.parameters - elsewhere, linear_parameters=less)
-    return footprint(own, **step)
+    rank_linears = None if linears is None else linears - elsewhere
+    rank_costs = replace(
+        costs, parameters=costs.parameters - elsewhere, linear_parameters=rank_linears
+    )
+    return footprint(rank_costs, **step)

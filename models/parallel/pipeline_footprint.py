@@ -71,12 +71,12 @@ def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[
 def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
     """Return the part of all blocks' costs that counts for a stage's training step."""
 
-    def own(values: Sequence[Value]) -> tuple[Value, ...]:
+    def select(values: Sequence[Value]) -> tuple[Value, ...]:
         return tuple(values[index] for index in stage.blocks) if values else ()
 
-    weights, beside = full.weights_by_block, full.kept_beside
-    part = sum(own(weights))
-    attending = [block for block in own(full.attends) if any(block)]
+    weights, kept_beside = full.weights_by_block, full.kept_beside
+    part = sum(select(weights))
+    attending = [block for block in select(full.attends) if any(block)]
     return replace(
         full,
         parameters=numbers,
@@ -85,8 +85,8 @@ def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
         matmul_per_token=round(part * full.matmul_per_token),
         rotating=None if full.rotating is None else len(attending),
         linear_parameters=round(part * full.linears),
-        block_passes=own(full.block_passes),
-        block_weights=tuple(weight / part for weight in own(weights)),
-        kept_beside=None if beside is None else lambda how: own(beside(how)),
-        attends=own(full.attends),
+        block_passes=select(full.block_passes),
+        block_weights=tuple(weight / part for weight in select(weights)),
+        kept_beside=None if kept_beside is None else lambda step: select(kept_beside(step)),
+        attends=select(full.attends),
     )

@@ -54,8 +54,8 @@ class Stage(NamedTuple):
         """Return the full model's name of a parameter of the stage."""
         if not name.startswith(_BLOCKS):
             return name
-        number, _, own = name.removeprefix(_BLOCKS).partition(".")
-        return f"{_BLOCKS}{self.blocks[int(number)]}.{own}"
+        number, _, local_name = name.removeprefix(_BLOCKS).partition(".")
+        return f"{_BLOCKS}{self.blocks[int(number)]}.{local_name}"
 
 
 class Passage(NamedTuple):
@@ -93,7 +93,7 @@ def stages(loads: Sequence[float], ranks: int, chunks: int = 1, head: float = 0.
     ends = (0, *itertools.accumulate(_balanced_sizes(tuple(loads), ranks, chunks, head)))
     ranges = [range(ends[part], ends[part + 1]) for part in range(parts)]
     if chunks == 1:
-        return [Stage(own, own is ranges[0], own is ranges[-1]) for own in ranges]
+        return [Stage(blocks, blocks is ranges[0], blocks is ranges[-1]) for blocks in ranges]
     return [_in_chunks(ranges[rank::ranks], rank == 0, rank == ranks - 1) for rank in range(ranks)]
 
 
@@ -115,8 +115,8 @@ def _balanced_sizes(
         busiest = max(sum(work[rank::ranks]) for rank in range(ranks))
         return round(busiest, 9), round(sum(load * load for load in work), 9)
 
-    even, more = divmod(len(loads), parts)
-    sizes = tuple(even + (part < more) for part in range(parts))
+    even, remainder = divmod(len(loads), parts)
+    sizes = tuple(even + (part < remainder) for part in range(parts))
     while True:
         moved = (
             tuple(size - (part == source) + (part == target) for part, size in enumerate(sizes))

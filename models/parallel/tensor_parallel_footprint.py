@@ -34,40 +34,43 @@ def largest_share(
 def _costs(full: Costs, plan: Divisible, ranks: int) -> Costs:
     """Return the part of a model's costs that counts for a rank's step."""
 
-    def less(numbers: int) -> int:
+    def without_shard(numbers: int) -> int:
         return numbers - -(-numbers // ranks)
 
     layers = [plan.of_block(index) for index in range(len(full.passes))]
     saved_by_block = [sum(division.saved for division in block) for block in layers]
     # A block may have more than the one that costs describe, or be several.
     unit = min(saved_by_block)
-    saved = less(unit)
-    unfused = less(min(sum(division.unfused for division in block) for block in layers))
+    saved = without_shard(unit)
+    unfused = without_shard(min(sum(division.unfused for division in block) for block in layers))
     wide = max(sum(division.fp32 for division in block) for block in layers) if ranks > 1 else 0
-    by_torch, beside = full.by_torch, full.kept_beside
+    by_torch, kept_beside = full.by_torch, full.kept_beside
 
-    def by_torch_sharded(how: How) -> BlockMemory:
+    def by_torch_sharded(step: How) -> BlockMemory:
         assert by_torch is not None
-        made = by_torch(how)
-        return replace(made, kept_per_token=made.kept_per_token - saved * how.element)
+        memory = by_torch(step)
+        return replace(memory, kept_per_token=memory.kept_per_token - saved * step.element)
 
-    def more(how: How) -> tuple[tuple[float, ...], ...]:
-        assert beside is not None
+    def kept_beside_sharded(step: How) -> tuple[tuple[float, ...], ...]:
+        assert kept_beside is not None
         return tuple(
-            tuple(max(0.0, part - less(block - unit) * how.element) for part in passes)
-            for passes, block in zip(beside(how), saved_by_block, strict=True)
+            tuple(max(0.0, part - without_shard(block - unit) * step.element) for part in passes)
+            for passes, block in zip(kept_beside(step), saved_by_block, strict=True)
         )
 
     return replace(
         full,
-        parameters=full.parameters - less(plan.cut),
-        linear_parameters=full.linears - less(plan.cut),
-        linears_after=full.linears_after - less(plan.cut - plan.cut_in_blocks),
+        parameters=full.parameters - without_shard(plan.cut),
+        linear_parameters=full.linears - without_shard(plan.cut),
+        linears_after=full.linears_after - without_shard(plan.cut - plan.cut_in_blocks),
         saved_per_token=full.saved_per_token - saved,
-        saved_fp32_per_token=full.saved_fp32_per_token + wide - less(wide),
+        saved_fp32_per_token=full.saved_fp32_per_token + wide - without_shard(wide),
         unfused_per_token=full.unfused_per_token - unfused,
-        backward_per_token=full.backward_per_token - less(min(full.backward_per_token, unit)),
+        backward_per_token=full.backward_per_token
+        - without_shard(min(full.backward_per_token, unit)),
         saved_past_attention=max(0, full.saved_past_attention - saved),
         by_torch=None if by_torch is None else by_torch_sharded,
-        kept_beside=more if beside is not None and not full.block_passes else beside,
+        kept_beside=kept_beside_sharded
+        if kept_beside is not None and not full.block_passes
+        else kept_beside,
     )

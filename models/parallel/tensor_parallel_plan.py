@@ -92,8 +92,8 @@ class Cut(NamedTuple):
     def write_back(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
         """Write one rank's shard back into the full parameter."""
         parts = self._parts(full, rank, ranks)
-        for part, own in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
-            part.copy_(own)
+        for part, shard_part in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
+            part.copy_(shard_part)
 
     def _sizes(self, ranks: int) -> list[int]:
         """Return the size of each section in a shard."""
@@ -228,11 +228,11 @@ def divide(
         model.get_submodule(name).region = region  # type: ignore[assignment]
     cuts = _cuts(layers)
     for name, cut in cuts.items():
-        path, _, own = name.rpartition(".")
+        path, _, parameter_name = name.rpartition(".")
         module = model.get_submodule(path)
-        old = module.get_parameter(own)
-        made = nn.Parameter(cut.shard(old.detach(), 0, ranks), requires_grad=old.requires_grad)
-        setattr(module, own, keep_marks(old, made))
+        old = module.get_parameter(parameter_name)
+        parameter = nn.Parameter(cut.shard(old.detach(), 0, ranks), requires_grad=old.requires_grad)
+        setattr(module, parameter_name, keep_marks(old, parameter))
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
     return cuts
@@ -241,7 +241,7 @@ def divide(
 def _cuts(layers: Mapping[str, Division]) -> dict[str, Cut]:
     """Return the cuts by the parameter's name in the model."""
     return {
-        f"{name}.{own}" if name else own: cut
+        f"{name}.{parameter_name}" if name else parameter_name: cut
         for name, division in layers.items()
-        for own, cut in division.cuts.items()
+        for parameter_name, cut in division.cuts.items()
     }

@@ -39,25 +39,25 @@ class NotRepeatable(Exception):  # noqa: N818 - carries its reason
 class Unsafe(SessionError):  # noqa: N818 - what a word is, not what went wrong
     """A word of the session is not safe in a command; the sentence names its field."""
 
-    def __init__(self, what: str, value: object) -> None:
+    def __init__(self, description: str, value: object) -> None:
         shown = one_line(ascii(value), _SHOWN)
         super().__init__(
-            f"No script can run this session again: its {what} is {shown}, which is not safe in a "
-            "command."
+            f"No script can run this session again: its {description} is {shown}, which is not "
+            "safe in a command."
         )
 
 
-def name(value: object, what: str) -> str:
+def name(value: object, description: str) -> str:
     """Return a name from a file as a word; raise ``Unsafe`` for text that is no name."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise Unsafe(what, value)
+        raise Unsafe(description, value)
     return value
 
 
-def text(value: str, what: str) -> str:
+def text(value: str, description: str) -> str:
     """Return text from a file that follows an option; raise ``Unsafe`` for control characters."""
     if not value or len(value) > _LONGEST_TEXT or not is_plain(value):
-        raise Unsafe(what, value)
+        raise Unsafe(description, value)
     return value
 
 
@@ -186,8 +186,8 @@ def comparison_words(
     """
     words: list[str] = []
     shared, sides = divide_toggles(base.toggles, other.toggles)
-    for side, own in zip(("--a", "--b"), sides, strict=True):
-        words += option_words(side, toggles_text(own)) if own else []
+    for side, side_toggles in zip(("--a", "--b"), sides, strict=True):
+        words += option_words(side, toggles_text(side_toggles)) if side_toggles else []
     words += ["--budget", number_text(facts["budget_s"])]
     words += ["--region", number_text(100 * facts["region"])]
     if order := facts.get("order"):
@@ -209,10 +209,10 @@ def divide_toggles(
     """Return the toggles that both have alike, and those of each alone."""
     differing = sorted(toggle for toggle in {**a, **b} if a.get(toggle) != b.get(toggle))
     shared = {toggle: option for toggle, option in a.items() if toggle not in differing}
-    own = [
+    differences = [
         {toggle: toggles[toggle] for toggle in differing if toggle in toggles} for toggles in (a, b)
     ]
-    return shared, (own[0], own[1])
+    return shared, (differences[0], differences[1])
 
 
 def written_value(value: Scalar, field: str) -> str:

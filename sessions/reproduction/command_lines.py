@@ -114,8 +114,8 @@ def arguments(
         steps = None  # it ends by itself
     length = [] if steps is None else _arguments.option_words("--steps", str(steps))
     toggles = configuration.toggles
-    beside = [*length, *extra]
-    return ["run", *_arguments.configuration_words(configuration, toggles, beside, output)]
+    extra_words = [*length, *extra]
+    return ["run", *_arguments.configuration_words(configuration, toggles, extra_words, output)]
 
 
 def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]:
@@ -129,9 +129,9 @@ def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]
     if not all(isinstance(index, int) and index in known for index in places):
         return ()
     arms = tuple(session.segments[index] for index in places)
-    rest = [msgspec.structs.replace(arm.configuration, toggles={}) for arm in arms]
+    without_toggles = [msgspec.structs.replace(arm.configuration, toggles={}) for arm in arms]
     toggles = [arm.configuration.toggles.keys() for arm in arms]
-    alike = len(arms) == 2 and rest[0] == rest[1] and toggles[0] == toggles[1]
+    alike = len(arms) == 2 and without_toggles[0] == without_toggles[1] and toggles[0] == toggles[1]
     return arms if alike else ()
 
 
@@ -272,18 +272,18 @@ def _calls(session: Session, stem: str) -> list[Call]:
     if not repeatable(session):
         title = one_line(session.title, _SHOWN)
         raise Lacking(f"{title!r} has no segments, so there is nothing to run again.")
-    made: list[Call] = []
+    calls: list[Call] = []
     for title, call in _parts(session):
-        number = sum(isinstance(line, list) for line in made)
+        number = sum(isinstance(line, list) for line in calls)
         try:
             words = call(f"{stem}-{number:04d}.h5")
         except NotRepeatable as why:
-            made.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
+            calls.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
             continue
         # One call times all contenders of an operator; each is a segment.
-        if session.orders or words[0] != "bench" or all(words[:-1] != line[:-1] for line in made):
-            made += [*_caution(words), words]
-    return made
+        if session.orders or words[0] != "bench" or all(words[:-1] != line[:-1] for line in calls):
+            calls += [*_caution(words), words]
+    return calls
 
 
 def _parts(session: Session) -> Iterator[Part]:

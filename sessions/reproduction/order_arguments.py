@@ -123,8 +123,8 @@ def _profile(command: Mapping[str, Any], output: str) -> list[str]:
     toggles = first.toggles
     if len(configurations) == 2:
         toggles, sides = divide_toggles(first.toggles, last.toggles)
-        for side, own in zip(("--a", "--b"), sides, strict=True):
-            words += option_words(side, toggles_text(own))
+        for side, side_toggles in zip(("--a", "--b"), sides, strict=True):
+            words += option_words(side, toggles_text(side_toggles))
     if command["traces"]:
         words += option_words("--trace", os.fspath(PurePath(output).with_suffix(".json.gz")))
     return ["profile", *configuration_words(first, toggles, words, output)]

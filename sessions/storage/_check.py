@@ -116,9 +116,9 @@ def answer(session: Session, output: int) -> str:
     copy = image(cleaned(session), compressed=False)
     try:
         with open(output, "wb", buffering=0, closefd=False) as stream:
-            rest = copy
-            while rest:
-                rest = rest[stream.write(rest) :]
+            unwritten = copy
+            while unwritten:
+                unwritten = unwritten[stream.write(unwritten) :]
     except OSError as error:
         return f"there is no room for a checked copy of it in {tempfile.gettempdir()} ({error})"
     return ""

@@ -67,8 +67,8 @@ def check_column(
     shape, dtype = dataset.shape, dataset.dtype
     _check_type(name, dtype, None if info is None else info.dtype)
     if shape is None or len(shape) != axes:
-        wanted = "one axis" if axes == 1 else f"{axes} axes"
-        raise SessionError(f"its {name} has shape {shape}, expected {wanted}")
+        expected = "one axis" if axes == 1 else f"{axes} axes"
+        raise SessionError(f"its {name} has shape {shape}, expected {expected}")
     return tuple(shape)
 
 

@@ -244,39 +244,39 @@ _ANSWERS: dict[str, type[_Facts]] = {
 }
 
 
-def check_ledger(ledger: Mapping[str, Any], is_timed_kernel: bool, where: str) -> None:
+def check_ledger(ledger: Mapping[str, Any], is_timed_kernel: bool, location: str) -> None:
     """Raise ``SessionError`` for an entry of a segment's ledger that is not what its name says."""
-    _check(ledger, _Ledger, where)
+    _check(ledger, _Ledger, location)
     if is_timed_kernel:
-        _check(ledger, _Kernel, where)
+        _check(ledger, _Kernel, location)
 
 
-def check_comparison(facts: Mapping[str, Any], where: str) -> None:
+def check_comparison(facts: Mapping[str, Any], location: str) -> None:
     """Raise ``SessionError`` for a fact of a comparison that is not what its name says."""
-    _check(facts, _Comparison, where)
+    _check(facts, _Comparison, location)
     if "of" in facts and "p_holm" not in facts:
-        raise SessionError(f"the facts of its {where} lack p_holm")
+        raise SessionError(f"the facts of its {location} lack p_holm")
 
 
 def check_study(
-    kind: str, question: Mapping[str, Any], facts: Mapping[str, Any], where: str
+    kind: str, question: Mapping[str, Any], facts: Mapping[str, Any], location: str
 ) -> None:
     """Raise ``SessionError`` for a fact or a question of a study that its kind does not have so."""
     if kind in _QUESTIONS:
-        _check(question, _QUESTIONS[kind], where)
+        _check(question, _QUESTIONS[kind], location)
     if kind in _ANSWERS:
-        _check(facts, _ANSWERS[kind], where)
+        _check(facts, _ANSWERS[kind], location)
     if kind in (ATTRIBUTION, OPTIMIZATION) and facts.get("final"):
-        _check(facts, _FinalMeasurement, where)
+        _check(facts, _FinalMeasurement, location)
     if kind == CHECKLIST and facts.get("more_s") is not None:
-        _check(facts, _OpenChecklist, where)
+        _check(facts, _OpenChecklist, location)
 
 
-def _check(facts: Mapping[str, Any], kind: type[_Facts], where: str) -> None:
+def _check(facts: Mapping[str, Any], kind: type[_Facts], location: str) -> None:
     try:
         msgspec.convert(_known(facts), kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a lone surrogate
-        raise SessionError(f"the facts of its {where} are not usable ({error})") from None
+        raise SessionError(f"the facts of its {location} are not usable ({error})") from None
 
 
 def _known(value: Any) -> Any:

@@ -259,7 +259,7 @@ def _json(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
     return _converted(written, f"attribute {name} of {group.name}", kind)
 
 
-def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
+def _converted(written: str, location: str, kind: type[_Value]) -> _Value:
     """Return the value that is written as JSON."""
     try:
         if len(written) > _LONGEST_JSON:
@@ -269,7 +269,7 @@ def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
         return msgspec.convert(value, kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         reason = one_line(str(error), _LONGEST_REASON)
-        raise SessionError(f"the JSON in its {where} is malformed ({reason})") from error
+        raise SessionError(f"the JSON in its {location} is malformed ({reason})") from error
 
 
 def _require_shallow(value: Any, depth: int = 0) -> None:

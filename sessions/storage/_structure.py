@@ -30,7 +30,7 @@ _CLASSES = {h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.STRING, h5t.COMPOUND}
 
 def require_plain(file: h5py.File, size: int) -> None:
     """Raise ``SessionError`` unless the file of ``size`` bytes has only what a session needs."""
-    seen: set[tuple[int, int]] = set()
+    addresses: set[tuple[int, int]] = set()
     claimed = stored = 0
     waiting = [(file.id, "", 0)]
     while waiting:
@@ -41,10 +41,10 @@ def require_plain(file: h5py.File, size: int) -> None:
             _require_hard_link(group, name, shown)
             child = h5o.open(group, name)
             address = (h5o.get_info(child).fileno, h5o.get_info(child).addr)
-            if address in seen:
+            if address in addresses:
                 raise SessionError(f"its {shown} also exists under another name")
-            seen.add(address)
-            if len(seen) > MOST_OBJECTS:
+            addresses.add(address)
+            if len(addresses) > MOST_OBJECTS:
                 raise SessionError(f"it has more than {MOST_OBJECTS:,} groups and columns")
             if isinstance(child, h5g.GroupID):
                 if depth >= _DEEPEST:
@@ -73,8 +73,8 @@ def _require_hard_link(group: h5g.GroupID, name: bytes, shown: str) -> None:
         raise SessionError(f"its {shown} is a link to another file or name; sessions have none")
 
 
-def _require_few_attributes(thing: h5g.GroupID | h5d.DatasetID, shown: str) -> None:
-    if h5o.get_info(thing).num_attrs > _MOST_ATTRIBUTES:
+def _require_few_attributes(object_id: h5g.GroupID | h5d.DatasetID, shown: str) -> None:
+    if h5o.get_info(object_id).num_attrs > _MOST_ATTRIBUTES:
         raise SessionError(f"its {shown or '/'} has more than {_MOST_ATTRIBUTES} attributes")
 
 

@@ -277,12 +277,12 @@ def _is_plain(name: str) -> bool:
     return name.replace("_", "a").isalnum() and name.isascii()
 
 
-def _json(value: object, what: str) -> str:
+def _json(value: object, description: str) -> str:
     """Write JSON with NaN, infinities and integers of any size, which ``json.loads`` reads back."""
     try:
         return json.dumps(msgspec.to_builtins(value, enc_hook=_number))
     except (TypeError, ValueError, RecursionError) as error:
-        raise SessionError(f"The {what} cannot be saved: {error}.") from error
+        raise SessionError(f"The {description} cannot be saved: {error}.") from error
 
 
 def _number(value: object) -> object:

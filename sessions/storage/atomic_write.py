@@ -106,9 +106,9 @@ def _mode_to_keep(target: Path) -> int | None:
 
 def _prefix(target: Path) -> str:
     """Return how names of temporary files for ``target`` begin: its own name if that fits."""
-    own = f".{target.name}."
-    if len(os.fsencode(own)) + len("01234567.partial") <= _LONGEST_NAME:
-        return own
+    prefix = f".{target.name}."
+    if len(os.fsencode(prefix)) + len("01234567.partial") <= _LONGEST_NAME:
+        return prefix
     return f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:32]}."
 
 

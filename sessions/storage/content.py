@@ -130,48 +130,48 @@ def check_telemetry(columns: Mapping[str, NDArray], device: str) -> None:
 
 def cleaned_segment(segment: Segment, number: int) -> Segment:
     """Return the segment as ``cleaned`` does; raise ``SessionError``."""
-    where = f"segment {number}"
-    _within(segment.index, _PLACE, f"index of {where}")
-    _within(segment.start_s, _TIME, f"start of {where}")
+    location = f"segment {number}"
+    _within(segment.index, _PLACE, f"index of {location}")
+    _within(segment.start_s, _TIME, f"start of {location}")
     for span in segment.phases:
-        _within(span.phase, _PHASE, f"phase of {where}")
-        _within(span.start_s, _TIME, f"start of a phase of {where}")
-        _within(span.stop_s, _TIME, f"end of a phase of {where}")
-    steps = _table(segment.steps, _STEPS, f"steps of {where}")
+        _within(span.phase, _PHASE, f"phase of {location}")
+        _within(span.start_s, _TIME, f"start of a phase of {location}")
+        _within(span.stop_s, _TIME, f"end of a phase of {location}")
+    steps = _table(segment.steps, _STEPS, f"steps of {location}")
     is_kernel = segment.configuration.family == KERNELS
     if is_kernel and not {"case", "dtype"} <= segment.configuration.settings.keys():
-        raise SessionError(f"its {where} timed a kernel, but lacks the case or dtype")
+        raise SessionError(f"its {location} timed a kernel, but lacks the case or dtype")
     is_timed = is_kernel and len(steps["t_s"]) > 0
-    _facts.check_ledger(segment.ledger, is_timed, f"{where}")
+    _facts.check_ledger(segment.ledger, is_timed, f"{location}")
     return dataclasses.replace(
         segment,
         configuration=_plain_struct(segment.configuration),
         evidence=[_plain_struct(evidence) for evidence in segment.evidence],
         ledger=_plain_json(segment.ledger),
-        label=_name(segment.label, f"label of {where}"),
+        label=_name(segment.label, f"label of {location}"),
         steps=steps,
-        breakdown=_table(segment.breakdown, {}, f"breakdown of {where}"),
-        memory=_table(segment.memory, {"t_s": _TIME}, f"memory of {where}"),
+        breakdown=_table(segment.breakdown, {}, f"breakdown of {location}"),
+        memory=_table(segment.memory, {"t_s": _TIME}, f"memory of {location}"),
         metrics={
-            plain(name): cleaned_metric(name, series, where)
+            plain(name): cleaned_metric(name, series, location)
             for name, series in segment.metrics.items()
         },
     )
 
 
-def cleaned_metric(name: str, series: MetricSeries, where: str = "session") -> MetricSeries:
+def cleaned_metric(name: str, series: MetricSeries, location: str = "session") -> MetricSeries:
     """Return the metric as ``cleaned`` does; raise ``SessionError``."""
-    where = f"metric {_key(name, f'metric of {where}')} of {where}"
+    location = f"metric {_key(name, f'metric of {location}')} of {location}"
     if not 1 <= math.prod(series.shape) <= _MOST_CELLS:
-        raise SessionError(f"its {_shown(where)} has {series.shape} numbers per sample")
+        raise SessionError(f"its {_shown(location)} has {series.shape} numbers per sample")
     return dataclasses.replace(
         series,
-        title=_name(series.title, f"title of {where}"),
-        unit=_name(series.unit, f"unit of {where}"),
-        row=_name(series.row, f"row of {where}"),
-        column=_name(series.column, f"column of {where}"),
-        help=_text(series.help, f"description of {where}"),
-        table=_table(series.table, {"t_s": _TIME, "values": _NUMBER}, where),
+        title=_name(series.title, f"title of {location}"),
+        unit=_name(series.unit, f"unit of {location}"),
+        row=_name(series.row, f"row of {location}"),
+        column=_name(series.column, f"column of {location}"),
+        help=_text(series.help, f"description of {location}"),
+        table=_table(series.table, {"t_s": _TIME, "values": _NUMBER}, location),
     )
 
 
@@ -180,13 +180,15 @@ def _event(event: Event) -> Event:
     return Event(event.t_s, _name(event.kind, "kind of an event"), _text(event.text, "event"))
 
 
-def cleaned_comparison(comparison: PairedComparison, segments: int, where: str) -> PairedComparison:
+def cleaned_comparison(
+    comparison: PairedComparison, segments: int, location: str
+) -> PairedComparison:
     """Return the comparison, in a session of so many segments, as ``cleaned`` does."""
     arms = len(comparison.arms)
     if not 2 <= arms <= _MOST_ARMS:
-        raise SessionError(f"its {where} has {arms} arms, expected 2 to {_MOST_ARMS}")
+        raise SessionError(f"its {location} has {arms} arms, expected 2 to {_MOST_ARMS}")
     if comparison.verdict not in VERDICTS:
-        raise SessionError(f"the verdict of its {where} is not one of {', '.join(VERDICTS)}")
+        raise SessionError(f"the verdict of its {location} is not one of {', '.join(VERDICTS)}")
     for title, values, allowed in (
         ("arm of a block", comparison.order, Range(0, arms - 1, unknown=False)),
         ("pair", comparison.pairs, _PLACE),
@@ -195,46 +197,51 @@ def cleaned_comparison(comparison: PairedComparison, segments: int, where: str) 
         ("clock", comparison.clocks_mhz, _AMOUNT),
         ("ratio", [comparison.ratio, comparison.low, comparison.high], _RATIO),
     ):
-        _check(np.array(values, np.float64), allowed, f"{title} of {where}")
-    _facts.check_comparison(comparison.facts, where)
+        _check(np.array(values, np.float64), allowed, f"{title} of {location}")
+    _facts.check_comparison(comparison.facts, location)
     places = comparison.facts.get("segments")
     if places is not None and (len(places) != arms or any(index >= segments for index in places)):
-        raise SessionError(f"its {where} refers to segments that do not exist")
+        raise SessionError(f"its {location} refers to segments that do not exist")
     return msgspec.structs.replace(
         comparison,
         facts=_plain_json(comparison.facts),
-        arms=[_name(arm, f"arm of {where}") for arm in comparison.arms],
-        voids=[_text(void, f"block of {where}") for void in comparison.voids],
+        arms=[_name(arm, f"arm of {location}") for arm in comparison.arms],
+        voids=[_text(void, f"block of {location}") for void in comparison.voids],
     )
 
 
 def cleaned_study(study: Study, number: int) -> Study:
     """Return the study as ``cleaned`` does; raise ``SessionError``."""
-    where = f"study {number}"
-    _within(study.start_s, _TIME, f"start of {where}")
-    _facts.check_study(study.kind, study.request, study.facts, where)
+    location = f"study {number}"
+    _within(study.start_s, _TIME, f"start of {location}")
+    _facts.check_study(study.kind, study.request, study.facts, location)
     tables: dict[str, Mapping[str, NDArray]] = {
-        _key(name, f"table of {where}"): _study_table(study.kind, name, table, f"{name} of {where}")
+        _key(name, f"table of {location}"): _study_table(
+            study.kind, name, table, f"{name} of {location}"
+        )
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
-    kind, title = _name(study.kind, f"kind of {where}"), _text(study.title, f"title of {where}")
+    kind, title = (
+        _name(study.kind, f"kind of {location}"),
+        _text(study.title, f"title of {location}"),
+    )
     question, facts = _plain_json(study.request), _plain_json(study.facts)
     cleaned = dataclasses.replace(
         study, kind=kind, title=title, request=question, facts=facts, tables=tables
     )
     if kind == SWEEP:
-        _check_sweep(cleaned, where)
+        _check_sweep(cleaned, location)
     elif kind == PROFILE:
-        _check_profile(cleaned, where)
+        _check_profile(cleaned, location)
         if not has_timeline(cleaned):  # its runner may have ended before it sent all
-            rest = {name: t for name, t in tables.items() if name not in TIMELINE}
-            cleaned = dataclasses.replace(cleaned, tables=rest)
+            without_timeline = {name: t for name, t in tables.items() if name not in TIMELINE}
+            cleaned = dataclasses.replace(cleaned, tables=without_timeline)
     return cleaned
 
 
 def _study_table(
-    kind: str, name: str, table: Mapping[str, NDArray], where: str
+    kind: str, name: str, table: Mapping[str, NDArray], location: str
 ) -> dict[str, NDArray]:
     """Return a table of a study; text that is missing is empty, a missing number NaN."""
     known = columns_of(kind, name)
@@ -249,10 +256,10 @@ def _study_table(
         elif (
             info.dtype not in (TEXT, EITHER) and columns.get(column, np.empty(0)).dtype.kind == "O"
         ):
-            raise SessionError(f"its {_shown(where)} has text instead of numbers in {column}")
+            raise SessionError(f"its {_shown(location)} has text instead of numbers in {column}")
     cleaned = {
         column: _standard_numbers(values, known.get(column))
-        for column, values in _table(columns, ranges, where).items()
+        for column, values in _table(columns, ranges, location).items()
     }
     rows = row_count(cleaned)
     for column, info in known.items():
@@ -275,39 +282,39 @@ def _standard_numbers(values: NDArray, info: ColumnInfo | None) -> NDArray:
 _ABSENT = {("kernels", "operator")}
 
 
-def _check_sweep(study: Study, where: str) -> None:
+def _check_sweep(study: Study, location: str) -> None:
     arms, fields = len(study.request["arms"]), len(study.request["fields"])
     for table in study.tables.values():
         if "arm" in table and np.any(table["arm"] >= arms):
-            raise SessionError(f"its {where} has points of arms that do not exist")
+            raise SessionError(f"its {location} has points of arms that do not exist")
         if "y" in table and fields < 2:
-            raise SessionError(f"its {where} has values of a second field that does not exist")
+            raise SessionError(f"its {location} has values of a second field that does not exist")
     for toggles in study.request.get("toggles", []):
         try:
             msgspec.json.decode(toggles, type=dict[str, str])
         except msgspec.MsgspecError as error:
-            raise SessionError(f"the toggles of its {where} are malformed ({error})") from None
+            raise SessionError(f"the toggles of its {location} are malformed ({error})") from None
 
 
-def _check_profile(study: Study, where: str) -> None:
+def _check_profile(study: Study, location: str) -> None:
     times_ms = study.tables.get("memory", {}).get("t_ms", np.empty(0))
     if not np.all(np.diff(times_ms, prepend=0.0) >= 0):  # NaN is no time either
-        raise SessionError(f"the memory times of its {where} do not rise")
+        raise SessionError(f"the memory times of its {location} do not rise")
     for name in ("kernels", "gaps"):
         for module in study.tables.get(name, {}).get("module", ()):
             if module.count(".") > _DEEPEST_MODULE:
                 raise SessionError(
-                    f"its {where} has modules nested more than {_DEEPEST_MODULE} deep"
+                    f"its {location} has modules nested more than {_DEEPEST_MODULE} deep"
                 )
-    _check_timeline(study, where)
+    _check_timeline(study, location)
 
 
-def _check_timeline(study: Study, where: str) -> None:
+def _check_timeline(study: Study, location: str) -> None:
     tables = [study.tables.get(name, {}) for name in TIMELINE]
     rows, labels, tracks = map(row_count, tables)
     if rows > _MOST_SLICES:
         raise SessionError(
-            f"the timeline of its {where} has {rows:,} slices, at most {_MOST_SLICES:,}"
+            f"the timeline of its {location} has {rows:,} slices, at most {_MOST_SLICES:,}"
         )
     if not has_timeline(study):
         return
@@ -315,9 +322,9 @@ def _check_timeline(study: Study, where: str) -> None:
     for column, most in limits.items():
         values = tables[0][column]
         if np.any(values >= most) or np.any(values % 1):
-            raise SessionError(f"the timeline of its {where} has a {column} that does not exist")
+            raise SessionError(f"the timeline of its {location} has a {column} that does not exist")
     if np.any(tables[0]["depth"] > _DEEPEST_SLICE):
-        raise SessionError(f"the timeline of its {where} is nested too deeply")
+        raise SessionError(f"the timeline of its {location} is nested too deeply")
 
 
 def _check_orders(session: Session) -> None:
@@ -334,48 +341,50 @@ def _check_orders(session: Session) -> None:
 
 
 def _table(
-    table: Mapping[str, NDArray], ranges: Mapping[str, Range], where: str
+    table: Mapping[str, NDArray], ranges: Mapping[str, Range], location: str
 ) -> dict[str, NDArray]:
     """Return the columns in memory, text cleaned and numbers within their ranges."""
     columns = {}
     for name in table:
-        column = table[_key(name, f"column in {where}")]
+        column = table[_key(name, f"column in {location}")]
         if column.dtype.kind == "O":
-            columns[name] = _texts(column, f"{name} in {where}")
+            columns[name] = _texts(column, f"{name} in {location}")
         else:
-            _check(column, ranges.get(name, _AMOUNT if ranges else _NUMBER), f"{name} in {where}")
+            _check(
+                column, ranges.get(name, _AMOUNT if ranges else _NUMBER), f"{name} in {location}"
+            )
             columns[name] = column
     return columns
 
 
-def _check(values: NDArray, allowed: Range, where: str) -> None:
+def _check(values: NDArray, allowed: Range, location: str) -> None:
     """Raise ``SessionError`` for a number out of its range."""
     if not values.size:
         return
     low, high = float(np.fmin.reduce(values, None)), float(np.fmax.reduce(values, None))
     if not allowed.unknown and np.isnan(values).any():
-        raise SessionError(f"its {_shown(where)} has NaN, expected numbers")
+        raise SessionError(f"its {_shown(location)} has NaN, expected numbers")
     if low < allowed.low or high > allowed.high:
         outside = low if low < allowed.low else high
         raise SessionError(
-            f"its {_shown(where)} is {outside:g}, expected {allowed.low:g} to {allowed.high:g}"
+            f"its {_shown(location)} is {outside:g}, expected {allowed.low:g} to {allowed.high:g}"
         )
     if allowed.least and np.any((values > 0) & (values < allowed.least)):
-        raise SessionError(f"its {_shown(where)} is below {allowed.least:g} and not 0")
+        raise SessionError(f"its {_shown(location)} is below {allowed.least:g} and not 0")
 
 
-def _within(value: float, allowed: Range, where: str) -> None:
-    _check(np.array([value], np.float64), allowed, where)
+def _within(value: float, allowed: Range, location: str) -> None:
+    _check(np.array([value], np.float64), allowed, location)
 
 
-def _texts(column: NDArray, where: str) -> NDArray:
+def _texts(column: NDArray, location: str) -> NDArray:
     total = 0
     cleaned = np.empty(len(column), object)
     for row, cell in enumerate(column):
-        cleaned[row] = _text(cell, where)
+        cleaned[row] = _text(cell, location)
         total += len(cell)
         if total > _MOST_TEXT:
-            raise SessionError(f"its {_shown(where)} has more than {_MOST_TEXT:,} characters")
+            raise SessionError(f"its {_shown(location)} has more than {_MOST_TEXT:,} characters")
     return cleaned
 
 
@@ -386,28 +395,30 @@ def _as_text(column: NDArray) -> NDArray:
     return np.array(["" if value != value else f"{value:g}" for value in column], object)
 
 
-def _text(value: str, where: str, most: int = LONGEST_TEXT) -> str:
+def _text(value: str, location: str, most: int = LONGEST_TEXT) -> str:
     if len(value) > most:
-        raise SessionError(f"its {_shown(where)} has {len(value):,} characters, at most {most:,}")
+        raise SessionError(
+            f"its {_shown(location)} has {len(value):,} characters, at most {most:,}"
+        )
     return plain(value)
 
 
-def _name(value: str, where: str) -> str:
-    return _text(value, where, LONGEST_NAME)
+def _name(value: str, location: str) -> str:
+    return _text(value, location, LONGEST_NAME)
 
 
-def _key(value: str, where: str) -> str:
+def _key(value: str, location: str) -> str:
     """Return the name of a group in a file."""
-    return _text(value, where, LONGEST_KEY)
+    return _text(value, location, LONGEST_KEY)
 
 
-def cleaned_names(values: Mapping[str, str], where: str) -> dict[str, str]:
+def cleaned_names(values: Mapping[str, str], location: str) -> dict[str, str]:
     """Return texts by name as ``cleaned`` does; raise ``SessionError``."""
-    return {_name(name, where): _text(value, where) for name, value in values.items()}
+    return {_name(name, location): _text(value, location) for name, value in values.items()}
 
 
-def _shown(where: str) -> str:
-    return one_line(where, _SHOWN)
+def _shown(location: str) -> str:
+    return one_line(location, _SHOWN)
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:

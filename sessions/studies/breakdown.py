@@ -155,14 +155,14 @@ def achieved(study: Study) -> list[Achieved]:
     table, least = study.tables["kernels"], study.tables.get("least", {})
     if "operator" not in table or not least:
         return []
-    took: dict[str, float] = defaultdict(float)
+    us_by_operator: dict[str, float] = defaultdict(float)
     for operator, kind, us in zip(table["operator"], table["kind"], table["us"], strict=True):
-        took[str(operator) or str(kind)] += float(us)
+        us_by_operator[str(operator) or str(kind)] += float(us)
     columns = (least["name"], least["calls"], least["us"])
     known = {str(name): (float(n), float(us)) for name, n, us in zip(*columns, strict=True)}
     nothing = (float("nan"), float("nan"))
     rows = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
-             for name, us in took.items()]  # fmt: skip
+             for name, us in us_by_operator.items()]  # fmt: skip
     return sorted(rows, key=lambda row: -row.us)
 
 

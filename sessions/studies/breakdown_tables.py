@@ -35,9 +35,9 @@ def kernels_table(study: Study, most: int = MOST) -> Table:
         if known:
             row.append(100 * shares.get(name, math.nan))
         rows.append(row)
-    what = "Operator" if study.request.get("device") == "cpu" else "Kernel"
-    columns = [*_columns(what), *[Column("Of attainable", "%")] * known]
-    return Table(f"{what}s: {study.title}", columns, rows)
+    heading = "Operator" if study.request.get("device") == "cpu" else "Kernel"
+    columns = [*_columns(heading), *[Column("Of attainable", "%")] * known]
+    return Table(f"{heading}s: {study.title}", columns, rows)
 
 
 def kinds_table(study: Study) -> Table:
@@ -152,8 +152,8 @@ def _of_sizes(
     """Bytes by role, all in one unit."""
     unit, cells = sized(size for _, sizes in rows for size in sizes)
     width = len(heads)
-    made = [[role, *cells[row * width :][:width]] for row, (role, _) in enumerate(rows)]
-    return Table(title, [Column("Role"), *(Column(head, unit) for head in heads)], made)
+    table_rows = [[role, *cells[row * width :][:width]] for row, (role, _) in enumerate(rows)]
+    return Table(title, [Column("Role"), *(Column(head, unit) for head in heads)], table_rows)
 
 
 def _count(count: float) -> float | int:
@@ -161,5 +161,5 @@ def _count(count: float) -> float | int:
     return int(count) if float(count).is_integer() else count
 
 
-def _columns(what: str) -> list[Column]:
-    return [Column(what), Column("Calls"), Column("Time", "µs"), Column("Share", "%")]
+def _columns(heading: str) -> list[Column]:
+    return [Column(heading), Column("Calls"), Column("Time", "µs"), Column("Share", "%")]

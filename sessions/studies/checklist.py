@@ -47,22 +47,22 @@ def newest(session: Session) -> Study | None:
 
 def rows(study: Study) -> list[Row]:
     """Return every check, also those that are not done yet."""
-    done = study.tables.get("checks", {})
-    names = [str(name) for name in done.get("check", [])]
+    checked = study.tables.get("checks", {})
+    names = [str(name) for name in checked.get("check", [])]
     lines = study.tables.get("lines", {})
     checks = []
     for name, title in CHECKS.items():
-        own = [
+        check_lines = [
             str(line)
             for check, line in zip(lines.get("check", []), lines.get("line", []), strict=True)
             if check == name
         ]
         if name in names:
             row = names.index(name)
-            status, evidence = str(done["status"][row]), str(done["evidence"][row])
+            status, evidence = str(checked["status"][row]), str(checked["evidence"][row])
         else:
             status, evidence = WAITING, ""
-        checks.append(Row(name, title, status, evidence, own))
+        checks.append(Row(name, title, status, evidence, check_lines))
     return checks
 
 

@@ -115,10 +115,10 @@ def measured_text(row: Row) -> str:
     if not math.isfinite(row.measured):
         return ""
     value, low, high = _rounded(row)
-    times, _, rest = row.unit.partition(" ")
+    times, _, unit_suffix = row.unit.partition(" ")
     factor = times == "x"
     interval = f" ({low} to {high})" if low else ""
-    return f"{value}{'x' if factor else ''}{interval} {rest if factor else row.unit}".strip()
+    return f"{value}{'x' if factor else ''}{interval} {unit_suffix if factor else row.unit}".strip()
 
 
 def count(claims: Iterable[Row]) -> str:

@@ -70,12 +70,14 @@ def leaders_table(session: Session) -> Table:
 def _leaders(session: Session) -> list[Leader]:
     groups: dict[tuple[str, str, str, str], list[Segment]] = {}
     for segment in session.segments:
-        own = segment.configuration
-        if own.family == KERNELS and median_us(segment) is not None:
-            case, dtype = str(own.settings["case"]), str(own.settings["dtype"])
-            groups.setdefault((own.preset, case, dtype, own.workload), []).append(segment)
-    made = (_leader(words, segments) for words, segments in groups.items())
-    return [leader for leader in made if leader is not None]
+        configuration = segment.configuration
+        if configuration.family == KERNELS and median_us(segment) is not None:
+            case, dtype = str(configuration.settings["case"]), str(configuration.settings["dtype"])
+            groups.setdefault(
+                (configuration.preset, case, dtype, configuration.workload), []
+            ).append(segment)
+    all_leaders = (_leader(words, segments) for words, segments in groups.items())
+    return [leader for leader in all_leaders if leader is not None]
 
 
 def _leader(words: tuple[str, str, str, str], segments: Sequence[Segment]) -> Leader | None:

@@ -28,11 +28,11 @@ def brief(name: str) -> str:
     return f"{match[1]}, {work[0]}" if work else match[1]
 
 
-def _template(rest: str) -> str:
-    """Return the arguments of a template; ``rest`` begins after its opening bracket."""
+def _template(tail: str) -> str:
+    """Return the arguments of a template; ``tail`` begins after its opening bracket."""
     depth = 1
-    for position, character in enumerate(rest):
+    for position, character in enumerate(tail):
         depth += (character == "<") - (character == ">")
         if not depth:
-            return rest[:position]
-    return rest
+            return tail[:position]
+    return tail

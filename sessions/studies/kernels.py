@@ -246,13 +246,13 @@ def _against(
     segment: Segment, segments: Sequence[Segment], implementation: str
 ) -> verdict.Interval | None:
     """Return ``speedup`` over the other implementation of the same case and direction, if any."""
-    own = segment.configuration
+    own_configuration = segment.configuration
     for other in segments:
         configuration = other.configuration
         same = (configuration.preset, configuration.workload, configuration.settings) == (
-            own.preset,
-            own.workload,
-            own.settings,
+            own_configuration.preset,
+            own_configuration.workload,
+            own_configuration.settings,
         )
         if same and implementation_of(other) == implementation:
             return speedup(other, segment)

@@ -84,7 +84,7 @@ class Suggestion:
 
     def table(self) -> Table:
         """Return the times that the bound follows from."""
-        rows: list[list[Cell]] = [[name, took, least] for name, took, least in self.details]
+        rows: list[list[Cell]] = [[name, measured, least] for name, measured, least in self.details]
         columns = [Column("Time of a step"), Column("Measured", "µs"), Column("At least", "µs")]
         return Table(self.text, columns, rows)
 
@@ -211,7 +211,7 @@ def _operators(facts: _Facts) -> list[Suggestion]:
     if not slow:
         return []
     worst = max(slow, key=lambda row: row.us - row.least_us)
-    own = Option(f"triton_{worst.name}", "triton", f"Triton {worst.name}", needs_gpu=True)
+    fused_worst = Option(f"triton_{worst.name}", "triton", f"Triton {worst.name}", needs_gpu=True)
     every = Option("triton", "on", "Triton kernels", needs_gpu=True)
     compiled = Option("compile", "default", "torch.compile")
     saved_all = sum(row.us - row.least_us for row in slow)
@@ -220,7 +220,7 @@ def _operators(facts: _Facts) -> list[Suggestion]:
     suggestions = []
     if options := facts.options(every, compiled):
         suggestions.append(Suggestion(finding, options, facts.speedup(saved_all), details=details))
-    elif options := facts.options(own):
+    elif options := facts.options(fused_worst):
         saved = worst.us - worst.least_us
         suggestions.append(Suggestion(finding, options, facts.speedup(saved), details=details[:1]))
     return suggestions
@@ -299,13 +299,13 @@ def _ineffective(session: Session) -> list[Suggestion]:
 
 def _distinct(ranked: Sequence[Suggestion]) -> list[Suggestion]:
     """Return the suggestions without options that a better one has already named."""
-    seen: set[tuple[str, str]] = set()
+    suggested: set[tuple[str, str]] = set()
     distinct = []
     for entry in ranked:
-        left = tuple(o for o in entry.options if (o.toggle, o.option) not in seen)
+        left = tuple(o for o in entry.options if (o.toggle, o.option) not in suggested)
         if entry.options and not left:
             continue
-        seen |= {(o.toggle, o.option) for o in left}
+        suggested |= {(o.toggle, o.option) for o in left}
         distinct.append(dataclasses.replace(entry, options=left))
     return distinct
 

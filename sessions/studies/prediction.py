@@ -68,31 +68,31 @@ def of(comparison: PairedComparison) -> Prediction | None:
 
 def residual(comparison: PairedComparison) -> float | None:
     """Return measured less predicted ratio: below 0, B is better than its prediction."""
-    made = of(comparison)
-    if made is None or made.ratio is None or not math.isfinite(comparison.ratio):
+    predicted = of(comparison)
+    if predicted is None or predicted.ratio is None or not math.isfinite(comparison.ratio):
         return None
-    return comparison.ratio - made.ratio
+    return comparison.ratio - predicted.ratio
 
 
-def line(made: Prediction) -> str:
+def line(predicted: Prediction) -> str:
     """Return the prediction as a sentence without its full stop."""
-    if made.ratio is None:
-        return f"{NO_PREDICTION}: {made.text}"
-    return f"predicted by the roofline: {_ratio(made.ratio)} {STEP_TIME} ({made.text})"
+    if predicted.ratio is None:
+        return f"{NO_PREDICTION}: {predicted.text}"
+    return f"predicted by the roofline: {_ratio(predicted.ratio)} {STEP_TIME} ({predicted.text})"
 
 
 def outcome(comparison: PairedComparison) -> str:
     """Return prediction, measured ratio and residual in a line; empty without a prediction."""
-    made, left = of(comparison), residual(comparison)
-    if made is None:
+    predicted, left = of(comparison), residual(comparison)
+    if predicted is None:
         return ""
-    if left is None or made.ratio is None:
-        claim = line(made)
+    if left is None or predicted.ratio is None:
+        claim = line(predicted)
         return f"{claim[:1].upper()}{claim[1:]}"
-    claim = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
+    claim = f"Predicted {_ratio(predicted.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
     if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
         return f"{claim} so far: no interval yet"
-    if comparison.low <= made.ratio <= comparison.high:
+    if comparison.low <= predicted.ratio <= comparison.high:
         return f"{claim}: the roofline estimate lies within the interval"
     word = "better" if left < 0 else "worse"
     return f"{claim}: {_difference(abs(left))} {word} than the roofline estimate explains"

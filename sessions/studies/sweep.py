@@ -225,17 +225,19 @@ def curves(study: Study) -> list[Curve]:
     checks = _checks(study)
     for arm, label in enumerate(study.request["arms"]):
         for y in ys:
-            own = [
+            curve_rows = [
                 row
                 for row in np.flatnonzero(arms == arm).tolist()
                 if y is None or _value(table["y"][row]) == y
             ]
-            at = {row: _value(table["x"][row]) for row in own}
-            own = sorted((row for row in own if at[row] in xs), key=lambda p: xs.index(at[p]))
-            if not own:
+            at = {row: _value(table["x"][row]) for row in curve_rows}
+            curve_rows = sorted(
+                (row for row in curve_rows if at[row] in xs), key=lambda p: xs.index(at[p])
+            )
+            if not curve_rows:
                 continue
-            x = [xs.index(at[row]) if words else at[row] for row in own]
-            outcomes = [str(table["outcome"][row]) for row in own]
+            x = [xs.index(at[row]) if words else at[row] for row in curve_rows]
+            outcomes = [str(table["outcome"][row]) for row in curve_rows]
             curves_measured.append(
                 Curve(
                     arm=arm,
@@ -243,11 +245,11 @@ def curves(study: Study) -> list[Curve]:
                     y=y,
                     x=np.array(x, np.float64),
                     outcomes=outcomes,
-                    reasons=[str(table["reason"][row]) for row in own],
-                    columns={name: table[name][own] for name in _NUMBERS},
+                    reasons=[str(table["reason"][row]) for row in curve_rows],
+                    columns={name: table[name][curve_rows] for name in _NUMBERS},
                     numbers=[
                         _numbers_at(checks, arm, at[row], y) if outcome == MEASURED else None
-                        for row, outcome in zip(own, outcomes, strict=True)
+                        for row, outcome in zip(curve_rows, outcomes, strict=True)
                     ],
                 )
             )

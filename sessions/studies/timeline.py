@@ -87,7 +87,7 @@ class Timeline:
         )
         self.start = np.asarray(table["t_us"], np.float64)
         self.stop = self.start + np.asarray(table["us"], np.float64)
-        self.own_us = self._own()
+        self.own_us = self._own_times()
         kinds = np.array([kind for _, kind in self.tracks], object)
         self._kind = kinds[self.track] if len(self.track) else np.empty(0, object)
 
@@ -119,8 +119,8 @@ class Timeline:
 
     def matching(self, text: str) -> NDArray:
         """Return for each row whether its name or its module contains the text."""
-        wanted = text.casefold()
-        hits = np.array([wanted in label.casefold() for label in self.labels], bool)
+        folded = text.casefold()
+        hits = np.array([folded in label.casefold() for label in self.labels], bool)
         return hits[self.name] | hits[self.module]
 
     def statistics(
@@ -145,11 +145,11 @@ class Timeline:
         names = self.name[rows]
         counts = np.bincount(names, minlength=len(self.labels))
         totals = np.bincount(names, weights=us, minlength=len(self.labels))
-        made = [
+        entries = [
             Statistic(self.labels[n], int(counts[n]), float(totals[n]), float(totals[n]) / width)
             for n in np.unique(names)
         ]
-        return sorted(made, key=lambda entry: -entry.total_us)
+        return sorted(entries, key=lambda entry: -entry.total_us)
 
     def idle_us(self, start_us: float, stop_us: float) -> float:
         """Return how long the GPU had nothing to do in a range; NaN without a GPU."""
@@ -159,9 +159,9 @@ class Timeline:
         inside = np.minimum(ends, stop_us) - np.maximum(begins, start_us)
         return float(np.sum(np.maximum(inside, 0.0)))
 
-    def _own(self) -> NDArray:
+    def _own_times(self) -> NDArray:
         """Return the time of each slice without the slices that are nested in it."""
-        own = self.stop - self.start
+        own_us = self.stop - self.start
         for track in np.unique(self.track):
             on_track = self.track == track
             for depth in range(1, int(self.depth[on_track].max(initial=0)) + 1):
@@ -169,8 +169,8 @@ class Timeline:
                 outer = np.flatnonzero(on_track & (self.depth == depth - 1))
                 parent = np.searchsorted(self.start[outer], self.start[inner], "right") - 1
                 known = parent >= 0
-                np.subtract.at(own, outer[parent[known]], (self.stop - self.start)[inner[known]])
-        return np.maximum(own, 0.0)
+                np.subtract.at(own_us, outer[parent[known]], (self.stop - self.start)[inner[known]])
+        return np.maximum(own_us, 0.0)
 
     def _numbers(self, kind: str) -> list[int]:
         return [number for number, (_, entry) in enumerate(self.tracks) if entry == kind]
@@ -242,10 +242,10 @@ def any_timeline(session: Session) -> bool:
     return any(has_timeline(study) for study in breakdown.profiles(session))
 
 
-def statistics_table(rows: Sequence[Statistic], what: str, most: int = 200) -> Table:
-    """Return the statistics of a range as a table; ``what`` is the heading of the names."""
+def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -> Table:
+    """Return the statistics of a range as a table; ``heading`` is that of the names."""
     columns = [
-        Column(what),
+        Column(heading),
         Column("Count"),
         Column("Total", "µs"),
         Column("Mean", "µs"),

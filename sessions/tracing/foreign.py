@@ -69,8 +69,8 @@ def read(stream: BinaryIO, title: str) -> Session:
     )
 
 
-def _refusal(what: str, error: Exception) -> SessionError:
-    return SessionError(f"it is not {what} ({one_line(str(error), _LONGEST_REASON)})")
+def _refusal(description: str, error: Exception) -> SessionError:
+    return SessionError(f"it is not {description} ({one_line(str(error), _LONGEST_REASON)})")
 
 
 def _text(stream: BinaryIO) -> bytes:
@@ -158,9 +158,9 @@ def _qualify(parsed: Trace) -> None:
     for index, span in enumerate(parsed.spans):
         outer, depth = paths.get(span.parent, ""), depths.get(span.parent, 0)
         if span.name.startswith(MODULE):
-            own = span.name.removeprefix(MODULE).replace(".", "_")
+            own_name = span.name.removeprefix(MODULE).replace(".", "_")
             if depth < _DEEPEST:
-                outer, depth = f"{outer}.{own}" if outer else own, depth + 1
+                outer, depth = f"{outer}.{own_name}" if outer else own_name, depth + 1
             span.name = MODULE + outer
         paths[index], depths[index] = outer, depth
 

@@ -49,8 +49,8 @@ def lane_of(trace: Trace, steps: int) -> Lane:
         total = sum(trace.spans[step].stop - trace.spans[step].start for step in trace.steps)
     computing = _union((start, stop) for start, stop, collective in kinds_of_work if not collective)
     collectives = _union((start, stop) for start, stop, collective in kinds_of_work if collective)
-    both = _union([*computing.tolist(), *collectives.tolist()])
-    computed, communicated, busy = map(_length, (computing, collectives, both))
+    active = _union([*computing.tolist(), *collectives.tolist()])
+    computed, communicated, busy = map(_length, (computing, collectives, active))
     scale = 1 / (1e3 * steps)
     return Lane(
         step_ms=total * scale,

@@ -111,19 +111,19 @@ def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
         for work in uncaptured.work
     ]
     names = [name for name, *_ in pattern]
-    begun = [replayed.spans[step].start for step in replayed.steps]
+    starts = [replayed.spans[step].start for step in replayed.steps]
     steps: dict[int, list[int]] = defaultdict(list)
     for index, work in enumerate(replayed.work):
         if module_and_phase(replayed, work)[0] == REPLAYED:
-            steps[bisect.bisect(begun, replayed.spans[work.launch].start)].append(index)
+            steps[bisect.bisect(starts, replayed.spans[work.launch].start)].append(index)
     for indices in steps.values():
         names_here = [replayed.work[index].name for index in indices]
-        for own, other, size in difflib.SequenceMatcher(
+        for position, other, size in difflib.SequenceMatcher(
             None, names_here, names, autojunk=False
         ).get_matching_blocks():
             for offset in range(size):
                 _, module, phase, operator = pattern[other + offset]
-                index = indices[own + offset]
+                index = indices[position + offset]
                 replayed.work[index] = dataclasses.replace(
                     replayed.work[index], module=module, phase=phase, operator=operator
                 )
@@ -144,8 +144,8 @@ def gaps(trace: Trace) -> list[Gap]:
             row[0] += 1
             row[1] += start - last
         last = stop
-    made = [Gap(module, int(count), us) for module, (count, us) in sums.items()]
-    return sorted(made, key=lambda gap: -gap.us)
+    all_gaps = [Gap(module, int(count), us) for module, (count, us) in sums.items()]
+    return sorted(all_gaps, key=lambda gap: -gap.us)
 
 
 def gap_columns(trace: Trace) -> TableColumns:

@@ -214,18 +214,18 @@ def operator_of(trace: Trace, work: Work) -> str:
 def _nest(spans: list[Span], base: int) -> None:
     """Set the parent and own time of each span of a thread; ``base`` is the first span's index."""
     spans.sort(key=lambda span: (span.start, -span.stop))
-    around: list[int] = []
+    enclosing: list[int] = []
     for index, span in enumerate(spans):
-        while around and spans[around[-1]].stop <= span.start:
-            around.pop()
+        while enclosing and spans[enclosing[-1]].stop <= span.start:
+            enclosing.pop()
         span.own += span.stop - span.start
-        if around:
-            parent = spans[around[-1]]
+        if enclosing:
+            parent = spans[enclosing[-1]]
             span.stop = min(span.stop, parent.stop)  # the clock's last digits may differ
             span.own = span.stop - span.start
             parent.own -= span.own
-            span.parent = base + around[-1]
-        around.append(index)
+            span.parent = base + enclosing[-1]
+        enclosing.append(index)
 
 
 def _adopt(trace: Trace) -> None:

@@ -40,10 +40,10 @@ def scatter(series: NDArray, builds: NDArray) -> Builds | None:
     Then the scatter between pairs is that between builds. A build that has just begun does not
     count: of few pairs its mean scatters more.
     """
-    numbers, where, counts = np.unique(builds, return_inverse=True, return_counts=True)
+    numbers, indices, counts = np.unique(builds, return_inverse=True, return_counts=True)
     if len(numbers) == len(series):
         return None
-    means = np.bincount(where, series) / counts
+    means = np.bincount(indices, series) / counts
     means = means[counts >= np.median(counts) / 2]
     deviation = float(means.std(ddof=1)) if len(means) > 1 else math.nan
     return Builds(len(means), float(means.mean()), deviation)

@@ -96,9 +96,9 @@ def pairs(comparison: PairedComparison) -> Pairs:
         if not void and median > 0 and math.isfinite(median):
             blocks.setdefault(number, {})[arm] = (median, clock, mean)
     complete = {number: arms for number, arms in blocks.items() if arms.keys() >= {0, 1}}
-    both = np.array([[arms[0], arms[1]] for arms in complete.values()]).reshape(-1, 2, 3)
-    both[~(both > 0)] = math.nan  # a clock or a mean that was not measured
-    logs, clock_logs, mean_logs = np.log(both[:, 1] / both[:, 0]).T
+    measured = np.array([[arms[0], arms[1]] for arms in complete.values()]).reshape(-1, 2, 3)
+    measured[~(measured > 0)] = math.nan  # a clock or a mean that was not measured
+    logs, clock_logs, mean_logs = np.log(measured[:, 1] / measured[:, 0]).T
     build_of = dict(zip(numbers, builds, strict=True))
     return Pairs(
         np.array(list(complete), int),
@@ -187,18 +187,18 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
     # As scipy.stats.bootstrap has it, whose jackknife holds n x n numbers: hours of pairs do not
     # fit in memory. That of a mean needs none.
     mean = float(series.mean())
-    apart = series - mean
+    deviations = series - mean
     draw = np.random.default_rng(0)
     rows = max(1, _DRAWN // n)
     means = np.concatenate(
         [
-            apart[draw.integers(0, n, (min(rows, _RESAMPLES - first), n))].mean(axis=1)
+            deviations[draw.integers(0, n, (min(rows, _RESAMPLES - first), n))].mean(axis=1)
             for first in range(0, _RESAMPLES, rows)
         ]
     )
-    standard = apart / apart.std()  # first, for the squares of small numbers may be 0
+    standard = deviations / deviations.std()  # first, for the squares of small numbers may be 0
     skewness = float(np.sum(standard**3) / n**1.5) / 6
-    tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
+    tie = 1e-9 * np.ptp(deviations)  # of a resample with the mean, whichever way its sum is rounded
     bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
     below, above = np.quantile(means, stats.norm.cdf(bias + reach / (1 - skewness * reach)))

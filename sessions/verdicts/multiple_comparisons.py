@@ -29,11 +29,11 @@ def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparis
     judged = corrected([judgement_of(comparisons[index]) for index in indices])
     for index, judgement in zip(indices, judged, strict=True):
         comparison = comparisons[index]
-        more = {"of": len(indices), "p_holm": judgement.p, "alone": comparison.verdict}
+        correction = {"of": len(indices), "p_holm": judgement.p, "alone": comparison.verdict}
         adjusted[index] = msgspec.structs.replace(
             comparison,
             verdict=judgement.verdict,
-            facts={**comparison.facts, **more, "reasons": judgement.reasons},
+            facts={**comparison.facts, **correction, "reasons": judgement.reasons},
         )
     return adjusted
 

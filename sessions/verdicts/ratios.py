@@ -51,7 +51,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     """
     base = measurements[baseline]
     groups = _groups(measurements)
-    own = groups.get(_key(base), [])
+    base_group = groups.get(_key(base), [])
     rounds = {
         index: logs
         for index, other in enumerate(measurements)
@@ -62,7 +62,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
         for key, group in groups.items()
         if key != _key(base)
         and _is_comparable(base, group[0])
-        and visits_in_turn(own, group) is not None
+        and visits_in_turn(base_group, group) is not None
     }
     paired = _paired(measurements)
     ratios: list[SegmentRatio | None] = []
@@ -76,7 +76,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
             if index in rounds:
                 ratio = _of_rounds(rounds[index], len(rounds))
             elif ratio is None and _key(other) in repeated:
-                ratio = of_repeats(own, repeated[_key(other)], len(repeated))
+                ratio = of_repeats(base_group, repeated[_key(other)], len(repeated))
         ratios.append(_with_work(ratio or _unpaired(base, other), base, other))
     return ratios
 
@@ -198,19 +198,19 @@ def _of_pairs(
     paired: Sequence[tuple[Session, list[Configuration], PairedComparison]],
 ) -> SegmentRatio | None:
     """Return the ratio of the comparison of most pairs; of as many, that of these very segments."""
-    wanted = [base.configuration, other.configuration]
+    configurations = [base.configuration, other.configuration]
     places = [base.segment.index, other.segment.index]
     best: tuple[tuple[int, bool], bool, PairedComparison] | None = None
     for session, arms, comparison in paired:
-        if arms not in (wanted, wanted[::-1]):
+        if arms not in (configurations, configurations[::-1]):
             continue
         if machine(session.environment) != machine(base.session.environment):
             continue
-        own = session is base.session is other.session
-        exact = own and sorted(comparison.facts["segments"]) == sorted(places)
+        is_own_session = session is base.session is other.session
+        exact = is_own_session and sorted(comparison.facts["segments"]) == sorted(places)
         rank = (int(comparison.facts.get("pairs", 0)), exact)
         if best is None or rank > best[0]:
-            best = rank, arms != wanted, comparison
+            best = rank, arms != configurations, comparison
     if best is None:
         return None
     (pairs, _), swapped, comparison = best

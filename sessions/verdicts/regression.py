@@ -127,12 +127,12 @@ def compare_results(base: Segment, current: Segment) -> Finding:
     difference = sketch_difference(sketches[0], sketches[1])
     change = f"differ by {difference:.2g} (relative), at most {allowed:.2g} allowed"
     first, second = (segment.ledger.get(EARLY_LOSS) for segment in (base, current))
-    apart = 0.0
+    loss_difference = 0.0
     if isinstance(first, int | float) and isinstance(second, int | float):
-        apart = abs(second - first) / max(abs(first), 1e-12)
+        loss_difference = abs(second - first) / max(abs(first), 1e-12)
         most = max(LOSS_TOLERANCE, allowed)
-        change += f"; early loss differs by {apart:.2g}, at most {most:.2g} allowed"
-    different = difference > allowed or apart > max(LOSS_TOLERANCE, allowed)
+        change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
+    different = difference > allowed or loss_difference > max(LOSS_TOLERANCE, allowed)
     return Finding("results", before, after, change, different)
 
 
@@ -153,8 +153,8 @@ def _blocks(comparison: PairedComparison) -> tuple[list[int], list[float], list[
 
 
 def _peak_bytes(segment: Segment) -> float:
-    own = float(segment.ledger.get(OWN_PEAK, math.nan))
-    return own if math.isfinite(own) else steady_peak_bytes(segment)
+    own_peak = float(segment.ledger.get(OWN_PEAK, math.nan))
+    return own_peak if math.isfinite(own_peak) else steady_peak_bytes(segment)
 
 
 def _tolerance(ledger: Mapping[str, Any]) -> float:

@@ -20,8 +20,8 @@ def paired_logs(base: Calls, other: Calls) -> NDArray:
 
 def calls(segment: Segment) -> Calls:
     """Return the steady calls of a segment that were timed in a round."""
-    there = statistics.steady(segment) & (segment.steps["block"] > 0)
-    return statistics.step_ms(segment)[there], segment.steps["block"][there]
+    in_round = statistics.steady(segment) & (segment.steps["block"] > 0)
+    return statistics.step_ms(segment)[in_round], segment.steps["block"][in_round]
 
 
 def _medians(times: ArrayLike, rounds: ArrayLike) -> dict[int, float]:

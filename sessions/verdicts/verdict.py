@@ -219,8 +219,8 @@ def is_look(n: int) -> bool:
     """Return True if pair ``n`` is to be judged: each of the first 40, then after 5 % more."""
     if n <= _EACH:
         return True
-    look, before = (math.floor(math.log(pairs / _EACH, 1.05)) for pairs in (n, n - 1))
-    return look > before
+    looks, before = (math.floor(math.log(pairs / _EACH, 1.05)) for pairs in (n, n - 1))
+    return looks > before
 
 
 def reading(time: Interval, margin: float) -> str:

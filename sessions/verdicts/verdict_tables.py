@@ -48,8 +48,8 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
             ]
         )
         if has_predictions:
-            made = prediction.of(comparison)
-            ratio = None if made is None else made.ratio
+            predicted = prediction.of(comparison)
+            ratio = None if predicted is None else predicted.ratio
             error = (comparison.high - comparison.low) / 2
             rows[-1].append(None if ratio is None else Measured(ratio, error))
         if has_energy:

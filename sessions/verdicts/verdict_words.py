@@ -184,9 +184,10 @@ def remarks(comparison: PairedComparison) -> list[str]:
 
 def more_text(more_s: float, seconds: float) -> str:
     """Return a clause with how much longer measuring should take, also from the beginning."""
-    more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
+    remaining = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
     return (
-        f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in total"
+        f"measuring about {remaining} more should decide, "
+        f"{budget_of(more_s, seconds):,.0f} s in total"
     )
 
 

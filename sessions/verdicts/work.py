@@ -119,10 +119,10 @@ def arms_of(session: Session, comparison: PairedComparison) -> list[Configuratio
 
 def explained(session: Session, comparison: PairedComparison) -> PairedComparison:
     """Return the comparison with ``facts_of`` its arms, which older files lack."""
-    more = facts_of(segments_of(session, comparison))
-    if not more or DIFFERENCE in comparison.facts:
+    work_facts = facts_of(segments_of(session, comparison))
+    if not work_facts or DIFFERENCE in comparison.facts:
         return comparison
-    return msgspec.structs.replace(comparison, facts={**comparison.facts, **more})
+    return msgspec.structs.replace(comparison, facts={**comparison.facts, **work_facts})
 
 
 def _differing(

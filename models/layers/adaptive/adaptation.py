@@ -229,17 +229,17 @@ def _lowest(x: Tensor, limits: Mapping[int, float], highest: int) -> Tensor:
 
 
 def settle(
-    current: Tensor, wanted: Tensor, relaxed: Tensor, calm: Tensor, patience: int = PATIENCE
+    current: Tensor, needed: Tensor, relaxed: Tensor, calm: Tensor, patience: int = PATIENCE
 ) -> tuple[Tensor, Tensor]:
     """Return the next level of every head, and the count of analyses that allowed a lower one.
 
-    ``wanted`` is the level that an analysis needs and ``relaxed``, never lower, the one that it
+    ``needed`` is the level that an analysis needs and ``relaxed``, never lower, the one that it
     would need with a margin more; all are integers of one shape.
     """
     calm = (calm + 1) * (relaxed < current)
     waits = calm < patience
     level = torch.where(waits, current, relaxed)
-    return torch.maximum(level, wanted), calm * waits
+    return torch.maximum(level, needed), calm * waits
 
 
 def score_error(

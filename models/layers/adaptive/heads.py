@@ -205,9 +205,14 @@ class AdaptiveHeads(nn.Module):
                     low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
             state.write(low_k, v, position)
             if position is not None:
-                seen = position + q.shape[2] if kv_length is None else kv_length
+                visible_length = position + q.shape[2] if kv_length is None else kv_length
                 return kernels.attention(
-                    low_q, state.keys, state.values, causal=True, scale=scale, kv_length=seen
+                    low_q,
+                    state.keys,
+                    state.values,
+                    causal=True,
+                    scale=scale,
+                    kv_length=visible_length,
                 )
         if mask is not None:
             low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)

@@ -36,15 +36,17 @@ def in_turn(order: Sequence[Place], can_be: Callable[[frozenset[Place]], bool]) 
 
     Those that never can are left out.
     """
-    there: list[Place] = []
+    added_toggles: list[Place] = []
     waiting = list(order)
     while waiting:
-        added = next((toggle for toggle in waiting if can_be(frozenset([*there, toggle]))), None)
+        added = next(
+            (toggle for toggle in waiting if can_be(frozenset([*added_toggles, toggle]))), None
+        )
         if added is None:
             break
-        there.append(added)
+        added_toggles.append(added)
         waiting.remove(added)
-    return there
+    return added_toggles
 
 
 def _any(_: Subset) -> bool:
@@ -100,12 +102,12 @@ def sampled_orders(
 
     Where not all toggles ``can_be`` on together, each waits for what it needs.
     """
-    wanted = min(max(orders, LEAST_ORDERS), math.factorial(count))
-    if wanted == math.factorial(count):
+    n_orders = min(max(orders, LEAST_ORDERS), math.factorial(count))
+    if n_orders == math.factorial(count):
         return _feasible(itertools.permutations(range(count)), can_be)
     draw = random.Random(seed)
     orders_drawn: dict[tuple[int, ...], None] = {}
-    while len(orders_drawn) < wanted:
+    while len(orders_drawn) < n_orders:
         orders_drawn[tuple(draw.sample(range(count), count))] = None
     return _feasible(orders_drawn, can_be)
 
@@ -135,16 +137,16 @@ def contrasts(
     everything = frozenset(range(len(names)))
     total = Contrast("total", "all together", _difference(arm_of, everything, frozenset()))
     if mode == "ladder":
-        made = [*_rungs(names, missing), total]
+        all_contrasts = [*_rungs(names, missing), total]
     elif mode == "leave-one-out":
-        made = [*(_without(names, arm_of, toggle) for toggle in range(len(names))), total]
+        all_contrasts = [*(_without(names, arm_of, toggle) for toggle in range(len(names))), total]
     elif mode == "factorial":
         every = _feasible(itertools.permutations(range(len(names))), arm_of.__contains__)
-        made = [*_shares(names, arm_of, every), *_interactions(names, arm_of), total]
+        all_contrasts = [*_shares(names, arm_of, every), *_interactions(names, arm_of), total]
     else:
         sampled = len(orders) < math.factorial(len(names))
-        made = [*_shares(names, arm_of, orders, sampled), total]
-    return [_with_reason(contrast, missing) for contrast in made]
+        all_contrasts = [*_shares(names, arm_of, orders, sampled), total]
+    return [_with_reason(contrast, missing) for contrast in all_contrasts]
 
 
 def _difference(arm_of: Mapping[Subset, int], other: Subset, base: Subset) -> Weights:
@@ -152,23 +154,23 @@ def _difference(arm_of: Mapping[Subset, int], other: Subset, base: Subset) -> We
 
 
 def _rungs(names: Sequence[str], missing: Mapping[int, str]) -> list[Contrast]:
-    made = []
+    steps = []
     before, pending = 0, []
     for rung, name in enumerate(names, start=1):
         pending.append(name)
         if rung in missing:
-            made.append(Contrast("step", name, {}, reason=missing[rung]))
+            steps.append(Contrast("step", name, {}, reason=missing[rung]))
             continue
-        made.append(Contrast("step", " + ".join(pending), {rung: 1.0, before: -1.0}))
+        steps.append(Contrast("step", " + ".join(pending), {rung: 1.0, before: -1.0}))
         before, pending = rung, []
-    return made
+    return steps
 
 
-def _without(names: Sequence[str], arm_of: Mapping[Subset, int], own: int) -> Contrast:
+def _without(names: Sequence[str], arm_of: Mapping[Subset, int], removed: int) -> Contrast:
     """Compare everything with the largest set without a toggle: what needs it is left out too."""
     everything = frozenset(range(len(names)))
-    largest = max((subset for subset in arm_of if own not in subset), key=len)
-    left_out = [own, *sorted(everything - largest - {own})]
+    largest = max((subset for subset in arm_of if removed not in subset), key=len)
+    left_out = [removed, *sorted(everything - largest - {removed})]
     weights = _difference(arm_of, everything, largest)
     return Contrast("without", " + ".join(names[toggle] for toggle in left_out), weights)
 
@@ -183,42 +185,44 @@ def _shares(
     if not orders:
         reason = "the toggles cannot be added one after the other"
         return [Contrast("share", name, {}, reason=reason) for name in names]
-    made = []
-    for own, name in enumerate(names):
+    shares = []
+    for index, name in enumerate(names):
         parts = []
         for order in orders:
-            before = frozenset(order[: list(order).index(own)])
-            parts.append(_difference(arm_of, before | {own}, before))
+            before = frozenset(order[: list(order).index(index)])
+            parts.append(_difference(arm_of, before | {index}, before))
         weights: dict[int, float] = {}
         for part in parts:
             for arm, weight in part.items():
                 weights[arm] = weights.get(arm, 0.0) + weight / len(orders)
-        made.append(Contrast("share", name, weights, tuple(parts) if sampled else ()))
-    return made
+        shares.append(Contrast("share", name, weights, tuple(parts) if sampled else ()))
+    return shares
 
 
 def _interactions(names: Sequence[str], arm_of: Mapping[Subset, int]) -> list[Contrast]:
     """Return how much more two toggles do together, averaged over settings with all four arms."""
-    made = []
+    interactions = []
     for first, second in itertools.combinations(range(len(names)), 2):
         name = f"{names[first]} x {names[second]}"
-        squares = (_square(rest, first, second) for rest in arm_of if not rest & {first, second})
+        squares = (
+            _square(subset, first, second) for subset in arm_of if not subset & {first, second}
+        )
         fours = [four for four in squares if all(arm in arm_of for arm in four)]
         if not fours:
             reason = f"{names[first]} and {names[second]} cannot be switched separately"
-            made.append(Contrast("interaction", name, {}, reason=reason))
+            interactions.append(Contrast("interaction", name, {}, reason=reason))
             continue
         weights = {
             arm_of[arm]: sign / len(fours)
             for four in fours
             for arm, sign in zip(four, (1, -1, -1, 1), strict=True)
         }
-        made.append(Contrast("interaction", name, weights))
-    return made
+        interactions.append(Contrast("interaction", name, weights))
+    return interactions
 
 
-def _square(rest: Subset, first: int, second: int) -> tuple[Subset, ...]:
-    return rest, rest | {first}, rest | {second}, rest | {first, second}
+def _square(subset: Subset, first: int, second: int) -> tuple[Subset, ...]:
+    return subset, subset | {first}, subset | {second}, subset | {first, second}
 
 
 def _with_reason(contrast: Contrast, missing: Mapping[int, str]) -> Contrast:

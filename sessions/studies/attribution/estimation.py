@@ -74,7 +74,7 @@ def rounds(
 
 
 def measure(
-    wanted: Sequence[Contrast],
+    contrasts: Sequence[Contrast],
     medians_ms: Table,
     clocks_mhz: Table,
     means_ms: Table | None = None,
@@ -110,30 +110,30 @@ def measure(
         None
         if contrast.reason
         else _judge(contrast, logs, cycles, means, built, least_builds, limits)
-        for contrast in wanted
+        for contrast in contrasts
     ]
     judged = iter(
         verdict.corrected([judgement for judgement in judgements if judgement is not None])
     )
     return [
         Effect(contrast, None if contrast.reason else next(judged), contrast.reason)
-        for contrast in wanted
+        for contrast in contrasts
     ]
 
 
-def memory(wanted: Sequence[Contrast], peak_bytes: ArrayLike) -> list[float]:
+def memory(contrasts: Sequence[Contrast], peak_bytes: ArrayLike) -> list[float]:
     """Return the same effects on peak memory, as ratios: bytes (arms); NaN if unknown."""
     logs = np.log(np.asarray(peak_bytes, np.float64))
     return [
         math.nan if contrast.reason else float(np.exp(values(contrast.weights, logs)))
-        for contrast in wanted
+        for contrast in contrasts
     ]
 
 
 def typical_ms(medians_ms: Table) -> list[float]:
     """Return the median of each arm's block medians; NaN if there are none."""
-    there = [column[np.isfinite(column)] for column in medians_ms.T]
-    return [float(np.median(column)) if len(column) else math.nan for column in there]
+    finite_ms = [column[np.isfinite(column)] for column in medians_ms.T]
+    return [float(np.median(column)) if len(column) else math.nan for column in finite_ms]
 
 
 def against_first(medians_ms: Table) -> list[verdict.Interval]:
@@ -166,12 +166,20 @@ def _judge(
     least_builds: int,
     limits: Mapping[str, float],
 ) -> Judgement:
-    own = values(contrast.weights, logs)
-    there = np.isfinite(own)
-    cycle_logs, mean_logs = (values(contrast.weights, table)[there] for table in (cycles, means))
+    effect_logs = values(contrast.weights, logs)
+    is_finite = np.isfinite(effect_logs)
+    cycle_logs, mean_logs = (
+        values(contrast.weights, table)[is_finite] for table in (cycles, means)
+    )
     alpha = verdict.ALPHA / 2 if contrast.orders else verdict.ALPHA
     judgement = verdict.judge_pairs(
-        verdict.Pairs(np.flatnonzero(there), own[there], cycle_logs, mean_logs, builds[there]),
+        verdict.Pairs(
+            np.flatnonzero(is_finite),
+            effect_logs[is_finite],
+            cycle_logs,
+            mean_logs,
+            builds[is_finite],
+        ),
         (),
         alpha=alpha,
         least_builds=least_builds,
@@ -209,8 +217,10 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
         )  # its reasons stay: too few, or clocks or means disagree
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
-    own = values(contrast.weights, logs)
-    p_rounds = verdict.p_value(verdict.interval(own[np.isfinite(own)]), margin + distance)
+    effect_logs = values(contrast.weights, logs)
+    p_rounds = verdict.p_value(
+        verdict.interval(effect_logs[np.isfinite(effect_logs)]), margin + distance
+    )
     spread = f"{100 * reach:.2g} %"
     reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
     return msgspec.structs.replace(

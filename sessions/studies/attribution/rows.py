@@ -72,11 +72,11 @@ def effect_rows(effects: Sequence[estimation.Effect], memory: Sequence[float]) -
     ]
     blank: list[float | str | None] = [None] * len(memory)
     contrasts = [effect.contrast for effect in effects]
-    again = contrasts[: len(memory)]
+    with_memory = contrasts[: len(memory)]
     return {
         "quantity": [*["time"] * len(effects), *["memory"] * len(memory)],
-        "kind": [contrast.kind for contrast in [*contrasts, *again]],
-        "name": [contrast.name for contrast in [*contrasts, *again]],
+        "kind": [contrast.kind for contrast in [*contrasts, *with_memory]],
+        "name": [contrast.name for contrast in [*contrasts, *with_memory]],
         "ratio": [
             *(None if judgement is None else judgement.ratio for judgement in judged),
             *memory,
@@ -89,7 +89,7 @@ def effect_rows(effects: Sequence[estimation.Effect], memory: Sequence[float]) -
             *("" if judgement is None else judgement.verdict for judgement in judged),
             *[""] * len(memory),
         ],
-        "reason": [*reasons, *(contrast.reason for contrast in again)],
+        "reason": [*reasons, *(contrast.reason for contrast in with_memory)],
     }
 
 

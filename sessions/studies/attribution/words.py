@@ -81,12 +81,12 @@ def arms_table(study: Study) -> Table:
         *([Column("path")] if has_paths else []),
         Column("note"),
     ]
-    made: list[list[Cell]] = []
+    cells: list[list[Cell]] = []
     for row, peak in zip(arms, peaks, strict=True):
         note = row["state"] if row["state"] != "measured" else ""
         if row["reason"]:
             note += f": {row['reason']}"
-        made.append(
+        cells.append(
             [
                 row["title"],
                 float(row["step_ms"]),
@@ -100,7 +100,7 @@ def arms_table(study: Study) -> Table:
                 note,
             ]
         )
-    return Table(f"{study.title}: arms", columns, made)
+    return Table(f"{study.title}: arms", columns, cells)
 
 
 def effects_table(study: Study) -> Table:
@@ -118,7 +118,7 @@ def effects_table(study: Study) -> Table:
         for row in rows(study, "effects")
         if row["quantity"] == "memory"
     }
-    made: list[list[Cell]] = [
+    cells: list[list[Cell]] = [
         [
             row["name"],
             _KINDS.get(row["kind"], row["kind"]),
@@ -131,9 +131,9 @@ def effects_table(study: Study) -> Table:
         if row["quantity"] == "time"
     ]
     for row in rows(study, "blocked"):
-        made.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
+        cells.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
                      row["reason"]])  # fmt: skip
-    return Table(f"{study.title}: effects", columns, made)
+    return Table(f"{study.title}: effects", columns, cells)
 
 
 def remarks(study: Study) -> list[str]:

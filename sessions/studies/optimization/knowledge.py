@@ -29,7 +29,9 @@ class Knowledge:
     def score(self, point: Point, best: Point) -> float:
         """Return the expected log ratio of a point to another one, if effects are additive."""
         pairs = zip(enumerate(point), enumerate(best), strict=True)
-        return sum(self.effect(own) - self.effect(other) for own, other in pairs if own != other)
+        return sum(
+            self.effect(option) - self.effect(other) for option, other in pairs if option != other
+        )
 
     def cost(self, point: Point, start: Point) -> float:
         """Return the seconds that building a point should take, by its options; 0 if unknown.
@@ -46,22 +48,26 @@ class Knowledge:
 
     def learn_effect(self, candidate: Candidate, incumbent: Candidate) -> None:
         """Keep the effect of an option where it is the only difference."""
-        own = difference(candidate.point, incumbent.point)
+        changed_option = difference(candidate.point, incumbent.point)
         gain = candidate.value - incumbent.value
-        if own is not None and not math.isnan(gain):
-            other = own[0], incumbent.point[own[0]]
-            self.effects[own] = self.effects.get(other, 0.0) + gain
+        if changed_option is not None and not math.isnan(gain):
+            other = changed_option[0], incumbent.point[changed_option[0]]
+            self.effects[changed_option] = self.effects.get(other, 0.0) + gain
 
-    def refuse(self, candidate: Candidate, beside: Candidate, reason: str) -> None:
+    def refuse(self, candidate: Candidate, reference: Candidate, reason: str) -> None:
         """Try an option in no other configuration, if it is the only difference."""
-        own = difference(candidate.point, beside.point)
-        if own is not None:
-            self.refused[own] = f"{reason} in {candidate.title}"
+        changed_option = difference(candidate.point, reference.point)
+        if changed_option is not None:
+            self.refused[changed_option] = f"{reason} in {candidate.title}"
 
 
 def changed_options(point: Point, other: Point) -> list[Option]:
     """Return the options in which a point differs from another one."""
-    return [own for own, its in zip(enumerate(point), other, strict=True) if own[1] != its]
+    return [
+        option
+        for option, other_choice in zip(enumerate(point), other, strict=True)
+        if option[1] != other_choice
+    ]
 
 
 def difference(point: Point, other: Point) -> Option | None:

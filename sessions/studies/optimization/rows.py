@@ -67,10 +67,11 @@ def option_rows(search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, 
         for option in dimension.options
         if option != dimension.start
     ]
-    own = {o: [c for c in search.candidates if c.point[o[0]] == o[1]] for o in options}
+    by_option = {o: [c for c in search.candidates if c.point[o[0]] == o[1]] for o in options}
     result = (verdicts.best or search.start).point
     states = [
-        (IN_RESULT, "") if result[o[0]] == o[1] else _state_of(search, o, own[o]) for o in options
+        (IN_RESULT, "") if result[o[0]] == o[1] else _state_of(search, o, by_option[o])
+        for o in options
     ]
     effects = search.knowledge.effects
     nothing = [math.nan] * len(blocked)
@@ -82,7 +83,7 @@ def option_rows(search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, 
         "option": [*(option for _, option in options), *(option for _, option in blocked)],
         "state": [*(state for state, _ in states), *[BLOCKED] * len(blocked)],
         "tried": [
-            *(sum(c.state == RACED for c in own[option]) for option in options),
+            *(sum(c.state == RACED for c in by_option[option]) for option in options),
             *[0] * len(blocked),
         ],
         "estimate": [*(_exp(effects.get(option, math.nan)) for option in options), *nothing],
@@ -134,13 +135,15 @@ def _reason(candidate: Candidate, search: Search) -> str:
     return search.objection(candidate)
 
 
-def _state_of(search: Search, option: tuple[int, str], own: list[Candidate]) -> tuple[str, str]:
+def _state_of(
+    search: Search, option: tuple[int, str], candidates: list[Candidate]
+) -> tuple[str, str]:
     """Return what became of an option, and why, if it was not measured."""
-    if any(candidate.state == RACED for candidate in own):
-        reasons = [reason for c in own if (reason := _reason(c, search))]
-        return TRIED, reasons[0] if len(reasons) == len(own) else ""
-    if own:
-        return own[0].state, own[0].reason
+    if any(candidate.state == RACED for candidate in candidates):
+        reasons = [reason for c in candidates if (reason := _reason(c, search))]
+        return TRIED, reasons[0] if len(reasons) == len(candidates) else ""
+    if candidates:
+        return candidates[0].state, candidates[0].reason
     points = [replaced(origin.point, [option]) for origin in (search.start, search.best)]
     reasons = [search.left_out[point] for point in points if point in search.left_out]
     reason = reasons[0] if reasons else "the search ended before its turn"

@@ -197,8 +197,8 @@ class Search:
         try:
             yield
         finally:
-            spent = self.bench.now() - began
-            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+            elapsed = self.bench.now() - began
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + elapsed
 
     @property
     def _left_s(self) -> float:
@@ -252,7 +252,7 @@ class Search:
     def _can_race(self, candidate: Candidate) -> bool:
         """Return True unless a candidate is too large or is equivalent to the best one."""
         pairs = zip(self.dimensions, candidate.point, self.best.point, strict=True)
-        changed = {dimension.name: own for dimension, own, best in pairs if own != best}
+        changed = {dimension.name: option for dimension, option, best in pairs if option != best}
         idle = {
             evidence.toggle: evidence.text
             for evidence in candidate.evidence
@@ -303,11 +303,13 @@ class Search:
     def _smaller(self) -> list[Point]:
         """Propose what is too large alone beside each change that saves enough memory."""
         best, points = self.best, []
-        apart = [
+        single_changes = [
             (c, option) for c in self.candidates if (option := difference(c.point, best.point))
         ]
-        large = [(c, o) for c, o in apart if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
-        savers = [(c, o) for c, o in apart if c.state == RACED and c.peak_bytes < best.peak_bytes]
+        large = [(c, o) for c, o in single_changes if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
+        savers = [
+            (c, o) for c, o in single_changes if c.state == RACED and c.peak_bytes < best.peak_bytes
+        ]
         for candidate, option in large:
             for saver, saving in savers:
                 peak = candidate.peak_bytes * saver.peak_bytes / best.peak_bytes
@@ -396,10 +398,10 @@ class Search:
         self.block_s = (self.bench.now() - began) / (1 + len(live))
         base = self._add_block(self.best, blocks)
         for candidate in live:
-            own = self._add_block(candidate, blocks)
-            if base is not None and own is not None:
+            measurement = self._add_block(candidate, blocks)
+            if base is not None and measurement is not None:
                 candidate.state = RACED
-                candidate.add(self.best.number, base, own)
+                candidate.add(self.best.number, base, measurement)
 
     def _add_block(
         self, candidate: Candidate, blocks: dict[int, Measurement | Failure]

@@ -132,10 +132,10 @@ class Candidate:
         joules = [block.joules for block in self.measurements if math.isfinite(block.joules)]
         return float(np.median(joules)) if joules else math.nan
 
-    def add(self, reference: int, base: Measurement, own: Measurement) -> None:
+    def add(self, reference: int, base: Measurement, measurement: Measurement) -> None:
         """Keep a round: a block of the reference and a block of this candidate."""
         self.against = reference
-        self.rounds.setdefault(reference, []).append((base, own))
+        self.rounds.setdefault(reference, []).append((base, measurement))
 
     def race(self, reference: int, objective: str = TIME) -> Race:
         """Return the result of the rounds against another candidate so far.
@@ -143,7 +143,7 @@ class Candidate:
         The interval holds at every look. It is infinite below ``LEAST_ROUNDS``.
         """
         pairs = self.rounds.get(reference, [])
-        logs = np.array([_log_ratio(base, own, objective) for base, own in pairs])
+        logs = np.array([_log_ratio(base, measurement, objective) for base, measurement in pairs])
         logs = logs[np.isfinite(logs)]
         n = len(logs)
         if n < 2:
@@ -153,8 +153,12 @@ class Candidate:
         return Race(n, float(logs.mean()), half * error if math.isfinite(half) else half)
 
 
-def _log_ratio(base: Measurement, own: Measurement, objective: str) -> float:
-    values = (own.joules, base.joules) if objective == ENERGY else (own.median_ms, base.median_ms)
+def _log_ratio(base: Measurement, measurement: Measurement, objective: str) -> float:
+    values = (
+        (measurement.joules, base.joules)
+        if objective == ENERGY
+        else (measurement.median_ms, base.median_ms)
+    )
     return math.log(values[0] / values[1]) if min(values) > 0 else math.nan
 
 

@@ -133,8 +133,8 @@ class Verdicts:
     def _find_runner_up(self) -> Candidate | None:
         """Return the second-best candidate whose numbers are right, other than the start."""
         search = self.search
-        rest = [c for c in search.candidates if c not in (search.best, search.start)]
-        ranked = sorted((c for c in rest if c.state == RACED), key=lambda c: c.value)
+        contenders = [c for c in search.candidates if c not in (search.best, search.start)]
+        ranked = sorted((c for c in contenders if c.state == RACED), key=lambda c: c.value)
         for candidate in ranked[:MOST_CHECKS]:
             if candidate.numerics is None:
                 self._check(candidate)
@@ -167,9 +167,9 @@ class Verdicts:
             self.contrasts.append(Contrast(WITHOUT, name, {}, reason=reason))
             return
         names = [
-            f"{dimension.name}={own}"
-            for dimension, own, other in zip(search.dimensions, best.point, usable, strict=True)
-            if own != other
+            f"{dimension.name}={option}"
+            for dimension, option, other in zip(search.dimensions, best.point, usable, strict=True)
+            if option != other
         ]
         name = " + ".join(names)
         if any(contrast.name == name for contrast in self.contrasts):
@@ -233,9 +233,10 @@ class Verdicts:
         if BUILDS * (slice_s + rebuild_s) <= room_s:  # never of NaN
             self.slice_s = slice_s
         else:
-            again = duration(rebuild_s) if math.isfinite(rebuild_s) else "an unknown time"
+            rebuild_time = duration(rebuild_s) if math.isfinite(rebuild_s) else "an unknown time"
             self.one_build = (
-                f"building all arms again takes {again}, too long for the time of this search"
+                f"building all arms again takes {rebuild_time}, too long for the time of this "
+                "search"
             )
 
     @property
@@ -305,10 +306,10 @@ def is_look(rounds: int) -> bool:
     """
     if rounds <= verdict.MIN_PAIRS:
         return rounds == verdict.MIN_PAIRS
-    look, before = (
+    looks, before = (
         math.floor(math.log(n / verdict.MIN_PAIRS, GROWTH)) for n in (rounds, rounds - 1)
     )
-    return look > before
+    return looks > before
 
 
 def payoff_steps(extra_s: float, step_ms: float, ratio: float) -> float:

@@ -176,7 +176,7 @@ def remarks(study: Study) -> list[str]:
     words = []
     if facts.get("final"):
         words.append(f"{payoff_words(facts)} {_certainty(study)}".strip())
-        words.append(_spent(facts))
+        words.append(_format_times(facts))
         seconds = float(facts["seconds"])
         words.append(
             f"The verdicts use {facts['rounds']} rounds of new blocks in {duration(seconds)}, "
@@ -224,7 +224,7 @@ def _certainty(study: Study) -> str:
     return f"Search incomplete: the budget was spent. {words}; a larger budget tries more."
 
 
-def _spent(facts: Mapping[str, Any]) -> str:
+def _format_times(facts: Mapping[str, Any]) -> str:
     parts = [
         f"{activity} {duration(float(facts[f'{activity}_s']))}"
         for activity in _ACTIVITIES
