@@ -208,11 +208,11 @@ class RunnerContext:
         peaks = [memory.peak - memory.others_bytes]
         if self.device.type == "cuda" and variant is not None and variant.divided is not None:
             peaks += variant.divided.peaks[1:]
-        own = max(peaks)  # of the rank that needs most
-        if not own > self._own_peaks.get(self.segment, 0.0):
+        peak = max(peaks)  # of the rank that needs most
+        if not peak > self._own_peaks.get(self.segment, 0.0):
             return
-        self._own_peaks[self.segment] = own
-        facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others_bytes}
+        self._own_peaks[self.segment] = peak
+        facts: dict[str, Scalar] = {OWN_PEAK: peak, OTHERS: memory.others_bytes}
         self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
 
     def own_peak(self, segment: int) -> float:
@@ -239,8 +239,10 @@ class RunnerContext:
 
     def answer(self, request: protocol.Predict) -> None:
         """Send the roofline's prediction for two configurations."""
-        made = self.predictor.of(request.base, request.other)
-        self.wire.send(protocol.Predicted(base=request.base, other=request.other, prediction=made))
+        prediction = self.predictor.of(request.base, request.other)
+        self.wire.send(
+            protocol.Predicted(base=request.base, other=request.other, prediction=prediction)
+        )
 
     def _no_cycles(self, why: str) -> None:
         self.note("warning", f"a block's clock is the mean of sampled clocks: {why}")

@@ -109,7 +109,9 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
         return Tensor if is_fake else type(x), x.layout, x.dtype, tuple(x.shape)
 
     first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))
-    if any(what is not Tensor or layout != torch.strided for what, layout, *_ in kinds):
+    if any(
+        tensor_type is not Tensor or layout != torch.strided for tensor_type, layout, *_ in kinds
+    ):
         return False
     try:
         return all(

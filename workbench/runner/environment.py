@@ -44,7 +44,7 @@ def environment(device: torch.device) -> dict[str, str]:
         facts["compiler"] = path
     if device.type == "cuda":
         facts |= _gpu_facts(device)
-    return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
+    return facts | {f"{SAMPLING}{name}": sampling for name, sampling in sensors(device).items()}
 
 
 def device_name(device: torch.device) -> str:

@@ -103,7 +103,7 @@ def explain(error: BaseException) -> Failure:
     if lacks_memory(error):
         return Failure(
             kind="out-of-memory",
-            sentence=f"Out of memory: {_wanted(str(error))}",
+            sentence=f"Out of memory: {_allocation_text(str(error))}",
             fix="Use a smaller batch or sequence, checkpointing, or BF16. Built models are freed.",
             detail=detail,
         )
@@ -119,7 +119,8 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, CaptureError):
         return Failure(
             kind="capture",
-            sentence=f"The step could not be captured as a CUDA graph{_where(error)}: {first}",
+            sentence="The step could not be captured as a CUDA graph"
+            f"{_source_location(error)}: {first}",
             fix="Switch CUDA graphs off, or change that line: a CUDA graph needs fixed shapes and "
             "addresses, and operations that do not make the host wait.",
             detail=detail,
@@ -198,18 +199,18 @@ def _why_not_compiled(text: str) -> str:
     frames = re.findall(r'File "(.+)", line (\d+), in .+\n\s*(.+)', source)
     if not separator or not frames:
         return ""
-    what = reason.split("\n")[0].rstrip(". ")
+    summary = reason.split("\n")[0].rstrip(". ")
     if explained := re.search(r"Explanation: (.+)", reason):
-        what += f": {explained[1].rstrip('. ')}"
+        summary += f": {explained[1].rstrip('. ')}"
     file, line, code = frames[-1]
-    return f"{what} ({Path(file).name}, line {line}: {code.strip()})"
+    return f"{summary} ({Path(file).name}, line {line}: {code.strip()})"
 
 
-def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
+def unwritten(title: str, path: Path | str, error: OSError) -> Failure:
     """Return the failure to write a file beside a run's measurements."""
     return Failure(
         kind="unwritten",
-        sentence=f"{what} could not be written to {path} on {host()}: {error.strerror}.",
+        sentence=f"{title} could not be written to {path} on {host()}: {error.strerror}.",
         fix="Free disk space there, or choose another path.",
     )
 
@@ -235,7 +236,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__
 
 
-def _where(error: BaseException) -> str:
+def _source_location(error: BaseException) -> str:
     """Return the innermost line of source in which the error was raised."""
     stacks = [traceback.extract_tb(cause.__traceback__) for cause in _chain(error)]
     line = source_lines.innermost(stacks[-1])
@@ -249,14 +250,14 @@ def _first_line(error: BaseException) -> str:
     return (informative or lines or [type(error).__name__])[0]
 
 
-def _wanted(text: str) -> str:
-    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+def _allocation_text(text: str) -> str:
+    requested = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
     free = re.search(r"of which ([\d.]+ \w+) is free", text)
     on_cpu = re.search(r"you tried to allocate (\d+) bytes", text)
     if on_cpu:
         return f"{size_text(int(on_cpu[1]))} more was needed."
-    if wanted and free:
-        return f"{wanted[1]} more was needed and {free[1]} was free."
-    if wanted:
-        return f"{wanted[1]} more was needed."
+    if requested and free:
+        return f"{requested[1]} more was needed and {free[1]} was free."
+    if requested:
+        return f"{requested[1]} more was needed."
     return "the allocation failed."

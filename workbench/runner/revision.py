@@ -15,8 +15,8 @@ DIRTY = "+"  # after a commit whose files were changed and not committed
 
 def workbench_commit() -> str:
     """Return the commit of the workbench's own checkout; empty for an installed package."""
-    here = Path(__file__).parents[2]
-    return describe(here) if (here / ".git").exists() else ""
+    root = Path(__file__).parents[2]
+    return describe(root) if (root / ".git").exists() else ""
 
 
 def describe(folder: Path) -> str:
@@ -46,7 +46,7 @@ def _source_facts(file: Path) -> tuple[tuple[str, Scalar], ...]:
 
 def _git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
@@ -54,4 +54,4 @@ def _git(folder: Path, *arguments: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""

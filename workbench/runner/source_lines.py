@@ -27,8 +27,8 @@ class Line(NamedTuple):
     code: str
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.number} in {self.function}"
-        return f"{where}: {self.code}" if self.code else where
+        location = f"{self.file}:{self.number} in {self.function}"
+        return f"{location}: {self.code}" if self.code else location
 
 
 def here() -> Line | None:
@@ -44,8 +44,12 @@ def here() -> Line | None:
 
 def innermost(stack: Iterable[traceback.FrameSummary]) -> Line | None:
     """Return the innermost line outside of any library in ``stack`` (outermost frame first)."""
-    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
-    return line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
+    return (
+        line(user_frames[-1].filename, user_frames[-1].lineno or 0, user_frames[-1].name)
+        if user_frames
+        else None
+    )
 
 
 def line(file: str, number: int, function: str) -> Line:

@@ -26,14 +26,14 @@ def tensors(value: Any) -> list[Tensor]:
     return _tensors(value, set())
 
 
-def _tensors(value: Any, seen: set[int]) -> list[Tensor]:
+def _tensors(value: Any, visited_ids: set[int]) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     inner = _children(value)
-    if not inner or id(value) in seen:
+    if not inner or id(value) in visited_ids:
         return []
-    seen.add(id(value))
-    return [tensor for child in inner.values() for tensor in _tensors(child, seen)]
+    visited_ids.add(id(value))
+    return [tensor for child in inner.values() for tensor in _tensors(child, visited_ids)]
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -46,14 +46,14 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, tuple):
         parts = mapped.values()
         return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
-    made = copy.copy(value)
+    copied = copy.copy(value)
     if isinstance(value, Mapping | list):
         for key, child in mapped.items():
-            made[key] = child
+            copied[key] = child
     else:
         for key, child in mapped.items():
-            object.__setattr__(made, key, child)  # also of a frozen dataclass
-    return made
+            object.__setattr__(copied, key, child)  # also of a frozen dataclass
+    return copied
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:

@@ -41,11 +41,11 @@ def cure(
     return failure
 
 
-def not_finite(what: str) -> protocol.Failure:
-    """Return the failure of steps whose ``what`` (loss, output) is not finite."""
+def not_finite(quantity: str) -> protocol.Failure:
+    """Return the failure of steps whose ``quantity`` (loss, output) is not finite."""
     return protocol.Failure(
         kind="nan",
-        sentence=f"The {what} is not finite (NaN or infinite): the steps continue, but their "
+        sentence=f"The {quantity} is not finite (NaN or infinite): the steps continue, but their "
         "results mean nothing.",
         fix="In FP32 with plain kernels, the cause is the model or its data: look for a division "
         "by zero, a logarithm of zero, an overflow, or weights that diverged.",

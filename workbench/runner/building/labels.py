@@ -20,15 +20,15 @@ def label(configuration: Configuration, device: torch.device) -> str:
     return ", ".join(parts) or "defaults"
 
 
-def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
+def title(configuration: Configuration, other: Configuration, device: torch.device) -> str:
     """Return a variant's name: what else differs from the other variant, then its toggles."""
     switched = label(configuration, device)
-    if configuration.family != beside.family:
+    if configuration.family != other.family:
         return f"{configuration.family} {configuration.preset}: {switched}"
-    flat, shared = configuration.flat(), beside.flat().items()
-    apart = [
+    flat, shared = configuration.flat(), other.flat().items()
+    differences = [
         f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
         for name, value in flat.items()
         if not name.startswith("toggles.") and (name, value) not in shared
     ]
-    return f"{', '.join(apart)}: {switched}" if apart else switched
+    return f"{', '.join(differences)}: {switched}" if differences else switched

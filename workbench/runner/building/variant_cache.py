@@ -206,8 +206,8 @@ class VariantCache:
             stack.enter_context(kernels.using(**build.kernel_choices))
             with probed(model, situation.device):
                 observed = probe(model, batches.few, cast, compiles_itself=situation.is_own_model)
-            made = assemble(build, model, weights, batches, divided)
-        bench, compute = made.bench, made.compute
+            assembled = assemble(build, model, weights, batches, divided)
+        bench, compute = assembled.bench, assembled.compute
         if divided is not None:
             weights = divided.weights.own
         named = weights.parameters if divided is None else divided.full or weights.parameters
@@ -217,8 +217,8 @@ class VariantCache:
             batches=batches,
             all_batches=all_batches,
             divided=divided,
-            trainer=made.trainer,
-            step=made.step,
+            trainer=assembled.trainer,
+            step=assembled.step,
             compute=compute,
             autocast=cast,
             rounds=workload.rounds(bench, compute) if workload.rounds else None,

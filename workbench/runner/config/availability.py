@@ -98,9 +98,9 @@ def _opposed(
     """
     if option in (all_toggles()[name].off, situation.option(name)):
         return None
-    beside = switched(situation, {name: option})
+    changed = switched(situation, {name: option})
     for other, its_option in chosen.items():
-        if other != name and (why := why_blocked(other, its_option, beside)):
+        if other != name and (why := why_blocked(other, its_option, changed)):
             toggle = all_toggles()[other]
             reason = f"cannot be combined with {toggle.title}: {why.reason}"
             fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
@@ -125,7 +125,7 @@ def _complete(
             filter(None, (why_blocked(other, needed[other], fixed) for other in needed)), None
         )
         left = chosen.keys() - {name, *needed, *given_up}
-        more = {
+        switched_off = {
             other: toggles[other].off for other in left if why_blocked(other, chosen[other], fixed)
         }
         if inner is not None:
@@ -133,8 +133,8 @@ def _complete(
                 return inner
             needed |= inner.set
             why = msgspec.structs.replace(why, fix=f"{why.fix} {inner.fix}")
-        elif more:
-            given_up |= more
+        elif switched_off:
+            given_up |= switched_off
         else:
             break
     fix = why.fix

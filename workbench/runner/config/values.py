@@ -55,10 +55,10 @@ def default_preset(family: models.Family, device: torch.device) -> str:
     return family.default_preset(hardware.of(device).total_bytes, device.type)
 
 
-def known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
+def known(field: str, name: str, allowed: Mapping[str, Value]) -> Value:
     """Return the value of a name; raise ``Mistake`` for a name that is not allowed."""
     if name not in allowed:
-        raise Mistake(f"{what}: unknown {name!r}; expected {expected(name, allowed)}")
+        raise Mistake(f"{field}: unknown {name!r}; expected {expected(name, allowed)}")
     return allowed[name]
 
 

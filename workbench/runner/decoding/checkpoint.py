@@ -35,15 +35,15 @@ class SavedRound:
 
     def restore(self, decoder: Decoder, rounds: Rounds, batches: Batches) -> None:
         """Load the saved round into these, in place; raises ``Mistake`` if the cache differs."""
-        beside = self.saved.beside
+        metadata = self.saved.beside
         try:
             decoder.cache.load(self.saved)
         except ConfigurationError as error:
             raise Mistake(f"--load-state: {error}.") from None
         for name, tensor in decoder.progress.items():
-            tensor.copy_(beside["progress"][name])
-        rounds.go_to(beside["round"], beside["steps"])
-        batches.go_to(beside["advances"])
+            tensor.copy_(metadata["progress"][name])
+        rounds.go_to(metadata["round"], metadata["steps"])
+        batches.go_to(metadata["advances"])
 
 
 def save_round(
@@ -51,14 +51,14 @@ def save_round(
 ) -> str:
     """Save the current round; return a note for the user. Waits for the device."""
     position = decoder.prompt_length + rounds.done
-    beside = {
+    metadata = {
         "made with": dict(identity),
         "round": rounds.number,
         "steps": rounds.done,
         "advances": batches.advances,
         "progress": {name: tensor.cpu() for name, tensor in decoder.progress.items()},
     }
-    decoder.cache.save(path, position, beside)
+    decoder.cache.save(path, position, metadata)
     return f"saved the decode state after {position} tokens to {path}"
 
 

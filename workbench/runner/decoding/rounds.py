@@ -52,18 +52,18 @@ class Rounds:
         self._spent_ms.clear()
         self._measure(False)
 
-    def go_to(self, number: int, done: int) -> None:
-        """Continue round ``number`` after ``done`` of its steps; its state is restored already."""
-        self.number, self._left = number, self.length - done
+    def go_to(self, number: int, completed_steps: int) -> None:
+        """Continue round ``number`` after so many steps; its state is restored already."""
+        self.number, self._left = number, self.length - completed_steps
 
     def spent_ms(self) -> list[float]:
         """Return the duration of each start that has ended since the last call; never waits."""
         while self._pending and timing.has_passed(self._pending[0][1]):
             start, stop = self._pending.popleft()
             self._spent_ms.append(timing.elapsed_ms(start, stop))
-        spent = list(self._spent_ms)
+        durations_ms = list(self._spent_ms)
         self._spent_ms.clear()
-        return spent
+        return durations_ms
 
     def _measure(self, following: bool) -> None:
         self._left = self.length

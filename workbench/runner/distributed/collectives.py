@@ -48,7 +48,7 @@ class Traffic:
     tokens: int = 0
     recent: list[Tensor] = field(default_factory=list)
 
-    def add(self, kind: str, full: Tensor, *more: Tensor) -> None:
+    def add(self, kind: str, full: Tensor, *other_tensors: Tensor) -> None:
         """Count one call.
 
         Until the next step its tensors stay on a CPU: gloo's threads let go of them after they are
@@ -57,7 +57,7 @@ class Traffic:
         self.calls[kind] += 1
         self.bytes += full.nbytes
         if full.device.type == "cpu":
-            self.recent += (full, *more)
+            self.recent += (full, *other_tensors)
 
 
 _traffic: dict[str, Traffic] = {}
@@ -135,8 +135,8 @@ def scatter_sum(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     traffic = _along(axis)
     if traffic.group is None:
         return own_tokens(x, ranks, axis)
-    batch, _, *rest = x.shape
-    parts = x.reshape(batch, ranks, -1, *rest).transpose(0, 1).contiguous()
+    batch, _, *trailing_sizes = x.shape
+    parts = x.reshape(batch, ranks, -1, *trailing_sizes).transpose(0, 1).contiguous()
     total = torch.empty_like(parts[0])
     dist.reduce_scatter_tensor(total, parts.view(-1, *total.shape[1:]), group=traffic.group)
     traffic.add(SCATTERED, parts, total)
@@ -147,10 +147,10 @@ def own_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     """Return this rank's tokens: (B, S, E) -> (B, S / ranks, E)."""
     traffic = _along(axis)
     number = 0 if traffic.group is None else dist.get_rank(traffic.group)
-    own = x.chunk(ranks, 1)[number].clone(memory_format=torch.contiguous_format)
+    tokens = x.chunk(ranks, 1)[number].clone(memory_format=torch.contiguous_format)
     if traffic is not _ALONE:
-        traffic.tokens = own.shape[1]
-    return own
+        traffic.tokens = tokens.shape[1]
+    return tokens
 
 
 def is_communicating(axis: str) -> bool:
@@ -210,11 +210,11 @@ def _like(x: Tensor, axis: str = TENSOR) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _more(x: Tensor, ranks: int, axis: str) -> Tensor:
+def _fake_gather(x: Tensor, ranks: int, axis: str) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] * ranks, *x.shape[2:])
 
 
-def _fewer(x: Tensor, ranks: int, axis: str) -> Tensor:
+def _fake_scatter(x: Tensor, ranks: int, axis: str) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // ranks, *x.shape[2:])
 
 
@@ -222,9 +222,9 @@ def _fewer(x: Tensor, ranks: int, axis: str) -> Tensor:
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
 for _schema, _operator, _fake in (
     ("sum_over_ranks(Tensor x, str axis='tensor') -> Tensor", sum_over_ranks, _like),
-    ("gather_tokens(Tensor x, int ranks, str axis) -> Tensor", gather_tokens, _more),
-    ("scatter_sum(Tensor x, int ranks, str axis) -> Tensor", scatter_sum, _fewer),
-    ("own_tokens(Tensor x, int ranks, str axis) -> Tensor", own_tokens, _fewer),
+    ("gather_tokens(Tensor x, int ranks, str axis) -> Tensor", gather_tokens, _fake_gather),
+    ("scatter_sum(Tensor x, int ranks, str axis) -> Tensor", scatter_sum, _fake_scatter),
+    ("own_tokens(Tensor x, int ranks, str axis) -> Tensor", own_tokens, _fake_scatter),
 ):
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")

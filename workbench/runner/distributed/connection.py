@@ -209,8 +209,8 @@ class Worker:
         local = self.process is not None
         clauses = [] if local or not self.host else [f"on {self.host}"]
         clauses += [f"in step {self.steps}"] if self.steps and not self._builds else []
-        where = f" ({', '.join(clauses)})" if clauses else ""
-        return RankError(f"rank {self.rank}{where}{predicate}", self.rank, failure)
+        location = f" ({', '.join(clauses)})" if clauses else ""
+        return RankError(f"rank {self.rank}{location}{predicate}", self.rank, failure)
 
     def error_of(self, code: int | None) -> RankError:
         """Return the error for a process that ended; ``code`` is None on another host."""
@@ -218,10 +218,10 @@ class Worker:
             return self.error(" cannot be reached: its host does not answer")
         if code is None:
             return self.error(" ended without reporting a reason")
-        how = how_ended(code)
+        ending = how_ended(code)
         if code == -signal.SIGKILL:
-            how += ", as the system does when memory runs out"
-        return self.error(f" {how}")
+            ending += ", as the system does when memory runs out"
+        return self.error(f" {ending}")
 
     def _listen(self) -> None:
         assert self._connection is not None

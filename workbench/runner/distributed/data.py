@@ -82,13 +82,13 @@ class Replicate:
         state, hook = _hook(self._compression, group)
 
         def reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-            buffer, done = bucket.buffer(), self.reductions
-            done.buckets += 1
-            done.bytes += buffer.nbytes
-            done.early += not bucket.is_last()
+            buffer, reductions = bucket.buffer(), self.reductions
+            reductions.buckets += 1
+            reductions.bytes += buffer.nbytes
+            reductions.early += not bucket.is_last()
             self._buffers[bucket.index()] = buffer
             reduced: torch.futures.Future[Tensor] = hook(state, bucket)
-            done.sent_bytes += self._sent_bytes(state, bucket)
+            reductions.sent_bytes += self._sent_bytes(state, bucket)
             return reduced
 
         reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}

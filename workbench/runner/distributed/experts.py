@@ -36,9 +36,11 @@ class RankExchange(Exchange):
 
     def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute, (B, S, D)."""
-        own, k = self.n_experts // self.ranks, index_BSK.shape[2]
+        experts_per_rank, k = self.n_experts // self.ranks, index_BSK.shape[2]
         if not is_communicating(EXPERT):  # its own experts in place of the others'
-            return experts(x_BSD, torch.where(index_BSK < 0, -1, index_BSK % own), weight_BSK)
+            return experts(
+                x_BSD, torch.where(index_BSK < 0, -1, index_BSK % experts_per_rank), weight_BSK
+            )
         # A: choices in the order of their experts; dropped ones are last, and go nowhere.
         index_A = index_BSK.flatten()
         index_A = torch.where(index_A < 0, self.n_experts, index_A)
@@ -46,14 +48,16 @@ class RankExchange(Exchange):
         count_E = index_A.new_zeros(self.n_experts + 1).scatter_add(
             0, index_A, torch.ones_like(index_A)
         )[: self.n_experts]
-        even = [own] * self.ranks
+        even = [experts_per_rank] * self.ranks
         theirs_E = all_to_all(count_E, even, even, EXPERT)
-        totals = torch.stack((count_E, theirs_E)).unflatten(1, (self.ranks, own)).sum(2)
+        totals = (
+            torch.stack((count_E, theirs_E)).unflatten(1, (self.ranks, experts_per_rank)).sum(2)
+        )
         sent, received = totals.tolist()
         order_A = order_A[: sum(sent)]
         rows_AD = x_BSD.flatten(0, 1)[order_A // k]
         rows_RD = _Moved.apply(rows_AD, received, sent)
-        expert_E = torch.arange(own, device=x_BSD.device).repeat(self.ranks)
+        expert_E = torch.arange(experts_per_rank, device=x_BSD.device).repeat(self.ranks)
         expert_R1 = expert_E.repeat_interleave(theirs_E, output_size=sum(received))[:, None]
         ones_R1 = torch.ones_like(expert_R1, dtype=weight_BSK.dtype)
         computed_AD = _Moved.apply(experts(rows_RD, expert_R1, ones_R1), sent, received)

@@ -62,8 +62,8 @@ class LaneRecorder:
 
 
 def gather_lanes(
-    own: RankLane, device: torch.device, group: dist.ProcessGroup | None
+    lane: RankLane, device: torch.device, group: dist.ProcessGroup | None
 ) -> list[RankLane]:
     """Return the lanes of all ranks, in their order."""
-    gathered = all_gather_bytes(msgspec.json.encode(own), device, group)
+    gathered = all_gather_bytes(msgspec.json.encode(lane), device, group)
     return [msgspec.json.decode(text, type=RankLane) for text in gathered]

@@ -123,8 +123,8 @@ class LocalWeights:
         """Build a model around them, whose stream or sequences may be split, too."""
         model = self._divided(situation, along_sequence)
         if self.layout.context > 1:
-            own = self.layout.coordinates(rank()).context
-            install_context(model, SplitContext(self.layout.context, own))
+            context_rank = self.layout.coordinates(rank()).context
+            install_context(model, SplitContext(self.layout.context, context_rank))
         return model
 
     def _divided(self, situation: Situation, along_sequence: bool) -> Model:
@@ -196,14 +196,14 @@ class LocalWeights:
         return next(_numbers)
 
     @torch.no_grad()
-    def load(self, own: Optimizer | None, keeper: Optimizer | None) -> int:
+    def load(self, part_optimizer: Optimizer | None, keeper: Optimizer | None) -> int:
         """Give every rank its part of the weights and moments; return the bytes that moved.
 
-        All ranks call it at the same time. ``own`` and ``keeper`` are the optimizers of the part
-        and of the full weights, if there are any.
+        All ranks call it at the same time. ``part_optimizer`` and ``keeper`` are the optimizers of
+        the part and of the full weights, if there are any.
         """
         moved = 0
-        for transfer in self._transfers(own, keeper):
+        for transfer in self._transfers(part_optimizer, keeper):
             sent = self._broadcast_full(transfer)
             moved += sent.nbytes
             if (part := transfer.own) is not None:
@@ -211,9 +211,9 @@ class LocalWeights:
         return moved
 
     @torch.no_grad()
-    def store(self, own: Optimizer | None, keeper: Optimizer | None) -> None:
+    def store(self, part_optimizer: Optimizer | None, keeper: Optimizer | None) -> None:
         """Put every rank's part back into the full weights and moments; all ranks call it."""
-        for transfer in self._transfers(own, keeper):
+        for transfer in self._transfers(part_optimizer, keeper):
             full = self._gather(transfer)
             if transfer.source:
                 buffer = self._empty(transfer.like) if full is None else full.contiguous()
@@ -281,24 +281,28 @@ class LocalWeights:
 
     def _unshard(self, part: Tensor) -> Tensor:
         """Return a part without FSDP's sharding, on the device that communicates."""
-        own = local(part).to(self._device)
+        local_part = local(part).to(self._device)
         if local(part) is part:
-            return own
+            return local_part
         from torch.distributed.tensor import DTensor
 
         assert isinstance(part, DTensor)
         shape = {"shape": part.shape, "stride": part.stride()}
         placed = DTensor.from_local(
-            own, part.device_mesh, part.placements, run_check=False, **shape
+            local_part, part.device_mesh, part.placements, run_check=False, **shape
         )
         return placed.full_tensor()
 
     def _empty(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, device=self._device)
 
-    def _transfers(self, own: Optimizer | None, keeper: Optimizer | None) -> Iterator[Transfer]:
+    def _transfers(
+        self, part_optimizer: Optimizer | None, keeper: Optimizer | None
+    ) -> Iterator[Transfer]:
         """Yield each distinct tensor in the same order on every rank."""
-        states: Mapping[Tensor, dict[str, Tensor]] = {} if own is None else own.state
+        states: Mapping[Tensor, dict[str, Tensor]] = (
+            {} if part_optimizer is None else part_optimizer.state
+        )
         template = next(iter(states.values()), {})  # every parameter has the same kinds
         parts = self.by_name
         for name, like in self._like.items():
@@ -334,10 +338,10 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 def _zeros(parameters: Mapping[str, nn.Parameter], device: torch.device) -> dict[str, nn.Parameter]:
     """Return parameters of these shapes and marks on the device; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
+    zeros_by_id: dict[int, nn.Parameter] = {}
     for old in parameters.values():
-        if id(old) not in made:
+        if id(old) not in zeros_by_id:
             zeros = torch.zeros(old.shape, dtype=old.dtype, device=device)
-            made[id(old)] = nn.Parameter(zeros, requires_grad=old.requires_grad)
-            keep_marks(old, made[id(old)])
-    return {name: made[id(old)] for name, old in parameters.items()}
+            zeros_by_id[id(old)] = nn.Parameter(zeros, requires_grad=old.requires_grad)
+            keep_marks(old, zeros_by_id[id(old)])
+    return {name: zeros_by_id[id(old)] for name, old in parameters.items()}

@@ -263,14 +263,14 @@ class Parallel:
             lane = self._lane.record_phase(phase, steps)
             if lane is None:
                 return []
-            own = RankLane(self.rank, host(), lane)
-            return gather_lanes(own, self._device, self.weights.mesh.group)
+            rank_lane = RankLane(self.rank, host(), lane)
+            return gather_lanes(rank_lane, self._device, self.weights.mesh.group)
 
     def _compare(self, variant: DividedVariant) -> None:
         """Compare the ranks' parameters; all ranks take part."""
-        own, keeper = self._optimizers
+        part_optimizer, keeper = self._optimizers
         if not self._is_replica:
-            self.weights.store(own, keeper)
+            self.weights.store(part_optimizer, keeper)
         self.differing = max(self.weights.count_differing(), self.differing or 0)
         self.weights.mark(keeper, current=not self.differing)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
@@ -296,8 +296,8 @@ class Parallel:
     @property
     def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:
         """The optimizers of this rank's part and of the full weights."""
-        own = None if self._trainer is None else self._trainer.optimizer
-        return own, None if self.keeper is None else self.keeper.optimizer
+        part_optimizer = None if self._trainer is None else self._trainer.optimizer
+        return part_optimizer, None if self.keeper is None else self.keeper.optimizer
 
     @staticmethod
     def _together(world: worlds.World | None) -> contextlib.AbstractContextManager[None]:
@@ -345,10 +345,10 @@ class Parallel:
         return world
 
     def _load(self, variant: DividedVariant) -> None:
-        own, keeper = self._optimizers
+        part_optimizer, keeper = self._optimizers
         self.moved_bytes = 0
         if self.version != self.weights.version:
-            self.moved_bytes = self.weights.load(own, keeper)
+            self.moved_bytes = self.weights.load(part_optimizer, keeper)
             self.weights.version = self.version
             self.weights.mark(keeper)
         self._load_buffers(variant)
@@ -405,11 +405,11 @@ class Parallel:
             return  # replicas have equal gradients, and torch looks at all of FSDP's shards
         scaler.unscale_(optimizer)
         for flag in scaler._found_inf_per_device(optimizer).values():
-            own = local(flag)
-            on_any = own.to(self._device)
+            local_flag = local(flag)
+            on_any = local_flag.to(self._device)
             dist.all_reduce(on_any, dist.ReduceOp.MAX, group=self.weights.mesh.group)
             hold(on_any)
-            own.copy_(on_any)
+            local_flag.copy_(on_any)
 
     def _read_peak(self, variant: DividedVariant) -> None:
         """Read the steps' memory before the comparison needs more."""

@@ -213,21 +213,22 @@ class Pipeline:
         other = last if self.stage.first else 0
         for parameter in self._weights.on_both_ends():
             assert parameter.grad is not None
-            own = (
+            local_gradient = (
                 parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
             )
-            theirs = torch.empty_like(own)
+            remote_gradient = torch.empty_like(local_gradient)
             for work in dist.batch_isend_irecv(
                 [
-                    dist.P2POp(dist.isend, own, group=group, group_peer=other),
-                    dist.P2POp(dist.irecv, theirs, group=group, group_peer=other),
+                    dist.P2POp(dist.isend, local_gradient, group=group, group_peer=other),
+                    dist.P2POp(dist.irecv, remote_gradient, group=group, group_peer=other),
                 ]
             ):
                 work.wait()
-            self._torch_stages[0].count("sends", [own])
-            self._torch_stages[0].count("receives", [theirs])
-            hold(theirs)
-            own += theirs  # equal to the last bit on both, whichever comes first
+            self._torch_stages[0].count("sends", [local_gradient])
+            self._torch_stages[0].count("receives", [remote_gradient])
+            hold(remote_gradient)
+            # Equal to the last bit on both, whichever comes first.
+            local_gradient += remote_gradient
 
     def share_records(self, record: StepRecord) -> None:
         """Send all ranks the counts of the last step, and rank 0 the kernels that others called."""
@@ -248,14 +249,14 @@ class Pipeline:
                 continue
             usage, reasons = decoded
             for operator, by in usage.items():
-                here = record.usage.setdefault(operator, {})
+                counts = record.usage.setdefault(operator, {})
                 for name, calls in by.items():
-                    here[name] = here.get(name, 0) + calls
+                    counts[name] = counts.get(name, 0) + calls
             record.reasons = reasons | record.reasons
 
     def _own_turns(self) -> Turns:
-        done = self._torch_stages[0].counts
-        return Turns(sum(self._applied_blocks), *(done[name] for name in Turns._fields[1:]))
+        counts = self._torch_stages[0].counts
+        return Turns(sum(self._applied_blocks), *(counts[name] for name in Turns._fields[1:]))
 
     def _begin(self) -> None:
         self._losses.clear()

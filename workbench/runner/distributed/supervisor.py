@@ -46,16 +46,16 @@ def main() -> NoReturn:
     """Run the worker to its end, and return its exit code to the agent."""
     descendants.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    ours, theirs = socket.socketpair()
+    supervisor_socket, worker_socket = socket.socketpair()
     try:
-        with theirs:
+        with worker_socket:
             worker = subprocess.Popen(
                 _COMMAND,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, DESCRIPTOR: str(theirs.fileno())},
+                pass_fds=[worker_socket.fileno()],
+                env={**os.environ, DESCRIPTOR: str(worker_socket.fileno())},
             )
-        code = _supervise(worker, ours)
+        code = _supervise(worker, supervisor_socket)
     finally:
         descendants.kill_descendants()
     sys.exit(code if code >= 0 else 128 - code)

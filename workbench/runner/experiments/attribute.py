@@ -282,9 +282,9 @@ class AttributeRun:
             return False
         arm = self._arms[contender.number]
         arm.state = "not built"
-        once = "; the rest is reserved for building them again" if share < 1 else ""
+        note = "; the rest is reserved for building them again" if share < 1 else ""
         arm.reason = (
-            f"building earlier arms took {spent_s:.0f} s, {allowed_s:.0f} s are allowed{once}"
+            f"building earlier arms took {spent_s:.0f} s, {allowed_s:.0f} s are allowed{note}"
         )
         contender.variant = None
         self._alternation.contenders.remove(contender)
@@ -365,18 +365,18 @@ class AttributeRun:
                 return
 
     def _block(self, number: int, contender: Contender) -> None:
-        def keep(done: TimedBlock) -> None:
-            self._blocks.append((number, contender.number, done))
-            clock = done.clock_mhz
+        def keep(block: TimedBlock) -> None:
+            self._blocks.append((number, contender.number, block))
+            clock = block.clock_mhz
             self._send(
                 "blocks",
                 {
                     "round": [number],
                     "arm": [contender.number],
-                    "median_ms": [done.median_ms],
+                    "median_ms": [block.median_ms],
                     "clock_mhz": [clock],
-                    "mean_ms": [done.mean_ms],
-                    "void": [done.void],
+                    "mean_ms": [block.mean_ms],
+                    "void": [block.void],
                 },
                 replace=False,
             )
@@ -398,13 +398,13 @@ class AttributeRun:
         missing = {n: arm.reason for n, arm in enumerate(self._arms) if arm.state != "measured"}
         titles = [f"{name}={command.toggles[name]}" for name in self._names]
         subsets = [arm.on for arm in self._arms]
-        wanted = design.contrasts(command.mode, titles, subsets, missing, self._orders)
+        contrasts = design.contrasts(command.mode, titles, subsets, missing, self._orders)
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
         means = self._table([block.mean_ms for _, _, block in self._blocks])
         seconds = self._alternation.now() - self._began if self._began else 0.0
         self._effects = estimation.measure(
-            wanted,
+            contrasts,
             medians,
             clocks,
             means,
@@ -414,7 +414,7 @@ class AttributeRun:
             seconds=seconds,
         )
         peaks = [arm.peak_bytes for arm in self._arms]
-        memory = estimation.memory(wanted, peaks) if self._counts_memory else []
+        memory = estimation.memory(contrasts, peaks) if self._counts_memory else []
         self._send("effects", effect_rows(self._effects, memory))
         self._send_arms(medians)
         if final:

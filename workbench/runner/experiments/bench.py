@@ -60,8 +60,8 @@ class BenchRun:
         if budget_s is not None:
             self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
         self._context.state("running", "Timing kernels")
-        for done, name in enumerate(names):
-            self._send_progress(done / len(names), name)
+        for index, name in enumerate(names):
+            self._send_progress(index / len(names), name)
             self._bench(name, dtype, chosen[name])
         self._send_progress(1.0, "")
 
@@ -92,7 +92,7 @@ class BenchRun:
         host = {} if command.forward_only else host_costs(op, device, dtype, ours)
         sent: list[Row] = []
         forward = [case for case in cases if command.forward_only or case.forward_only]
-        both = [case for case in cases if case not in forward]
+        with_backward = [case for case in cases if case not in forward]
         rows = [
             bench(
                 op,
@@ -105,7 +105,7 @@ class BenchRun:
                 budget_s=self._budget_s,
                 enough=self._enough,
             )
-            for chosen in (both, forward)
+            for chosen in (with_backward, forward)
         ]
         for row in itertools.chain(*rows):
             if not any(row is known for known in sent):
@@ -215,9 +215,9 @@ class BenchRun:
 
 def _host_facts(costs: dict[str, HostCost], direction: str) -> dict[str, Scalar]:
     facts: dict[str, Scalar] = {}
-    ways = {"": direction} | ({"_recorded": RECORDED} if direction == "forward" else {})
-    for suffix, way in ways.items():
-        if way in costs:
-            facts[f"host_us{suffix}"] = costs[way].call_us
-            facts[f"host_outside_us{suffix}"] = costs[way].outside_us
+    keys_by_suffix = {"": direction} | ({"_recorded": RECORDED} if direction == "forward" else {})
+    for suffix, key in keys_by_suffix.items():
+        if key in costs:
+            facts[f"host_us{suffix}"] = costs[key].call_us
+            facts[f"host_outside_us{suffix}"] = costs[key].outside_us
     return facts

@@ -105,21 +105,21 @@ def fixed_graph(
         return _if_it_were_compiled(variant)
     before, known = events(), len(variant.compiles.recompiles)
     count = steps()
-    again = variant.compiles.recompiles[known:]
-    if events() != before or again or variant.compiles.given_up:
+    recompiles = variant.compiles.recompiles[known:]
+    if events() != before or recompiles or variant.compiles.given_up:
         return fails(
             f"{events() - before} more compilations or captures in {count} steps after the first",
-            list(dict.fromkeys(again + variant.compiles.given_up)),
+            list(dict.fromkeys(recompiles + variant.compiles.given_up)),
         )
     if breaks:
         number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
         return fails(f"{number} in the first step", [str(break_) for break_ in breaks])
-    what = (
+    description = (
         "compiled without a graph break"
         if is_compiled(variant.situation, variant.compiles)
         else "captured"
     )
-    return passed(f"{what} in the first step, and not again in {count} more steps")
+    return passed(f"{description} in the first step, and not again in {count} more steps")
 
 
 def _if_it_were_compiled(variant: Variant) -> Result:

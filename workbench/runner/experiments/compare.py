@@ -311,9 +311,9 @@ class CompareRun:
         )
 
     def _block(self, contender: Contender, pair: int) -> bool:
-        def keep(done: TimedBlock) -> None:
+        def keep(timed_block: TimedBlock) -> None:
             build = pair if self._alternation.alone else self._build
-            block = blocks.message_of(done, contender.number, pair, build)
+            block = blocks.message_of(timed_block, contender.number, pair, build)
             self._blocks.append(block)
             self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 

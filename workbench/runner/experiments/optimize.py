@@ -200,7 +200,7 @@ class OptimizeRun:
 
     # What is sent
 
-    def _keep_block(self, candidate: Candidate, done: TimedBlock, joules: float) -> None:
+    def _keep_block(self, candidate: Candidate, block: TimedBlock, joules: float) -> None:
         assert self._search is not None and self._verdicts is not None
         is_final = bool(self._verdicts.arms)
         number = len(self._verdicts.rounds) if is_final else self._search.rounds
@@ -208,11 +208,11 @@ class OptimizeRun:
             "phase": "verdicts" if is_final else "search",
             "round": number,
             "candidate": candidate.number,
-            "median_ms": done.median_ms,
-            "clock_mhz": done.clock_mhz,
-            "mean_ms": done.mean_ms,
+            "median_ms": block.median_ms,
+            "clock_mhz": block.clock_mhz,
+            "mean_ms": block.mean_ms,
             "joules": joules,
-            "void": done.void,
+            "void": block.void,
         }
         for name, value in row.items():
             self._blocks.setdefault(name, []).append(value)
@@ -236,10 +236,12 @@ class OptimizeRun:
         if final:
             self._conclude(search, verdicts)
             return
-        done = f"{sum(bool(c.measurements) for c in search.candidates)} configurations measured"
+        count_text = (
+            f"{sum(bool(c.measurements) for c in search.candidates)} configurations measured"
+        )
         fraction = min(1.0, search.spent_s / search.goal.budget_s)
         self._context.wire.send(
-            protocol.Progress(task="optimizing", fraction=fraction, text=f"{done}; {text}")
+            protocol.Progress(task="optimizing", fraction=fraction, text=f"{count_text}; {text}")
         )
 
     def _conclude(self, search: Search, verdicts: Verdicts) -> None:

@@ -244,15 +244,17 @@ class RunnerBench:
         measured: list[Measurement] = []
         before_j = self.energy.joules()
 
-        def keep(done: TimedBlock) -> None:
+        def keep(timed_block: TimedBlock) -> None:
             nonlocal before_j
             after_j = self.energy.joules()
-            joules = (after_j - before_j) / (done.steps + SETTLING_STEPS)
+            joules = (after_j - before_j) / (timed_block.steps + SETTLING_STEPS)
             before_j = after_j
-            self.on_block(candidate, done, joules)
-            if not done.void:
-                clock_mhz = math.nan if done.clock_mhz is None else done.clock_mhz
-                measured.append(Measurement(done.median_ms, done.mean_ms, clock_mhz, joules))
+            self.on_block(candidate, timed_block, joules)
+            if not timed_block.void:
+                clock_mhz = math.nan if timed_block.clock_mhz is None else timed_block.clock_mhz
+                measured.append(
+                    Measurement(timed_block.median_ms, timed_block.mean_ms, clock_mhz, joules)
+                )
 
         failure = self._guard(contender, lambda: self.alternation.block(contender, keep))
         if isinstance(failure, Failure):

@@ -133,11 +133,11 @@ class ProfileRun:
                     context.wire.send(unwritten("The trace", file, error))
                     file = None
             course = roles.course(recorded, known)
-            if (beside := self._without_graphs(variant, path, compilation)) is not None:
+            if (uncaptured := self._without_graphs(variant, path, compilation)) is not None:
                 plain = read()
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
-                course = roles.replayed(roles.course(plain, beside), known)
+                course = roles.replayed(roles.course(plain, uncaptured), known)
         context.watchdog.active = True
         context.watchdog.begin(context.phases.phase)
         context.state("running", "Timing steps after the profiler")

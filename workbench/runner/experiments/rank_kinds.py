@@ -33,14 +33,15 @@ def require_kind(kind: str) -> None:
 
 def toggles_of(kind: str, ranks: int) -> dict[str, str]:
     """Return the toggles of a kind on so many ranks; raise ``RanksError`` if it cannot use them."""
-    first, *more = kind.split("+")
-    count, rest = divmod(ranks, 2 ** len(more))
-    if count < 2 or rest:
+    first, *remaining = kind.split("+")
+    count, remainder = divmod(ranks, 2 ** len(remaining))
+    if count < 2 or remainder:
         raise RanksError(
-            f"{kind} needs a multiple of {2 ** len(more)} ranks, at least {2 * 2 ** len(more)}"
+            f"{kind} needs a multiple of {2 ** len(remaining)} ranks, at least "
+            f"{2 * 2 ** len(remaining)}"
         )
     toggles: dict[str, str] = {}
-    for part, size in ((first, count), *((part, 2) for part in more)):
+    for part, size in ((first, count), *((part, 2) for part in remaining)):
         toggle, choices = kinds()[part]
         if str(size) not in all_toggles()[toggle].options:
             raise RanksError(f"{part} cannot use {size} ranks")

@@ -161,7 +161,7 @@ class Run:
         if isinstance(variant, protocol.Failure):
             count = context.variants.forget_variants()
             context.note("info", f"freed the earlier builds ({count}); {trying_again(variant)}")
-            variant = self._enter(situation, reused, again=True)
+            variant = self._enter(situation, reused, is_retry=True)
             assert isinstance(variant, Variant)
         context.set_variant(variant)
         self._variant, self._situation, self._steady = variant, situation, 0
@@ -178,11 +178,11 @@ class Run:
         context.state("running")
 
     def _enter(
-        self, situation: Situation, reused: bool, *, again: bool = False
+        self, situation: Situation, reused: bool, *, is_retry: bool = False
     ) -> Variant | protocol.Failure:
         """Build a variant and take its first step.
 
-        Return the failure if it can be tried ``again`` with more memory.
+        Return the failure if more memory may help, unless this ``is_retry``.
         """
         context, began = self._context, time.perf_counter()
         try:
@@ -211,7 +211,7 @@ class Run:
             self._entered.close()
             context.variants.forget(situation)
             failure = explain(error)
-            if again or failure.kind not in MEMORY_MAY_CURE or not context.variants.count:
+            if is_retry or failure.kind not in MEMORY_MAY_CURE or not context.variants.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
@@ -400,9 +400,9 @@ class Run:
         """Report, once a segment, that the results have become meaningless."""
         context = self._context
         assert self._variant is not None
-        what = "loss" if self._variant.trainer is not None else "output"
+        quantity = "loss" if self._variant.trainer is not None else "output"
         context.wire.send(
-            cure(suggested_fixes.not_finite(what), self.configuration, context.device)
+            cure(suggested_fixes.not_finite(quantity), self.configuration, context.device)
         )
 
     # Commands

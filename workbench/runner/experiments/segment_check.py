@@ -56,7 +56,7 @@ class SegmentCheck:
         """Compare the variant, which is not entered, with its reference, unless a command comes."""
         began = time.perf_counter()
         try:
-            checked_numerics = self._look(variant, self._give_way)
+            checked_numerics = self._check_results(variant, self._give_way)
         except comparison.PutOff:
             return
         finally:
@@ -79,9 +79,9 @@ class SegmentCheck:
         if self._when == "steady":
             self._send_numerics(Numerics(reference="", ok=None, text=EARLY))
         elif self._when == "last" and not cancelled and not self._context.wire.cancelled.is_set():
-            self._look(variant, self._context.check_cancelled)
+            self._check_results(variant, self._context.check_cancelled)
 
-    def _look(self, variant: Variant, between: comparison.Between) -> Numerics:
+    def _check_results(self, variant: Variant, between: comparison.Between) -> Numerics:
         context = self._context
         context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         context.state("running", "Checking results")

@@ -80,9 +80,9 @@ class SweepRun:
         points = self._plan()
         self._announce(points)
         try:
-            for done, point in enumerate(points):
+            for index, point in enumerate(points):
                 name = self._name(point)
-                self._send_progress(done / len(points), f"{done + 1} of {len(points)}, {name}")
+                self._send_progress(index / len(points), f"{index + 1} of {len(points)}, {name}")
                 self._measure_point(point, name)
             self._send_progress(1.0, "")
         finally:
@@ -357,8 +357,8 @@ class SweepRun:
                 voids.append(block.void)
             else:
                 medians.append(block.median_ms)
-            spent = self._builder.now() - began > TRIES * seconds
-            if len(medians) >= (sweep.LEAST_BLOCKS if spent else BLOCKS):
+            is_overdue = self._builder.now() - began > TRIES * seconds
+            if len(medians) >= (sweep.LEAST_BLOCKS if is_overdue else BLOCKS):
                 break
         return medians, voids, max(peaks)
 

@@ -69,7 +69,7 @@ class ValidateRun:
                         task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
                     )
                 )
-                self._report(name, self._ask(name))
+                self._report(name, self._run_check(name))
                 self._variants.handle_commands()
         finally:
             context.watchdog.active = False
@@ -113,7 +113,7 @@ class ValidateRun:
             protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
         )
 
-    def _ask(self, name: str) -> Result:
+    def _run_check(self, name: str) -> Result:
         try:
             match name:
                 case "numerics":
@@ -181,10 +181,10 @@ class ValidateRun:
         """Run timed steps in the variant's segment, so that it shows a compilation among them."""
         assert self._contender is not None
         self._contender.steps = self._command.steps
-        while (done := blocks.run_block(self._context, self._contender, 0)) is None:
+        while (block := blocks.run_block(self._context, self._contender, 0)) is None:
             self._variants.handle_commands()
-        self.steps += done.steps
-        return done.steps
+        self.steps += block.steps
+        return block.steps
 
     def _speedup(self) -> Result:
         command, situation = self._command, self._leave_variant()
@@ -192,8 +192,9 @@ class ValidateRun:
         if base == situation.configuration:
             return not_applicable("no toggle is on that could make it faster")
         margin = max(command.region, command.floor)
-        wanted = command.expect_speedup
-        most = 1 / wanted if wanted is not None else 1 + margin  # of the base's step time
+        least_speedup = command.expect_speedup
+        # Of the base's step time.
+        most = 1 / least_speedup if least_speedup is not None else 1 + margin
 
         run = CompareRun(
             self._context,
@@ -215,7 +216,9 @@ class ValidateRun:
             self.steps += run.steps
         assert run.judgement is not None
         answer = at_most(run.judgement, most, margin, run.interval, run.seconds)
-        expected = f"at least {wanted:g}x faster" if wanted is not None else "not slower"
+        expected = (
+            f"at least {least_speedup:g}x faster" if least_speedup is not None else "not slower"
+        )
         text = f"{_speed_text(run.judgement, margin)}; expected {expected}"
         if answer.holds is not None:
             return passed(text) if answer.holds else fails(text)
@@ -230,12 +233,13 @@ class ValidateRun:
         return undecided("; ".join([text, *reasons]))
 
     def _batches(self, situation: Situation) -> list[int]:
-        own = int(situation.configuration.settings["batch"])
+        own_batch = int(situation.configuration.settings["batch"])
         parts = batch_ranks_of(situation) * least_batch(situation)
         if pipeline_ranks_of(situation) > 1:
             parts = max(2, parts)
-        candidates = (parts, own + parts)  # each rank and micro-batch has at least one sequence
-        return self._command.batches or [batch for batch in candidates if batch != own]
+        # Each rank and micro-batch has at least one sequence.
+        candidates = (parts, own_batch + parts)
+        return self._command.batches or [batch for batch in candidates if batch != own_batch]
 
     def _other_batches(self) -> Result:
         situation = self._leave_variant()

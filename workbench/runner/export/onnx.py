@@ -169,7 +169,7 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
     names = [node.name for node in session.get_inputs()]
     answer.inputs = {node.name: list(node.shape) for node in session.get_inputs()}
     wide = copy.deepcopy(model).double()
-    own = 0.0
+    rounding_error = 0.0
     for inputs in drawn:
         expected = model(*inputs)
         exact = wide(*(x.double() if x.is_floating_point() else x for x in inputs))
@@ -181,10 +181,10 @@ def _compare(model: Model, path: Path, drawn: list[Tensors], answer: Answer) -> 
                 f"finite; torch returns shape {tuple(expected.shape)}"
             )
             return
-        own = max(own, float((expected - exact).abs().max()))
+        rounding_error = max(rounding_error, float((expected - exact).abs().max()))
         answer.largest = max(answer.largest, float(expected.abs().max()))
         answer.difference = max(answer.difference, float((outputs - expected).abs().max()))
-    answer.tolerance = SLACK * own + torch.finfo(torch.float32).eps * answer.largest
+    answer.tolerance = SLACK * rounding_error + torch.finfo(torch.float32).eps * answer.largest
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ def attend(
     if attn_mask is None and not dropout_p and heads and _fits(query, key, value, is_causal):
         return kernels.attention(query, key, value, causal=is_causal, scale=scale)
     # As the caller wrote it: an older torch lacks the last argument.
-    more = {"enable_gqa": True} if enable_gqa else {}
-    return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+    options = {"enable_gqa": True} if enable_gqa else {}
+    return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> bool:
@@ -86,11 +86,11 @@ def _interface(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of a module of transformers: [B, S, H, D]."""
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    known = all(more.get(name) is None for name in ("softcap", "s_aux", "position_bias"))
+    known = all(options.get(name) is None for name in ("softcap", "s_aux", "position_bias"))
     window = None if sliding_window is None or key.shape[2] <= sliding_window else sliding_window
     fits = _fits(query, key, value, causal) and (causal or window is None)
     if attention_mask is None and known and not dropout and fits:
@@ -111,7 +111,7 @@ def _interface(
         dropout=dropout,
         scaling=scaling,
         is_causal=is_causal,
-        **more,
+        **options,
     )
 
 

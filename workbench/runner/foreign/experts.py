@@ -64,8 +64,12 @@ def _shape(
     joined, down = (list(getattr(module, name).shape) for name in (first, second))
     if transposed:
         joined[1:], down[1:] = joined[:0:-1], down[:0:-1]
-    experts, both, width = joined
-    return None if down != [experts, width, both // 2] or both % 2 else (experts, width, both // 2)
+    experts, gate_and_up, width = joined
+    return (
+        None
+        if down != [experts, width, gate_and_up // 2] or gate_and_up % 2
+        else (experts, width, gate_and_up // 2)
+    )
 
 
 def _choose_plain_way(small: nn.Module) -> None:

@@ -80,12 +80,12 @@ def _recognize(operator: str, module: nn.Module, inner: Call) -> Call | None:
 def _small(layer: nn.Module, sizes: dict[int, int]) -> nn.Linear:
     assert isinstance(layer, nn.Linear)
     has_bias = layer.bias is not None
-    made = nn.Linear(
+    linear = nn.Linear(
         sizes[layer.in_features], sizes[layer.out_features], has_bias, dtype=torch.float64
     )
-    for parameter in made.parameters():
+    for parameter in linear.parameters():
         nn.init.normal_(parameter)
-    return made
+    return linear
 
 
 def _proposals(linears: dict[str, Any], operator: str, inner: Call) -> Iterator[Call]:
@@ -97,10 +97,10 @@ def _proposals(linears: dict[str, Any], operator: str, inner: Call) -> Iterator[
                 if shapes[0] == shapes[1] and linears[down].in_features == shapes[0][1]:
                     yield _separate(inner, activation, gate, up, down)
         else:
-            for both, down in itertools.permutations(names):
-                if linears[both].out_features == 2 * linears[down].in_features:
+            for gate_and_up, down in itertools.permutations(names):
+                if linears[gate_and_up].out_features == 2 * linears[down].in_features:
                     for first in (True, False):
-                        yield _joined(inner, activation, both, down, first)
+                        yield _joined(inner, activation, gate_and_up, down, first)
 
 
 def _separate(inner: Call, activation: Activation, gate: str, up: str, down: str) -> Call:
@@ -114,11 +114,13 @@ def _separate(inner: Call, activation: Activation, gate: str, up: str, down: str
     return forward
 
 
-def _joined(inner: Call, activation: Activation, both: str, down: str, gate_is_first: bool) -> Call:
+def _joined(
+    inner: Call, activation: Activation, gate_and_up: str, down: str, gate_is_first: bool
+) -> Call:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
             return inner(self, *args, **kwargs)
-        first, second = getattr(self, both)(args[0]).chunk(2, dim=-1)
+        first, second = getattr(self, gate_and_up)(args[0]).chunk(2, dim=-1)
         pair = (first, second) if gate_is_first else (second, first)
         return getattr(self, down)(activation(*pair))
 

@@ -66,9 +66,9 @@ class Logits:
         """Reshape dimensions before the last one."""
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         if sizes[-1] == self.weight.shape[0] or (sizes[-1] == -1 and -1 not in sizes[:-1]):
-            made = self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1])
-            if made.shape[:-1].numel() == self.hidden.shape[:-1].numel():
-                return Logits(made, self.weight)
+            reshaped = self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1])
+            if reshaped.shape[:-1].numel() == self.hidden.shape[:-1].numel():
+                return Logits(reshaped, self.weight)
         return self.computed().reshape(sizes)
 
     def __getitem__(self, index: Any) -> Any:

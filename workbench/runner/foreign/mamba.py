@@ -84,9 +84,9 @@ def _replace_convolution(value: Any) -> Any:
     with probe.exact():
         x, weight, bias = draw(2, 6, 9), draw(6, 4), draw(6)
     for activation in (None, "silu"):
-        for more in ((bias,), (None,)):
+        for biases in ((bias,), (None,)):
             first, second = (functools.partial(f, activation=activation) for f in (value, replaced))
-            if not probe.agree(first, second, [x, weight, *more], []):
+            if not probe.agree(first, second, [x, weight, *biases], []):
                 return value
     return replaced
 
@@ -98,11 +98,11 @@ def _convolution(original: Call) -> Call:
         bias: Tensor | None = None,
         *args: Any,
         activation: str | None = None,
-        **more: Any,
+        **options: Any,
     ) -> Any:
         known = activation in (None, "silu", "swish") and weight.shape[-1] in _WIDTHS
-        if not known or args or any(value is not None for value in more.values()):
-            return original(x, weight, bias, *args, activation=activation, **more)
+        if not known or args or any(value is not None for value in options.values()):
+            return original(x, weight, bias, *args, activation=activation, **options)
         return _convolved(x, weight, bias, "silu" if activation else None)
 
     return convolve
@@ -121,8 +121,8 @@ def _replace_scan(value: Any) -> Any:
         extra = [draw(4), draw(4)]
 
     def call(function: Call) -> Call:
-        return lambda *given: function(
-            *given[:5], chunk_size=4, D=given[5], dt_bias=given[6], dt_softplus=True
+        return lambda *tensors: function(
+            *tensors[:5], chunk_size=4, D=tensors[5], dt_bias=tensors[6], dt_softplus=True
         )
 
     return replaced if probe.agree(call(value), call(replaced), inputs + extra, []) else value
@@ -130,24 +130,24 @@ def _replace_scan(value: Any) -> Any:
 
 def _scan(original: Call, parameters: list[str]) -> Call:
     def scan(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        x = given.pop(parameters[0])
-        unknown = any(given[name] is not None for name in given.keys() - _KNOWN)
-        limit = tuple(given.get("dt_limit", _NO_LIMIT))
-        D = given.get("D")
+        arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        x = arguments.pop(parameters[0])
+        unknown = any(arguments[name] is not None for name in arguments.keys() - _KNOWN)
+        limit = tuple(arguments.get("dt_limit", _NO_LIMIT))
+        D = arguments.get("D")
         if unknown or limit != _NO_LIMIT or (D is not None and D.dim() != 1):
             return original(*args, **kwargs)
         y, state = kernels.ssd_scan(
             x,
-            given["dt"],
-            given["A"],
-            given["B"],
-            given["C"],
+            arguments["dt"],
+            arguments["A"],
+            arguments["B"],
+            arguments["C"],
             D,
-            given.get("dt_bias"),
-            given.get("initial_states"),
-            dt_softplus=given.get("dt_softplus", False),
+            arguments.get("dt_bias"),
+            arguments.get("initial_states"),
+            dt_softplus=arguments.get("dt_softplus", False),
         )
-        return (y, state) if given.get("return_final_states", False) else y
+        return (y, state) if arguments.get("return_final_states", False) else y
 
     return scan

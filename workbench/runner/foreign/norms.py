@@ -68,10 +68,10 @@ def _recognize(
     for function in proposals(module, name, inner):
         replaced = types.MethodType(function, small)
         weights = list(small.parameters())
-        exact = all(probe.agree(small, replaced, given, weights) for given in inputs)
+        exact = all(probe.agree(small, replaced, values, weights) for values in inputs)
         if exact and all(
-            probe.agree_rounded(rounded, types.MethodType(function, rounded), given)
-            for rounded, given in narrow
+            probe.agree_rounded(rounded, types.MethodType(function, rounded), values)
+            for rounded, values in narrow
         ):
             return function
     return None
@@ -84,10 +84,10 @@ def _inputs(count: int, scale: float, dtype: torch.dtype) -> list[Tensor]:
 
 def _eps_of(module: nn.Module) -> Iterator[float | str]:
     """Yield what eps may be; for a norm without one, the dtype whose eps it takes (``_value``)."""
-    own = [x for x in vars(module).values() if isinstance(x, float) and 0 < x <= 0.1]
+    candidates = [x for x in vars(module).values() if isinstance(x, float) and 0 < x <= 0.1]
     if getattr(module, "eps", 0) is None:
         yield from ("own", "accumulator")
-    yield from dict.fromkeys((*own, *_USUAL_EPS))
+    yield from dict.fromkeys((*candidates, *_USUAL_EPS))
 
 
 def _rms_proposals(module: nn.Module, name: str, inner: Call) -> Iterator[Call]:
@@ -123,10 +123,10 @@ def _gated_forward(
     inner: Call, name: str, eps: float | str, group: str | None, promotes: bool
 ) -> Call:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if len(args) < 1 or len(given) != 2 or any(x is None for x in given):
+        arguments = [*args, *kwargs.values()]
+        if len(args) < 1 or len(arguments) != 2 or any(x is None for x in arguments):
             return inner(self, *args, **kwargs)
-        x, gate = given
+        x, gate = arguments
         weight = getattr(self, name)
         size = None if group is None else getattr(self, group)
         y = kernels.gated_rms_norm(x, gate.to(x.dtype), weight, group_size=size, eps=_value(eps, x))

@@ -27,11 +27,11 @@ class Patch:
     _undo: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
     def replace_method(
-        self, path: str, module: nn.Module, name: str, function: Call, what: str = ""
+        self, path: str, module: nn.Module, name: str, function: Call, replaced: str = ""
     ) -> None:
         """Replace a method of one module by ``function(module, ...)``."""
         self.set_attribute(vars(module), name, types.MethodType(function, module))
-        self.sites[path] = f"{type(module).__name__}{what and f'.{what}'}"
+        self.sites[path] = f"{type(module).__name__}{replaced and f'.{replaced}'}"
 
     def set_attribute(self, attributes: dict[str, Any], name: str, value: object) -> None:
         """Set an entry of an object's ``__dict__``."""
@@ -96,16 +96,18 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
         for name, value in vars(module).items()
         if name not in INTERNAL and not isinstance(value, types.MethodType)
     )
-    own = tuple((name, None if x is None else x.shape) for name, x in module._parameters.items())
+    parameter_shapes = tuple(
+        (name, None if x is None else x.shape) for name, x in module._parameters.items()
+    )
     below = tuple((name, signature(child)) for name, child in module._modules.items() if child)
-    return (type(module), module.training, attributes, own, below)
+    return (type(module), module.training, attributes, parameter_shapes, below)
 
 
 def function_of(module: nn.Module, name: str) -> types.FunctionType | None:
     """Return a module's method as a function, as an earlier patch may have left it."""
-    own = vars(module).get(name)
-    if isinstance(own, types.MethodType) and own.__self__ is module:
-        own = own.__func__
-    elif own is None:
-        own = next((vars(k)[name] for k in type(module).__mro__ if name in vars(k)), None)
-    return own if isinstance(own, types.FunctionType) else None
+    method = vars(module).get(name)
+    if isinstance(method, types.MethodType) and method.__self__ is module:
+        method = method.__func__
+    elif method is None:
+        method = next((vars(k)[name] for k in type(module).__mro__ if name in vars(k)), None)
+    return method if isinstance(method, types.FunctionType) else None

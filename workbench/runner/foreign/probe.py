@@ -49,8 +49,13 @@ def exact() -> Iterator[None]:
     import kernels
 
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
-    off = torch.autocast("cpu", enabled=False)
-    with torch.random.fork_rng(devices=[]), off, kernels.using(**plain), torch.enable_grad():
+    no_autocast = torch.autocast("cpu", enabled=False)
+    with (
+        torch.random.fork_rng(devices=[]),
+        no_autocast,
+        kernels.using(**plain),
+        torch.enable_grad(),
+    ):
         torch.default_generator.manual_seed(_SEED)
         yield
 
@@ -59,12 +64,12 @@ def agree(original: Call, other: Call, inputs: Sequence[Any], weights: Sequence[
     """Return True if outputs and all gradients agree to the last digits of FP64."""
     try:
         with exact(), InDouble():
-            first, again, second = (
+            first, repeated, second = (
                 _outcome(call, inputs, weights) for call in (original, original, other)
             )
     except Exception:  # noqa: BLE001 - code of others may raise anything, which is no agreement
         return False
-    return _close(first, again, 0.0) and _close(first, second, TOLERANCE)
+    return _close(first, repeated, 0.0) and _close(first, second, TOLERANCE)
 
 
 def agree_rounded(original: Call, other: Call, inputs: Sequence[Any]) -> bool:
@@ -87,19 +92,22 @@ def agree_rounded(original: Call, other: Call, inputs: Sequence[Any]) -> bool:
 
 def _outcome(call: Call, inputs: Sequence[Any], weights: Sequence[Tensor]) -> list[Tensor]:
     torch.default_generator.manual_seed(_SEED)
-    given = [
+    arguments = [
         x.detach().clone().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
         for x in inputs
     ]
-    outputs = _tensors(call(*given))
-    wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad] + list(weights)
+    outputs = _tensors(call(*arguments))
+    differentiated = [x for x in arguments if isinstance(x, Tensor) and x.requires_grad] + list(
+        weights
+    )
     total = sum(
         (x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view(x.shape)).sum()
         for x in outputs
     )
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+    gradients = torch.autograd.grad(total, differentiated, allow_unused=True)
     filled = [
-        torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=True)
+        torch.zeros_like(x) if g is None else g
+        for x, g in zip(differentiated, gradients, strict=True)
     ]
     return [x.detach() for x in (*outputs, *filled)]
 
@@ -200,8 +208,8 @@ def keeps_state(module: nn.Module) -> bool:
 
     Hooks of its children would not run in a replacement, and global variables would not be set.
     """
-    own = (value for name, value in vars(module).items() if name not in INTERNAL)
-    if any(isinstance(value, (list, dict, set, collections.deque)) for value in own):
+    attributes = (value for name, value in vars(module).items() if name not in INTERNAL)
+    if any(isinstance(value, (list, dict, set, collections.deque)) for value in attributes):
         return True
     if any(_has_hooks(child) for child in module.modules() if child is not module):
         return True

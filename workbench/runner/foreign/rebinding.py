@@ -27,10 +27,10 @@ class Rebinder:
 
     def __init__(self, replace: Replace) -> None:
         self._replace = replace
-        self._made: dict[int, Any] = {}  # by the id of the original
+        self._replacements: dict[int, Any] = {}  # by the id of the original
         self._originals: list[Any] = []  # so that no id is used again
 
-    def patch(self, model: nn.Module, what: str) -> Patch:
+    def patch(self, model: nn.Module, replaced: str) -> Patch:
         """Rebind the methods of all modules of a model that are not torch's own."""
         patch = Patch()
         for path, module in named_modules(model):
@@ -42,22 +42,26 @@ class Rebinder:
                     continue
                 rebound = self.value(function, function.__module__)
                 if rebound is not function:
-                    patch.replace_method(path, module, name, rebound, what)
+                    patch.replace_method(path, module, name, rebound, replaced)
         return patch
 
     def value(self, value: Any, caller: str) -> Any:
         """Return the replacement of a value that code of the module ``caller`` reads, or itself."""
-        if id(value) in self._made:
-            return self._made[id(value)]
+        if id(value) in self._replacements:
+            return self._replacements[id(value)]
         if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
             return value
         self._originals.append(value)
-        self._made[id(value)] = value  # for functions that call themselves
-        made = self._replace(value)
-        if made is value and isinstance(value, types.FunctionType) and _is_near(value, caller):
-            made = self._rebound(value)
-        self._made[id(value)] = made
-        return made
+        self._replacements[id(value)] = value  # for functions that call themselves
+        replacement = self._replace(value)
+        if (
+            replacement is value
+            and isinstance(value, types.FunctionType)
+            and _is_near(value, caller)
+        ):
+            replacement = self._rebound(value)
+        self._replacements[id(value)] = replacement
+        return replacement
 
     def _rebound(self, function: types.FunctionType) -> types.FunctionType:
         if _is_of_library(function.__module__ or ""):
@@ -68,28 +72,28 @@ class Rebinder:
         before = function.__globals__
         changed = {}
         for name in names & before.keys():
-            made = self.value(before[name], function.__module__)
-            if made is before[name] and SDPA in attributes:
-                made = self._module(made)
-            if made is not before[name]:
-                changed[name] = made
+            replacement = self.value(before[name], function.__module__)
+            if replacement is before[name] and SDPA in attributes:
+                replacement = self._module(replacement)
+            if replacement is not before[name]:
+                changed[name] = replacement
         closure = function.__closure__ or ()
         cells = [self._cell(cell, function.__module__) for cell in closure]
         if not changed and all(a is b for a, b in zip(cells, closure, strict=True)):
             return function
         # Without its name, by which torch.compile would look the original variables up.
         unchanged = {name: value for name, value in before.items() if name != "__name__"}
-        made = types.FunctionType(
+        replacement = types.FunctionType(
             function.__code__,
             {**unchanged, **changed},
             function.__name__,
             function.__defaults__,
             tuple(cells) or None,
         )
-        made.__kwdefaults__ = function.__kwdefaults__
-        made.__qualname__ = function.__qualname__
-        made.__module__ = function.__module__
-        return made
+        replacement.__kwdefaults__ = function.__kwdefaults__
+        replacement.__qualname__ = function.__qualname__
+        replacement.__module__ = function.__module__
+        return replacement
 
     def _cell(self, cell: types.CellType, caller: str) -> types.CellType:
         try:
@@ -98,8 +102,8 @@ class Rebinder:
             return cell
         if not isinstance(content, types.FunctionType):
             return cell
-        made = self.value(content, caller)
-        return cell if made is content else types.CellType(made)
+        replacement = self.value(content, caller)
+        return cell if replacement is content else types.CellType(replacement)
 
     def _module(self, value: Any) -> Any:
         """Return a stand-in for torch, torch.nn or torch.nn.functional with another attention."""
@@ -107,11 +111,11 @@ class Rebinder:
             return value
         name = {torch: "nn", torch.nn: "functional"}.get(value, SDPA)
         inner = getattr(value, name)
-        made = self.value(inner, "") if name == SDPA else self._module(inner)
-        if made is inner:
+        replacement = self.value(inner, "") if name == SDPA else self._module(inner)
+        if replacement is inner:
             return value
         stand_in = types.ModuleType(value.__name__)
-        stand_in.__dict__.update({**vars(value), name: made})
+        stand_in.__dict__.update({**vars(value), name: replacement})
         return stand_in
 
 
@@ -132,8 +136,8 @@ def _methods(kind: type) -> Iterable[str]:
 
 def _is_near(function: types.FunctionType, caller: str) -> bool:
     """Return True for a function of the caller's file, or of a file beside it in no package."""
-    own = function.__module__ or ""
-    return own == caller or "." not in own + caller
+    module_name = function.__module__ or ""
+    return module_name == caller or "." not in module_name + caller
 
 
 def _is_of_library(module: str) -> bool:

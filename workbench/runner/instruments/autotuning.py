@@ -26,7 +26,7 @@ def watch(logger: type[Any], tuning: Callable[[], AbstractContextManager[None]])
 
     ``logger``: torch's class with ``log_event_start`` and ``log_event_end``, changed from now on.
     """
-    start, end = (getattr(logger, f"log_event_{what}", None) for what in ("start", "end"))
+    start, end = (getattr(logger, f"log_event_{suffix}", None) for suffix in ("start", "end"))
     if start is None or end is None:
         return False
     lock = threading.Lock()

@@ -58,14 +58,14 @@ class GpuOthers:
         running = {
             process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         }
-        own = {pid for pid in running if _is_in(self._group, pid)}
-        if not own and len(running) > 1:
+        own_pids = {pid for pid in running if _is_in(self._group, pid)}
+        if not own_pids and len(running) > 1:
             return None  # process ids of another namespace: ours is unknown
-        own = own or running
+        own_pids = own_pids or running
         used: dict[int, int] = {}
         for sample in self._samples():
             self._seen_us = max(self._seen_us, sample.timeStamp)
-            if sample.pid not in own and sample.smUtil <= 100:
+            if sample.pid not in own_pids and sample.smUtil <= 100:
                 used[sample.pid] = max(used.get(sample.pid, 0), sample.smUtil)
         if used:
             self.who = _name(max(used, key=lambda pid: used[pid]))
@@ -105,7 +105,7 @@ class CpuOthers:
             before, self._last = self._last, self._counters()
             total, idle = self._last[0] - before[0], self._last[1] - before[1]
             if total > 0:
-                others_s = total - idle - _spent(before[2], self._last[2])
+                others_s = total - idle - _cpu_seconds_between(before[2], self._last[2])
                 self._share = 100 * min(1.0, max(0.0, others_s / total))
             took_s = time.perf_counter() - began_s
             self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
@@ -115,28 +115,28 @@ class CpuOthers:
         """Return seconds of all cores, passed and idle, and those of each own process."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        own: Tree = {}
+        seconds_by_process: Tree = {}
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):  # it has ended
             children = self._process.children(recursive=True)
         for process in (self._process, *children):
             with contextlib.suppress(psutil.Error):
                 user, system, *of_children = process.cpu_times()[:4]
-                own[process] = user + system, sum(of_children)
-        return sum(times[:8]), idle, own
+                seconds_by_process[process] = user + system, sum(of_children)
+        return sum(times[:8]), idle, seconds_by_process
 
 
-def _spent(before: Tree, now: Tree) -> float:
+def _cpu_seconds_between(before: Tree, after: Tree) -> float:
     """Return seconds of CPU that the processes of a tree spent between two readings of it.
 
     A parent that waits for an ended child is credited with all that it ever spent: what the
     reading before had counted of it is taken off, unless no process of the tree waited.
     """
     new = (0.0, 0.0)
-    own = sum(spent - before.get(process, new)[0] for process, (spent, _) in now.items())
-    credited = sum(ended - before.get(process, new)[1] for process, (_, ended) in now.items())
-    counted = sum(sum(times) for process, times in before.items() if process not in now)
-    return own + max(0.0, credited - counted)
+    alive_s = sum(used_s - before.get(process, new)[0] for process, (used_s, _) in after.items())
+    credited = sum(ended - before.get(process, new)[1] for process, (_, ended) in after.items())
+    counted = sum(sum(times) for process, times in before.items() if process not in after)
+    return alive_s + max(0.0, credited - counted)
 
 
 class Alarm:

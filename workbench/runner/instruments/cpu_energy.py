@@ -24,13 +24,13 @@ class CpuEnergy:
             return None
         for package in self._packages:
             try:
-                now = int((package / "energy_uj").read_text())
+                reading_uj = int((package / "energy_uj").read_text())
                 range_uj = int((package / "max_energy_range_uj").read_text())
             except (OSError, ValueError):
                 self.why_not = UNREADABLE
                 return None
-            spent = now - self._before.get(package, now)
-            self._joules += 1e-6 * (spent if spent >= 0 else spent + range_uj)
-            self._before[package] = now
+            spent_uj = reading_uj - self._before.get(package, reading_uj)
+            self._joules += 1e-6 * (spent_uj if spent_uj >= 0 else spent_uj + range_uj)
+            self._before[package] = reading_uj
         self.why_not = ""
         return self._joules

@@ -109,8 +109,8 @@ class GpuMemory(Generic[Stepping]):
             self._pool_bytes = 0 if variant is None else self._count_pools(variant)
             self._others_bytes = 0 if variant is None else self._count_others(variant)
         peak = self._peak.highest(allocated["peak"]) + self._pool_bytes
-        now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
-        return now._replace(before=self._before, since_ns=self._since_ns)
+        memory = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
+        return memory._replace(before=self._before, since_ns=self._since_ns)
 
     def track(self, variant: Stepping | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""
@@ -140,8 +140,8 @@ class HostMemory:
         """Return the resident set."""
         resident = float(self._process.memory_info().rss)
         self._peak = max(self._peak, resident, _highest_resident() if self._counts else 0.0)
-        now = Memory(resident, math.nan, self._peak)
-        return now._replace(before=self._before, since_ns=self._since_ns)
+        memory = Memory(resident, math.nan, self._peak)
+        return memory._replace(before=self._before, since_ns=self._since_ns)
 
     def track(self, variant: object | None) -> None:
         """Start a new peak if another variant steps than before; None if none does."""

@@ -31,7 +31,7 @@ class PhaseTracker:
         self.phase = Phase.WARM_UP
         self._events = 0  # compilations and captures: their steps are not steady
         self._event_phase = Phase.COMPILE
-        self._seen = 0
+        self._handled_events = 0
         self._quiet_steps = 0
         self._quiet_since_ns = 0
         self._reserved = float("nan")
@@ -96,7 +96,7 @@ class PhaseTracker:
 
     def restart(self) -> None:
         """Begin a new segment: steps warm up again."""
-        self._seen = self._events
+        self._handled_events = self._events
         with self._clocks_lock:
             self._clocks.clear()  # under a power limit every configuration has its own clock
         self._unsettle()
@@ -104,8 +104,8 @@ class PhaseTracker:
 
     def step_phase(self, now_ns: int) -> Phase:
         """Return the phase of the step that has just been called."""
-        if self._seen != self._events:
-            self._seen = self._events
+        if self._handled_events != self._events:
+            self._handled_events = self._events
             self._unsettle()
             self._enter(Phase.WARM_UP)
             return self._event_phase

@@ -93,11 +93,11 @@ class Companions:
         return max(list(self._others.values()), default=(0.0, ""))
 
     def _begin(self, sampler: Sampler) -> None:
-        def seen(sample: Sample) -> None:
+        def on_sample(sample: Sample) -> None:
             if "others" in sample:
                 self._others[sampler.device] = sample["others"], sampler.other_processes.who
 
-        telemetry = Telemetry(self._wire, sampler, seen, main=False)
+        telemetry = Telemetry(self._wire, sampler, on_sample, main=False)
         self._running.append(telemetry)
         telemetry.start()
 

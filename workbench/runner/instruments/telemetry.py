@@ -25,20 +25,20 @@ class Telemetry:
     """
 
     def __init__(
-        self, wire: Wire, sampler: Sampler, seen: Callable[[Sample], None], main: bool = True
+        self, wire: Wire, sampler: Sampler, on_sample: Callable[[Sample], None], main: bool = True
     ) -> None:
         self._wire = wire
         self._main = main
         self._sampler = sampler
-        self._seen = seen
+        self._on_sample = on_sample
         self._slow_sample: Sample = {}
         self._told: dict[str, str] = {}  # how each measure is sampled
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(
-                target=self._run_lane, args=(lane, what), name=f"telemetry-{name}", daemon=True
+                target=self._run_lane, args=(lane, readings), name=f"telemetry-{name}", daemon=True
             )
-            for name, lane, what in (
+            for name, lane, readings in (
                 ("fast", self._fast_lane, "clocks, utilization and memory of the device"),
                 ("slow", self._slow_lane, "energy and PCIe throughput"),
             )
@@ -53,14 +53,14 @@ class Telemetry:
         """Stop sampling."""
         self._stopped.set()
 
-    def _run_lane(self, lane: Callable[[], None], what: str) -> None:
+    def _run_lane(self, lane: Callable[[], None], readings: str) -> None:
         """Run a lane; report if it fails, because all its readings are missing from then on."""
         try:
             lane()
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
             if not self._stopped.is_set():
                 of = "" if self._main else f"{self._sampler.device.upper()}: "
-                text = f"{of}{what} are no longer recorded: {type(error).__name__}: {error}"
+                text = f"{of}{readings} are no longer recorded: {type(error).__name__}: {error}"
                 self._wire.send(protocol.Note(kind="warning", text=text))
 
     def _fast_lane(self) -> None:
@@ -68,7 +68,7 @@ class Telemetry:
         self._sampler.fast()  # the first interval of this thread begins
         while not self._stopped.wait(PERIOD_S):
             sample = self._sampler.fast()
-            self._seen(sample)
+            self._on_sample(sample)
             late, self._slow_sample = self._slow_sample, {}
             rows.append((self._wire.seconds(), sample | late))
             if len(rows) >= BATCH:
@@ -76,15 +76,15 @@ class Telemetry:
                 self._send(rows)
                 rows = []
 
-    def _send_sampling(self, how: dict[str, str]) -> None:
+    def _send_sampling(self, sampling: dict[str, str]) -> None:
         """Send the sampling periods, and each measure that was lost or came back."""
-        if how == self._told:
+        if sampling == self._told:
             return
         device = self._sampler.device
         if self._main:
-            self._wire.send(protocol.Sampling(device=device, how=how))
+            self._wire.send(protocol.Sampling(device=device, how=sampling))
         of = "" if self._main else f"{device.upper()} "
-        for name, text in how.items():
+        for name, text in sampling.items():
             lost = text.startswith(ABSENT)
             if name in self._told and lost != self._told[name].startswith(ABSENT):
                 change = (
@@ -94,7 +94,7 @@ class Telemetry:
                 )
                 kind = "warning" if lost else "info"
                 self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {change}"))
-        self._told = how
+        self._told = sampling
 
     def _slow_lane(self) -> None:
         while not self._stopped.wait(SLOW_PERIOD_S):

@@ -137,9 +137,9 @@ class GpuClock:
             wait_for(pending[-1][1])
         # Steps end in order, so a bisection finds the last that has ended with few queries.
         ended = bisect.bisect_left(pending, True, key=lambda lap: not has_passed(lap[1]))
-        done, self._pending = pending[:ended], pending[ended:]
+        completed, self._pending = pending[:ended], pending[ended:]
         laps = []
-        for start, stop, start_ns, stop_ns, phase in done:
+        for start, stop, start_ns, stop_ns, phase in completed:
             gpu_ms = elapsed_ms(start, stop)
             laps.append(Lap(start_ns, gpu_ms, (stop_ns - start_ns) * 1e-6, phase))
             self._free.append(start)

@@ -52,7 +52,7 @@ class Carried:
 
         Raises ``NotCarried``.
         """
-        own = variables(model)
+        fresh_variables = variables(model)
         classes = {
             value.__qualname__: value
             for source in model.sources
@@ -62,25 +62,25 @@ class Carried:
         for name, value in self.changed.items():
             if name in self.constants and dtype is not None:
                 value = self.constants[name]
-            fresh = own.get(name)
-            made = _portable(name, value, fresh and fresh.value, dtype, classes)
+            fresh = fresh_variables.get(name)
+            carried = _portable(name, value, fresh and fresh.value, dtype, classes)
             if fresh is not None:
-                made = self._with_constants(name, made, value, fresh, dtype)
-                fresh.set(made)
-            elif not add_variable(model, name, made):
+                carried = self._with_constants(name, carried, value, fresh, dtype)
+                fresh.set(carried)
+            elif not add_variable(model, name, carried):
                 raise NotCarried(f"{name} was created in a step")
 
     def _with_constants(
-        self, name: str, made: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
+        self, name: str, carried: Any, value: Any, fresh: Variable, dtype: torch.dtype | None
     ) -> Any:
         """Take elements of a tensor that no step has changed from the fresh build."""
         built = self.built[name].value if name in self.built else None
         if dtype is None or not _is_float(built) or not _is_float(value):
-            return made
+            return carried
         if built.shape != value.shape or not isinstance(fresh.value, Tensor):
-            return made
+            return carried
         same = _as_in_variant(self.built[name], value.dtype).to(value.device) == value
-        return torch.where(same, built.to(made.device, made.dtype), made)
+        return torch.where(same, built.to(carried.device, carried.dtype), carried)
 
 
 @dataclass(frozen=True)
@@ -131,32 +131,32 @@ def copied(value: Any) -> Any:
     return _portable("", value, value, None, {})
 
 
-def same_values(mine: Any, theirs: Any, depth: int = 0) -> bool:
+def same_values(first: Any, second: Any, depth: int = 0) -> bool:
     """Return True if two variables hold the same: bits of tensors, contents of containers."""
-    if mine is theirs or depth > 20 or isinstance(mine, (*CODE, torch.Generator)):
+    if first is second or depth > 20 or isinstance(first, (*CODE, torch.Generator)):
         return True
-    if isinstance(mine, Tensor):
-        if not isinstance(theirs, Tensor) or mine.layout != theirs.layout:
+    if isinstance(first, Tensor):
+        if not isinstance(second, Tensor) or first.layout != second.layout:
             return False
-        if mine.layout != torch.strided:
-            mine, theirs = mine.to_dense(), theirs.to_dense()
-        return are_same(mine, theirs)
-    if type(mine).__module__ == "numpy" and hasattr(mine, "tobytes"):
-        return type(theirs) is type(mine) and mine.tobytes() == theirs.tobytes()
-    if type(mine).__qualname__ != type(theirs).__qualname__:
+        if first.layout != torch.strided:
+            first, second = first.to_dense(), second.to_dense()
+        return are_same(first, second)
+    if type(first).__module__ == "numpy" and hasattr(first, "tobytes"):
+        return type(second) is type(first) and first.tobytes() == second.tobytes()
+    if type(first).__qualname__ != type(second).__qualname__:
         return False
-    if isinstance(mine, Mapping):
-        return list(mine) == list(theirs) and all(
-            same_values(value, theirs[key], depth + 1) for key, value in mine.items()
+    if isinstance(first, Mapping):
+        return list(first) == list(second) and all(
+            same_values(value, second[key], depth + 1) for key, value in first.items()
         )
-    if isinstance(mine, list | tuple | collections.deque):
-        return len(mine) == len(theirs) and all(
-            same_values(a, b, depth + 1) for a, b in zip(mine, theirs, strict=True)
+    if isinstance(first, list | tuple | collections.deque):
+        return len(first) == len(second) and all(
+            same_values(a, b, depth + 1) for a, b in zip(first, second, strict=True)
         )
-    if isinstance(getattr(mine, "__dict__", None), dict) and vars(mine):
-        return same_values(vars(mine), vars(theirs), depth + 1)
+    if isinstance(getattr(first, "__dict__", None), dict) and vars(first):
+        return same_values(vars(first), vars(second), depth + 1)
     try:
-        return bool(mine == theirs) or mine != mine or _is_opaque(mine)
+        return bool(first == second) or first != first or _is_opaque(first)
     except Exception:  # noqa: BLE001 - an object's comparison may raise anything
         return True
 
@@ -167,17 +167,17 @@ def _portable(
     """Return a copy of a variant's value for another build, whose own value is ``fresh``."""
 
     def inner(key: Any, child: Any) -> Any:
-        mine = _child(fresh, key)
-        return _portable(f"{name}[{key!r:.30}]", child, mine, dtype, classes)
+        fresh_child = _child(fresh, key)
+        return _portable(f"{name}[{key!r:.30}]", child, fresh_child, dtype, classes)
 
     if isinstance(value, Tensor):
         detached = value.detach().clone()
         return detached if dtype is None else detached.to(kind(detached, dtype))
     if isinstance(value, Mapping):
-        made: Any = copy.copy(value)
+        mapping: Any = copy.copy(value)
         for key, child in value.items():
-            made[key] = inner(key, child)
-        return made
+            mapping[key] = inner(key, child)
+        return mapping
     if isinstance(value, list | tuple | collections.deque):
         parts = [inner(index, child) for index, child in enumerate(value)]
         if isinstance(value, collections.deque):
@@ -191,8 +191,8 @@ def _portable(
     if not isinstance(attributes, dict) or not attributes:
         return copy.copy(value)
     owner = type(value)
-    mine = type(fresh) if type(fresh).__qualname__ == owner.__qualname__ else owner
-    object_made: Any = object.__new__(classes.get(owner.__qualname__, mine))
+    default_type = type(fresh) if type(fresh).__qualname__ == owner.__qualname__ else owner
+    object_made: Any = object.__new__(classes.get(owner.__qualname__, default_type))
     for key, child in attributes.items():
         object_made.__dict__[key] = inner(key, child)
     return object_made

@@ -23,8 +23,8 @@ def states(model: nn.Module, device: torch.device) -> list[Hashable]:
     ]
     states_found.append(random.getstate())
     if numpy := _numpy():
-        name, keys, *rest = numpy.get_state()
-        states_found.append((name, keys.tobytes(), *rest))
+        name, keys, *remaining = numpy.get_state()
+        states_found.append((name, keys.tobytes(), *remaining))
     return states_found
 
 

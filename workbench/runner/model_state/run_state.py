@@ -37,7 +37,7 @@ _ITERATORS: tuple[type, ...] = (
     types.GeneratorType,
     itertools.count,
     itertools.cycle,
-    *(type(iter(made)) for made in _EMPTY),
+    *(type(iter(empty)) for empty in _EMPTY),
     *(map, filter, zip, enumerate),
 )
 _CLOSED: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), torch.dtype)
@@ -55,18 +55,18 @@ class RunState:
         self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
     ) -> None:
         self._restores: list[Restore] = []
-        self._seen: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
+        self._visited: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._free_bytes = free_bytes
-        self._seen |= {id(value): value for value in skipped}
+        self._visited |= {id(value): value for value in skipped}
         waiting = list(roots)
         while waiting:
             name, value = waiting.pop()
-            if id(value) in self._seen or isinstance(value, _CLOSED):
+            if id(value) in self._visited or isinstance(value, _CLOSED):
                 continue
-            if len(self._seen) > _MOST_OBJECTS:
+            if len(self._visited) > _MOST_OBJECTS:
                 raise NotRecordable(f"the model holds more than {_MOST_OBJECTS:,} objects")
-            self._seen[id(value)] = value
+            self._visited[id(value)] = value
             waiting += self._record(name, value)
 
     def restore(self) -> None:

@@ -82,12 +82,12 @@ def check(variant: Variant, situation: Situation, between: Between = go_on) -> N
             reference, name = plain.reference()
             put_back()
             between()
-            how = Comparison("") if variant.model.repeats else choose_mode(plain, modes, put_back)
-            if how.words:
+            mode = Comparison("") if variant.model.repeats else choose_mode(plain, modes, put_back)
+            if mode.words:
                 reference, name = plain.reference()
                 put_back()
             between()
-            return _judge(plain, reference, name, how, put_back, between)
+            return _judge(plain, reference, name, mode, put_back, between)
     except (PutOff, Cancelled):
         raise
     except (NotRecordable, NotCarried) as reason:
@@ -119,7 +119,7 @@ def _judge(
     model: Plain,
     reference: Outputs,
     name: str,
-    how: Comparison,
+    mode: Comparison,
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:
@@ -128,23 +128,23 @@ def _judge(
     put_back()
     between()
     with variant.entered():
-        own = _own(variant, situation, put_back)
+        actual = _variant_outputs(variant, situation, put_back)
     put_back()
-    if mismatch := other_shapes(own, reference):
-        return Numerics(reference=name, ok=False, text=f"{how.words}{mismatch}")
-    if how.varies and not is_ruined(own, reference):
-        return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
-    outcome, nudges = find_deviation(model, name, own, plain, reference)
+    if mismatch := other_shapes(actual, reference):
+        return Numerics(reference=name, ok=False, text=f"{mode.words}{mismatch}")
+    if mode.varies and not is_ruined(actual, reference):
+        return Numerics(reference="", ok=None, text=f"not checked: {mode.varies}")
+    outcome, nudges = find_deviation(model, name, actual, plain, reference)
     finite = math.isfinite(outcome.distance.relative_error)
     if outcome.fits and outcome.tolerance > layer_errors.COARSE:
         between()
-        _look_at_layers(outcome, model, (own, plain, reference), put_back)
+        _look_at_layers(outcome, model, (actual, plain, reference), put_back)
     if not outcome.fits and finite and not variant.quantization:
         between()
         outcome.widen(nudges)
     course = _curve(variant, situation, name, nudges, between)
     curve = course if isinstance(course, Curve) else None
-    text = f"{how.words}{outcome.text()}"
+    text = f"{mode.words}{outcome.text()}"
     right: bool | None = False
     if outcome.means_nothing:
         right, text = None, f"not checked: the tolerance would accept wrong outputs: {text}"
@@ -240,7 +240,9 @@ def _curve(
     return why
 
 
-def _own(variant: Variant, situation: Situation, put_back: Callable[[], None]) -> Outputs:
+def _variant_outputs(
+    variant: Variant, situation: Situation, put_back: Callable[[], None]
+) -> Outputs:
     """Return the variant's own outputs, compiled and captured if its step is, without adapting."""
     inputs = variant.batches.inputs
     put_back()

@@ -48,8 +48,8 @@ class Deviation:
     @property
     def fits(self) -> bool:
         """True if every error is within its bound; an error that is not finite never is."""
-        off = abs(self.difference or 0.0)
-        near = self.distance.relative_error <= self.tolerance and off <= self.bound
+        loss_error = abs(self.difference or 0.0)
+        near = self.distance.relative_error <= self.tolerance and loss_error <= self.bound
         return near and self.layer is None
 
     @property
@@ -85,9 +85,9 @@ class Deviation:
         return "; ".join((text, *self.skipped))
 
 
-def other_shapes(own: Outputs, reference: Outputs) -> str:
+def other_shapes(actual: Outputs, reference: Outputs) -> str:
     """Return a clause on outputs whose shapes differ from the reference's; empty if equal."""
-    own_shapes, shapes = ([tuple(y.shape) for y in outputs.all] for outputs in (own, reference))
+    own_shapes, shapes = ([tuple(y.shape) for y in outputs.all] for outputs in (actual, reference))
     if own_shapes == shapes:
         return ""
     words = [", ".join(map(str, shapes_of)) for shapes_of in (own_shapes, shapes)]
@@ -95,13 +95,13 @@ def other_shapes(own: Outputs, reference: Outputs) -> str:
 
 
 def find_deviation(
-    model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
+    model: Plain, name: str, actual: Outputs, plain: Outputs, reference: Outputs
 ) -> tuple[Deviation, Nudges]:
     """Return the deviation of the worst output, and nudges that may explain a part of it."""
     variant = model.variant
-    errors, least = _distances(own, reference), _distances(plain, reference)
-    output_index, which = _worst(variant.weights_dtype, own, errors, least)
-    rounding = rounding_of(variant.weights_dtype, own.all[output_index])
+    errors, least = _distances(actual, reference), _distances(plain, reference)
+    output_index, which = _worst(variant.weights_dtype, actual, errors, least)
+    rounding = rounding_of(variant.weights_dtype, actual.all[output_index])
     tolerance = SLACK * least[output_index].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
     if variant.quantization:
@@ -122,8 +122,8 @@ def find_deviation(
     else:
         promise = None
     outcome = Deviation(errors[output_index], which, tolerance, promise, output_index)
-    if own.loss is not None and reference.loss is not None and plain.loss is not None:
-        outcome.difference = own.loss - reference.loss
+    if actual.loss is not None and reference.loss is not None and plain.loss is not None:
+        outcome.difference = actual.loss - reference.loss
         outcome.bound = _loss_bound(plain, reference, least)
     return outcome, nudges
 
@@ -144,29 +144,31 @@ def _distances(outputs: Outputs, reference: Outputs) -> list[Distance]:
 
 
 def _worst(
-    weights_dtype: torch.dtype, own: Outputs, errors: list[Distance], least: list[Distance]
+    weights_dtype: torch.dtype, actual: Outputs, errors: list[Distance], least: list[Distance]
 ) -> tuple[int, str]:
     """Return the output with the largest error relative to its bound, and its description.
 
     ``least`` are the plain model's distances.
     """
-    if not own.several:
+    if not actual.several:
         return 0, ""
 
     def share(index: int) -> float:
-        tolerance = SLACK * least[index].relative_error + rounding_of(weights_dtype, own.all[index])
+        tolerance = SLACK * least[index].relative_error + rounding_of(
+            weights_dtype, actual.all[index]
+        )
         part = errors[index].relative_error / tolerance
         return part if math.isfinite(part) else math.inf
 
-    index = max(range(len(own.several)), key=share)
-    return index, f" in output {index + 1} of {len(own.several)}"
+    index = max(range(len(actual.several)), key=share)
+    return index, f" in output {index + 1} of {len(actual.several)}"
 
 
-def is_ruined(own: Outputs, reference: Outputs) -> bool:
+def is_ruined(actual: Outputs, reference: Outputs) -> bool:
     """Return True if an output is NaN, or infinite unlike the reference: not by random numbers."""
     return any(
         bool(values.isnan().any()) or bool(values.isinf().any() and not exact.isinf().any())
-        for values, exact in zip(own.all, reference.all, strict=True)
+        for values, exact in zip(actual.all, reference.all, strict=True)
     )
 
 
@@ -178,8 +180,12 @@ def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> fl
     assert plain.loss is not None and reference.loss is not None
     rows = [values.numel() // (values.shape[-1] if values.ndim else 1) for values in plain.all]
     scatter = max(math.sqrt(error.mse / count) for error, count in zip(least, rows, strict=True))
-    off = abs(plain.loss - reference.loss)
-    return SLACK * off + training_curve.SCATTER * scatter + training_curve.rounding(reference.loss)
+    loss_error = abs(plain.loss - reference.loss)
+    return (
+        SLACK * loss_error
+        + training_curve.SCATTER * scatter
+        + training_curve.rounding(reference.loss)
+    )
 
 
 def _nudges(

@@ -42,10 +42,12 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
         sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
         if math.isnan(largest) or masked == values.numel() > 0:
             return Distance(math.nan, math.nan, math.nan, math.nan)
-    squared, norm, own, product = sums.tolist()
+    squared, norm, values_norm, product = sums.tolist()
     return Distance(
         max_error=largest,
         relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
         mse=squared / (values.numel() - masked),
-        cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
+        cosine=product / math.sqrt(values_norm * norm)
+        if values_norm * norm
+        else float(values_norm == norm),
     )

@@ -32,14 +32,14 @@ def loss(variant: Variant) -> torch.Tensor:
         return variant.compute(*variant.batches.inputs, *variant.batches.targets)
 
 
-def evaluate(what: str, variant: Variant) -> None:
+def evaluate(quantity: str, variant: Variant) -> None:
     """Take part in an evaluation of rank 0."""
-    outputs(variant) if what == OUTPUTS else loss(variant)
+    outputs(variant) if quantity == OUTPUTS else loss(variant)
 
 
-def _by_all(variant: Variant, what: str) -> AbstractContextManager[None]:
+def _by_all(variant: Variant, quantity: str) -> AbstractContextManager[None]:
     return (
         contextlib.nullcontext()
         if variant.divided is None
-        else variant.divided.evaluating(what, variant)
+        else variant.divided.evaluating(quantity, variant)
     )

@@ -201,8 +201,10 @@ def _constants(
         for batch in inputs:
             with torch.no_grad(), eager():
                 model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
-            now = variables.variables(model)
-            left.append({name: carried.copied(now[name].value) for name in names if name in now})
+            updated = variables.variables(model)
+            left.append(
+                {name: carried.copied(updated[name].value) for name in names if name in updated}
+            )
         return left
 
     try:
@@ -214,10 +216,10 @@ def _constants(
         return {}
     constants = {}
     for name, value in first.items():
-        begun = built[name].value if name in built else None
+        initial = built[name].value if name in built else None
         alike = carried.same_values(value, second.get(name)) and carried.same_values(
             value, third.get(name)
         )
-        if alike and not carried.same_values(value, begun):
+        if alike and not carried.same_values(value, initial):
             constants[name] = value
     return constants

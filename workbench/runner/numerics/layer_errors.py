@@ -53,7 +53,7 @@ class LayerError:
 
 @fp32_products(tf32=False)
 def find(
-    model: Plain, own: Outputs, plain: Outputs, reference: Outputs, output_index: int
+    model: Plain, actual: Outputs, plain: Outputs, reference: Outputs, output_index: int
 ) -> LayerError | str | None:
     """Return the layer with the largest error by its tolerance if that is exceeded, else None.
 
@@ -62,7 +62,7 @@ def find(
     """
     exact = reference.all[output_index].double()
     errors = [torch.nan_to_num(outputs.all[output_index].double() - exact, 0.0, 0.0, 0.0)
-              for outputs in (own, plain)]  # fmt: skip
+              for outputs in (actual, plain)]  # fmt: skip
     deviation = float(errors[1].square().mean().sqrt())
     if not bool(errors[0].any()):
         return None
@@ -88,29 +88,29 @@ def _find(
     with plain_kernels(), torch.enable_grad(), eager():
         output, layers = _differentiable(model, output_index, checkpointing)
         vectors = [error.to(output.dtype).reshape(output.shape) for error in errors]
-        mine, rounding = (_project(output, layers, vector) for vector in vectors)
+        actual, rounding = (_project(output, layers, vector) for vector in vectors)
         generator = torch.Generator(output.device).manual_seed(0)
-        squares = dict.fromkeys(mine, 0.0)
+        squares = dict.fromkeys(actual, 0.0)
         for _ in range(_PROBES):
             probe = torch.randn(
                 output.shape, dtype=output.dtype, device=output.device, generator=generator
             )
             for layer, product in _project(output, layers, probe).items():
                 squares[layer] += product * product / _PROBES
-    return _worst(mine, rounding, squares, deviation)
+    return _worst(actual, rounding, squares, deviation)
 
 
 def _worst(
-    mine: Projections, rounding: Projections, squares: Projections, deviation: float
+    actual: Projections, rounding: Projections, squares: Projections, deviation: float
 ) -> LayerError | str | None:
-    seen = {layer for layer, square in squares.items() if square > 0}
-    if not seen:
+    sensitive_layers = {layer for layer, square in squares.items() if square > 0}
+    if not sensitive_layers:
         return "no layer's scale affects the outputs"
-    mean = sum(rounding[x] ** 2 / squares[x] for x in seen) / len(seen)
+    mean = sum(rounding[x] ** 2 / squares[x] for x in sensitive_layers) / len(sensitive_layers)
     spread = max(deviation, math.sqrt(mean))
     layers = []
-    for layer in seen:
-        error = (mine[layer] - rounding[layer]) / squares[layer]
+    for layer in sensitive_layers:
+        error = (actual[layer] - rounding[layer]) / squares[layer]
         chance = _DEVIATIONS * spread / math.sqrt(squares[layer])
         allowed = max(SMALLEST, abs(rounding[layer]) / squares[layer] + chance)
         layers.append(LayerError(layer, error, allowed))

@@ -32,8 +32,8 @@ def expected(variant: Variant, batch: int) -> Counts | None:
     try:
         with undisturbed(variant) as put_back:
             batches.go_to(batch + 1)
-            own = [y.clone() for y in measurable(variant.step())]
-            nan, positive, negative = count(own).tolist()
+            actual = [y.clone() for y in measurable(variant.step())]
+            nan, positive, negative = count(actual).tolist()
             put_back()
             batches.go_to(batch + 1)
             reference = (
@@ -45,9 +45,9 @@ def expected(variant: Variant, batch: int) -> Counts | None:
         return None
     finally:
         batches.go_to(advances)
-    if [y.shape for y in own] != [exact.shape for exact in reference]:
+    if [y.shape for y in actual] != [exact.shape for exact in reference]:
         return None
-    for y, exact in zip(own, reference, strict=True):
+    for y, exact in zip(actual, reference, strict=True):
         alike = (y == exact) | (y.isnan() & exact.isnan())
         if bool((~y.isfinite() & ~alike).any()) or bool(y.isnan().all()):
             return None

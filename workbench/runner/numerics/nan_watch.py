@@ -73,12 +73,12 @@ class FiniteWatch:
 
     def _is_right(self) -> bool:
         nan, positive, negative = self._copy.tolist()
-        seen = nan, positive, negative
+        counts = nan, positive, negative
         counted = bool(self._known)
-        if seen == _NONE if counted else math.isfinite(nan):
+        if counts == _NONE if counted else math.isfinite(nan):
             return True
         if self._batch not in self._known:
             if (expected := self._expected(self._batch)) is None:
                 return False
             self._known[self._batch] = expected
-        return not counted or seen == self._known[self._batch]
+        return not counted or counts == self._known[self._batch]

@@ -82,19 +82,19 @@ class Plain:
         with plain_kernels():
             if self._fits(torch.float64):
                 try:
-                    outputs = self._given(self.model(torch.float64))
+                    outputs = self._outputs_of(self.model(torch.float64))
                     # An operator may compute in FP32 for any input: report the dtype of the result.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
                 except Exception as error:  # the user's own model may support only FP32
                     if is_fatal(error) or isinstance(error, NotCarried):
                         raise
-            return self._given(self.model(torch.float32)), "float32"
+            return self._outputs_of(self.model(torch.float32)), "float32"
 
     @fp32_products(tf32=False)
     def moved(self, dtype: torch.dtype, nudge: Nudge) -> Outputs:
         """Return the reference's outputs in ``dtype``, of weights that are nudged."""
         with plain_kernels():
-            return self._given(self.model(dtype, nudge))
+            return self._outputs_of(self.model(dtype, nudge))
 
     def outputs(
         self, adapted: bool = True, *, again: bool = False, quantized: bool = True
@@ -113,8 +113,8 @@ class Plain:
                 stack.enter_context(flag())
             with plain_kernels():
                 if again:
-                    self._given(model, self.variant.autocast, self.variant.batches.following())
-                return self._given(model, self.variant.autocast)
+                    self._outputs_of(model, self.variant.autocast, self.variant.batches.following())
+                return self._outputs_of(model, self.variant.autocast)
 
     def model(self, dtype: torch.dtype | None, nudge: Nudge = routing_ties.NONE) -> Model:
         """Return a model of these weights, or of copies of them in another dtype."""
@@ -129,7 +129,7 @@ class Plain:
         rng.copy_modes(model, self.variant.model)
         return model
 
-    def _given(
+    def _outputs_of(
         self,
         model: Model,
         wrap: Callable[[Compute], Compute] = lambda compute: compute,
@@ -138,8 +138,8 @@ class Plain:
         """Return a model's outputs for a batch (the variant's current one) without any cache."""
         batches, workload = self.variant.batches, self.situation.workload
         dtype = user_model.precision(model.parameters())
-        given, targets = batch or (batches.inputs, batches.targets)
-        inputs = self.inputs(cast_floats(given, dtype))
+        batch_inputs, targets = batch or (batches.inputs, batches.targets)
+        inputs = self.inputs(cast_floats(batch_inputs, dtype))
         # Code that the user's file compiles itself has one recompile limit for all its copies.
         with torch.no_grad(), eager():
             put_back = kept_state(model, batches, self.situation.device)
@@ -154,7 +154,7 @@ class Plain:
             values = map_tensors(values, torch.clone)
             put_back()
             if workload.trains:
-                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
+                loss = float(wrap(model.loss)(*cast_floats(batch_inputs, dtype), *targets))
                 put_back()
             drew = rng.states(model, self.situation.device) != before
         values = self.compared(values)

@@ -71,13 +71,16 @@ def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:
     """Return why nothing can be compared if equal calls give different outputs; else empty."""
     other, variant = plain.outputs(again=True), plain.variant
     put_back()
-    off = max(distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True))
+    output_error = max(
+        distance(y, x).relative_error for y, x in zip(first.all, other.all, strict=True)
+    )
     loss = abs((first.loss or 0.0) - (other.loss or 0.0))
     most = max(ALIKE, *(rounding_of(variant.weights_dtype, y) for y in first.all))
-    alike = off <= most and loss <= most * abs(first.loss or 0.0)
-    if alike or not (math.isfinite(off) and math.isfinite(loss)):
+    alike = output_error <= most and loss <= most * abs(first.loss or 0.0)
+    if alike or not (math.isfinite(output_error) and math.isfinite(loss)):
         return ""
     return (
         "state outside buffers: two calls of the plain model on the same batch, with another batch "
-        f"between them, differ by {off:.2g} (relative) in the outputs, {loss:.2g} in the loss"
+        f"between them, differ by {output_error:.2g} (relative) in the outputs, {loss:.2g} in the "
+        "loss"
     )

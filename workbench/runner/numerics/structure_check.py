@@ -98,7 +98,9 @@ def _error(model: Plain) -> float:
             variant.remembered.carried.put_into(variant.model, torch.float32)
         device = variant.situation.device.type
         with variant.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
-            own = measurable(functional_call(variant.model, values, inputs[1], tie_weights=False))
-    if [y.shape for y in own] != [y.shape for y in expected]:
+            actual = measurable(
+                functional_call(variant.model, values, inputs[1], tie_weights=False)
+            )
+    if [y.shape for y in actual] != [y.shape for y in expected]:
         return math.inf
-    return max(distance(y, exact).relative_error for y, exact in zip(own, expected, strict=True))
+    return max(distance(y, exact).relative_error for y, exact in zip(actual, expected, strict=True))

@@ -109,9 +109,9 @@ def check(
     advances = variant.batches.advances
     try:
         reference = _plain_course(variant, dtype, between, fresh=rough)
-        plain, own = _courses(variant, between, fresh=rough)
+        plain, actual = _courses(variant, between, fresh=rough)
         measured = _measured(variant, dtype, between, plain, reference, fresh=rough)
-        worst = _farthest(own.losses, reference.losses)
+        worst = _farthest(actual.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
             allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
@@ -126,7 +126,7 @@ def check(
         changes = _updates(
             variant.plain_weights(),
             variant.keeper,
-            own.steps,
+            actual.steps,
             plain,
             reference,
             lambda: _plain_course(variant, None, between, fresh=rough, turned=True),
@@ -135,7 +135,7 @@ def check(
         variant.batches.go_to(advances)
         if scaler is not None and scale_before:
             restore_scale(scaler, scale_before)
-    return Curve(own.losses, worst, allowed, changes)
+    return Curve(actual.losses, worst, allowed, changes)
 
 
 def _courses(variant: Variant, between: Between, *, fresh: bool) -> tuple[Course, Course]:
@@ -154,14 +154,14 @@ def _courses(variant: Variant, between: Between, *, fresh: bool) -> tuple[Course
             fresh_moments(keeper.optimizer) if fresh else contextlib.nullcontext(),
         ):
             losses = _own_losses(variant, between)
-            own = Course(
+            actual = Course(
                 losses, _moved(variant.plain_weights(), weights_before), _scale_of(keeper.scaler)
             )
-        reached = min(plain.scale, own.scale)
+        reached = min(plain.scale, actual.scale)
         if keeper.scaler is None or variant.divided is not None or reached >= before:
             break
         restore_scale(keeper.scaler, {"scale": reached, "_growth_tracker": 0})
-    return plain, own
+    return plain, actual
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
@@ -170,9 +170,11 @@ def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
 
 def bound(plain: list[float], reference: list[float]) -> float:
     """Return how far losses may be off, from the plain model's losses in the same precision."""
-    off = [first - second for first, second in zip(plain, reference, strict=True)]
-    scatter = math.sqrt(sum(deviation * deviation for deviation in off) / len(off))
-    return SLACK * max(map(abs, off)) + SCATTER * scatter + rounding(max(map(abs, reference)))
+    deviations = [first - second for first, second in zip(plain, reference, strict=True)]
+    scatter = math.sqrt(sum(deviation * deviation for deviation in deviations) / len(deviations))
+    return (
+        SLACK * max(map(abs, deviations)) + SCATTER * scatter + rounding(max(map(abs, reference)))
+    )
 
 
 def rounding(loss: float) -> float:
@@ -207,8 +209,8 @@ def _measured(
 
 def _farthest(first: list[float], second: list[float]) -> float:
     """Return the largest distance of two courses' losses; NaN before all."""
-    off = [abs(a - b) for a, b in zip(first, second, strict=True)]
-    return next((distance for distance in off if distance != distance), max(off))
+    distances = [abs(a - b) for a, b in zip(first, second, strict=True)]
+    return next((distance for distance in distances if distance != distance), max(distances))
 
 
 def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.dtype) -> int:
@@ -223,7 +225,7 @@ def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.d
 def _updates(
     weights: Parameters,
     keeper: Trainer,
-    own: Steps,
+    actual: Steps,
     plain: Course,
     reference: Course,
     turned: Callable[[], Course],
@@ -236,13 +238,13 @@ def _updates(
     groups = [group for group in groups if group]
     short = updates.SHORT if is_plain(keeper) else updates.COARSE
     if updates.follows(plain.steps, reference.steps, groups):
-        changes = updates.against_reference(own, plain.steps, reference.steps, groups, short)
+        changes = updates.against_reference(actual, plain.steps, reference.steps, groups, short)
     else:
         other = turned()
         least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
         alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
-        changes = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
-    tensors = updates.of_tensors(weights.items(), own, plain.steps, reference.steps)
+        changes = updates.against_plain(actual, plain.steps, other.steps if alike else None, groups)
+    tensors = updates.of_tensors(weights.items(), actual, plain.steps, reference.steps)
     return Updates([*changes.ways, *tensors], changes.unclear)
 
 

@@ -67,12 +67,12 @@ class Updates:
     @property
     def ok(self) -> bool:
         """True if every projection is within its bound."""
-        return all(way.ok for way in self.ways)
+        return all(projection.ok for projection in self.ways)
 
     @property
     def text(self) -> str:
         """The worst projection in words."""
-        return max(self.ways, key=lambda way: _badness(way)).text
+        return max(self.ways, key=lambda projection: _badness(projection)).text
 
 
 def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
@@ -81,23 +81,23 @@ def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
 
 
 def against_reference(
-    own: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
+    actual: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
 ) -> Updates:
     """Compare the updates with the reference's, which the plain model follows.
 
     ``short`` is what the variant's optimizer may be off by itself.
     """
-    ways = []
+    projections = []
     for number, group in enumerate(groups, 1):
         expected = abs(project(plain, reference, group) - 1)
         allowed = min(short + 2 * expected, LARGEST)
-        ways.append(Way(_name(number, groups), project(own, reference, group), allowed))
-    return Updates(ways)
+        projections.append(Way(_name(number, groups), project(actual, reference, group), allowed))
+    return Updates(projections)
 
 
-def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
+def against_plain(actual: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
     """Compare with the plain model's updates; ``turned`` are its updates with reordered rows."""
-    ways, unclear = [], ""
+    projections, unclear = [], ""
     for number, group in enumerate(groups, 1):
         noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
         allowed, name = COARSE + 2 * noise, _name(number, groups)
@@ -109,30 +109,32 @@ def against_plain(own: Steps, plain: Steps, turned: Steps | None, groups: Groups
             )
         elif not allowed <= LARGEST:
             unclear = f"after rounding, the update of {name} varies too much by chance"
-        ways.append(Way(name, project(own, plain, group), min(allowed, LARGEST), "plain model"))
-    return Updates(ways, unclear)
+        projections.append(
+            Way(name, project(actual, plain, group), min(allowed, LARGEST), "plain model")
+        )
+    return Updates(projections, unclear)
 
 
 def of_tensors(
-    named: Iterable[tuple[str, nn.Parameter]], own: Steps, plain: Steps, reference: Steps
+    named: Iterable[tuple[str, nn.Parameter]], actual: Steps, plain: Steps, reference: Steps
 ) -> list[Way]:
     """Return the projections of tensors that do not move, or move far less than they should."""
-    ways = []
+    projections = []
     for name, parameter in named:
         key = id(parameter)
         if key not in plain or parameter.numel() < _LEAST_OF_TENSOR:
             continue
         moved = int((plain[key] != 0).sum())
-        if 2 * moved > parameter.numel() and not bool(own[key].any()):
-            ways.append(Way(name, 0.0, COARSE, "plain model"))
+        if 2 * moved > parameter.numel() and not bool(actual[key].any()):
+            projections.append(Way(name, 0.0, COARSE, "plain model"))
             continue
-        lengths = [float(steps[key].abs().sum()) for steps in (own, plain, reference)]
+        lengths = [float(steps[key].abs().sum()) for steps in (actual, plain, reference)]
         # Where the reference hardly moves, the gradient is rounding and nothing else.
         if moved >= _LEAST_SEEN and lengths[2] > lengths[1] / 2:
             ratio = lengths[0] / lengths[1]
             if ratio < _FAR:
-                ways.append(Way(name, ratio, 1 - _FAR, "plain model"))
-    return ways
+                projections.append(Way(name, ratio, 1 - _FAR, "plain model"))
+    return projections
 
 
 def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
@@ -153,6 +155,6 @@ def _name(number: int, groups: Groups) -> str:
     return "the weights" if len(groups) == 1 else f"the weights of group {number}"
 
 
-def _badness(way: Way) -> float:
-    off = abs(way.share - 1) - way.allowed
-    return off if math.isfinite(off) else math.inf
+def _badness(projection: Way) -> float:
+    excess = abs(projection.share - 1) - projection.allowed
+    return excess if math.isfinite(excess) else math.inf

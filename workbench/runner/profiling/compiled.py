@@ -55,20 +55,20 @@ def name_compiled(
     for index, span in enumerate(trace.spans):
         within[span.parent].append(index)
     replaying = {graph for index, span in enumerate(trace.spans) if "GraphLaunch" in span.name
-                 for graph in _around(trace, index)}  # fmt: skip
+                 for graph in _enclosing_ranges(trace, index)}  # fmt: skip
     for index, span in enumerate(trace.spans):
         if (named := _GRAPH.match(span.name)) is None:
             continue
         calls = graphs.get(named[1], ())
-        around = _Around(span.module, modules, LOSS if has_loss else OUTSIDE)
+        scope = _Around(span.module, modules, LOSS if has_loss else OUTSIDE)
         why = [] if calls else [_UNKNOWN]
-        why += _name_launched(trace, within, index, calls, around)
+        why += _name_launched(trace, within, index, calls, scope)
         if index not in replaying:
             untold |= dict.fromkeys(why)
     trace.untold = "; ".join(untold)
 
 
-def _around(trace: Trace, index: int) -> Iterator[int]:
+def _enclosing_ranges(trace: Trace, index: int) -> Iterator[int]:
     """Yield the ranges around a range, the innermost first."""
     while (index := trace.spans[index].parent) >= 0:
         yield index
@@ -79,7 +79,7 @@ def _name_launched(
     within: Mapping[int, list[int]],
     graph: int,
     calls: Sequence[Call],
-    around: _Around,
+    scope: _Around,
 ) -> Iterator[str]:
     """Name the calls that the host made individually; yield the reasons why some are not named."""
     ran: dict[str, list[int]] = defaultdict(list)
@@ -90,7 +90,7 @@ def _name_launched(
             yield _MISCOUNTED
             continue
         for child, modules_of_call in zip(ran[name], modules, strict=True):
-            if owner := around.module(modules_of_call):
+            if owner := scope.module(modules_of_call):
                 _give(trace, child, owner, within)
             else:
                 yield _APART
@@ -109,8 +109,8 @@ def _as_traced(name: str) -> str:
     """Return a call's name in a trace."""
     if overloaded := _OVERLOADED.match(name):
         return f"{overloaded[1]}::{overloaded[2]}"
-    library, _, rest = name.partition(".")
-    return f"aten::{rest.partition('.')[0]}" if library in ("extern_kernels", "aten") else name
+    library, _, operator = name.partition(".")
+    return f"aten::{operator.partition('.')[0]}" if library in ("extern_kernels", "aten") else name
 
 
 class _Around:

@@ -149,9 +149,9 @@ class _Canonical(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten.convolution.default:
-            x, weight, bias, *rest = args
+            x, weight, bias, *settings = args
             sizes = None if bias is None else list(bias.shape)
-            backend = torch._C._select_conv_backend(x, weight, bias, *rest, sizes)
+            backend = torch._C._select_conv_backend(x, weight, bias, *settings, sizes)
             self._libraries[backend.name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -191,11 +191,11 @@ class _Errors(TorchDispatchMode):
         exact = _EXACT.get(func)
         if exact is None or out.dtype != torch.float32 or not out.numel() or kwargs:
             return out
-        wanted, got = exact(out, *args)
-        size = float(wanted.norm())
+        expected, got = exact(out, *args)
+        size = float(expected.norm())
         if size:
             name = "convolution" if func is torch.ops.aten.convolution.default else "matrix product"
-            self._errors.setdefault(name, []).append(float((got.double() - wanted).norm()) / size)
+            self._errors.setdefault(name, []).append(float((got.double() - expected).norm()) / size)
         return out
 
 
@@ -244,11 +244,11 @@ def _sum(out: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor
 
 
 def _convolution(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the first of a batch."""
     wide = None if bias is None else bias.double()
-    return torch.convolution(x[:1].double(), weight.double(), wide, *rest), out[:1]
+    return torch.convolution(x[:1].double(), weight.double(), wide, *settings), out[:1]
 
 
 _EXACT: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {

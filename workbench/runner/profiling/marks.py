@@ -96,9 +96,11 @@ def _modules_marked(model: Model, skipped: Collection[int] = ()) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def before_updates(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> Iterator[None]:
-    """Call ``look`` whenever a step of the optimizer begins."""
-    hook = optimizer.register_step_pre_hook(lambda *_: look())
+def before_updates(
+    optimizer: torch.optim.Optimizer, callback: Callable[[], None]
+) -> Iterator[None]:
+    """Call ``callback`` whenever a step of the optimizer begins."""
+    hook = optimizer.register_step_pre_hook(lambda *_: callback())
     try:
         yield
     finally:

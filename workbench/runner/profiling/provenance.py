@@ -109,8 +109,8 @@ def _modules(name: str, nodes: Iterable[Any]) -> tuple[tuple[str, str], ...]:
     """Return the distinct modules of the nodes that a call computes."""
     computed = [node for node in nodes if node.op == "call_function"]
     # A library's call is the node of its own name; Inductor also lists the nodes before it.
-    own = [node for node in computed if str(node.target) == name.removeprefix("torch.ops.")]
-    work = own or [node for node in computed if not _is_view(node.target)] or computed
+    named_nodes = [node for node in computed if str(node.target) == name.removeprefix("torch.ops.")]
+    work = named_nodes or [node for node in computed if not _is_view(node.target)] or computed
     modules = (_module(node.meta) for node in work)
     return tuple(dict.fromkeys(module for module in modules if module is not None))
 

@@ -146,11 +146,11 @@ def replayed(uncaptured: dict[str, list[float]], state: Known) -> dict[str, list
     step.
     """
     rows = list(zip(*(uncaptured[role] for role in ROLES), strict=True))
-    own = ROLES.index("private_pools")
-    taken = [sum(row) - row[own] - (sum(rows[0]) - rows[0][own]) for row in rows]
+    pool_index = ROLES.index("private_pools")
+    taken = [sum(row) - row[pool_index] - (sum(rows[0]) - rows[0][pool_index]) for row in rows]
     return {
         **uncaptured,
-        "private_pools": [max(0.0, state.pools - max(0.0, more)) for more in taken],
+        "private_pools": [max(0.0, state.pools - max(0.0, growth)) for growth in taken],
         "reserved": [float(state.reserved)] * len(rows),
     }
 
@@ -171,26 +171,26 @@ def _blocks(trace: Trace, before: Known) -> list[_Block]:
         address: _Block(size, float("-inf"), role=role)
         for address, (role, size) in before.blocks.items()
     }
-    done: list[tuple[int, _Block]] = []
+    addressed_blocks: list[tuple[int, _Block]] = []
     unseen = 0
     for event in trace.allocations:
         if event.bytes > 0:
             if (replaced := live.pop(event.address, None)) is not None:
                 replaced.stop = event.at  # its release is missing from the trace
-                done.append((event.address, replaced))
+                addressed_blocks.append((event.address, replaced))
             live[event.address] = _Block(event.bytes, event.at)
         elif (block := live.pop(event.address, None)) is not None:
             block.stop = event.at
-            done.append((event.address, block))
+            addressed_blocks.append((event.address, block))
         else:
             unseen += -event.bytes  # from before the trace, and of unknown role
-            done.append((event.address, _Block(-event.bytes, float("-inf"), event.at)))
+            addressed_blocks.append((event.address, _Block(-event.bytes, float("-inf"), event.at)))
     before.other = max(0, before.other - unseen)
-    done += live.items()
+    addressed_blocks += live.items()
     for number, step in enumerate(trace.steps):
         gradients = before.gradients[number] if number < len(before.gradients) else set()
-        _name(trace, step, done, gradients)
-    return [block for _, block in done]
+        _name(trace, step, addressed_blocks, gradients)
+    return [block for _, block in addressed_blocks]
 
 
 def _name(trace: Trace, step: int, blocks: list[tuple[int, _Block]], gradients: set[int]) -> None:

@@ -54,9 +54,9 @@ class Roof:
         name, driven, version = self._identity()
         began_ns = time.perf_counter_ns()
         self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
-        where = str(self.device)
-        rates, lacking = self._rates(where)
-        bytes_per_s = timing.copy_rate(where)
+        device = str(self.device)
+        rates, lacking = self._rates(device)
+        bytes_per_s = timing.copy_rate(device)
         self.measured = Ceilings(
             device=name,
             driver=driven,
@@ -74,28 +74,28 @@ class Roof:
         self._send("measured", _keep(self.measured))
         return self.measured
 
-    def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
+    def _rates(self, device: str) -> tuple[dict[str, float], dict[str, str]]:
         """Return matrix rates by dtype, and why there is none of some."""
-        rates, lacking = dict(self._wide_rates(where)), {}
+        rates, lacking = dict(self._wide_rates(device)), {}
         eight_bit.measured.cache_clear()
         for name in eight_bit.UNITS:
-            rate = eight_bit.measured(name, where)
+            rate = eight_bit.measured(name, device)
             if isinstance(rate, str):
                 lacking[name] = rate
             else:
                 rates[name] = rate
         return rates, lacking
 
-    def _wide_rates(self, where: str) -> Iterator[tuple[str, float]]:
+    def _wide_rates(self, device: str) -> Iterator[tuple[str, float]]:
         facts = hardware.of(self.device)
-        yield "float32", timing.matrix_rate(where, torch.float32)
+        yield "float32", timing.matrix_rate(device, torch.float32)
         if facts.tf32:
             with fp32_products(tf32=True):
-                yield "tf32", timing.matrix_rate(where, torch.float32)
+                yield "tf32", timing.matrix_rate(device, torch.float32)
         if facts.fp16:
-            yield "float16", timing.matrix_rate(where, torch.float16)
+            yield "float16", timing.matrix_rate(device, torch.float16)
         if facts.bf16 or not facts.is_gpu:
-            yield "bfloat16", timing.matrix_rate(where, torch.bfloat16)
+            yield "bfloat16", timing.matrix_rate(device, torch.bfloat16)
 
     def _identity(self) -> tuple[str, str, str]:
         # On the CPU it is the number of threads that decides on the rates.

@@ -123,9 +123,9 @@ class Tally:
         leaves, spec = tree_flatten(like)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         report = functools.partial(self.calls.append, call)
-        made = iter(_Fused.apply(report, self._silent, tensors, *learned))
+        results = iter(_Fused.apply(report, self._silent, tensors, *learned))
         return tree_unflatten(
-            [next(made) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+            [next(results) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         )
 
     def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
@@ -230,9 +230,11 @@ class _Fused(torch.autograd.Function):
         ctx.report, ctx.silent = report, silent
         ctx.save_for_backward(*learned)
         with silent():
-            made = tuple(torch.empty_like(tensor) for tensor in like)
-        ctx.mark_non_differentiable(*(tensor for tensor in made if not tensor.is_floating_point()))
-        return made
+            outputs = tuple(torch.empty_like(tensor) for tensor in like)
+        ctx.mark_non_differentiable(
+            *(tensor for tensor in outputs if not tensor.is_floating_point())
+        )
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

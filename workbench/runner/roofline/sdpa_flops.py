@@ -44,8 +44,8 @@ def _grouped(formula: Callable[..., int], query: int) -> Callable[..., int]:
         shapes = [x.shape if isinstance(x, torch.Tensor) else x for x in args]
         heads = shapes[query][1]
         for position in (query + 1, query + 2):
-            batch, _, *rest = shapes[position]
-            shapes[position] = torch.Size((batch, heads, *rest))
+            batch, _, *trailing_sizes = shapes[position]
+            shapes[position] = torch.Size((batch, heads, *trailing_sizes))
         return formula(*shapes, **kwargs)
 
     setattr(count, _MARK, True)

@@ -123,10 +123,10 @@ class ScriptWatch:
     def _sample(self, sampler: Sampler) -> None:
         if self._telemetry is not None:
             self._telemetry.stop()  # of the host, before the script used its GPU
-        self._telemetry = Telemetry(self._wire, sampler, self._seen)
+        self._telemetry = Telemetry(self._wire, sampler, self._record_clock)
         self._telemetry.start()
 
-    def _seen(self, sample: Sample) -> None:
+    def _record_clock(self, sample: Sample) -> None:
         if (clock := sample.get("sm_clock")) is not None and "power_w" in sample:
             self._phases.clock_mhz(clock)
 

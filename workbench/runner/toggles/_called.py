@@ -36,7 +36,7 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
             f"Choose {' or '.join(titles)}.",
             {"workload": workloads[0]},
         )
-    way = _ways(family, config).get(operator)
+    way = _ways_to_call(family, config).get(operator)
     if way is None:
         reason = f"{family.title} never calls {operator}"
         return Blocked(reason, "Choose another family.", absent=True)
@@ -47,11 +47,11 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _ways(family: Family, config: Any) -> dict[str, Way]:
+def _ways_to_call(family: Family, config: Any) -> dict[str, Way]:
     """Return, by operator, the first option that makes the model call it, else the first field."""
     from workbench.runner.toggles import all_toggles  # avoids an import cycle
 
-    ways: dict[str, Way] = {}
+    ways_by_operator: dict[str, Way] = {}
     known = family.fields()
     for toggle in all_toggles().values():
         for option in list(toggle.options)[1:] if toggle.configure else ():
@@ -65,16 +65,16 @@ def _ways(family: Family, config: Any) -> dict[str, Way]:
             except ConfigurationError:
                 continue
             fix = f"Choose {toggle.title}: {toggle.options[option]}."
-            _add(ways, family, changed, fix, {toggle.name: option})
+            _add(ways_by_operator, family, changed, fix, {toggle.name: option})
     for field in known:
         for value in _other_values(field, getattr(config, field.name)):
             changed = dataclasses.replace(config, **{field.name: value})
-            _add(ways, family, changed, f"Change the model's field {field.title}.", {})
-    return ways
+            _add(ways_by_operator, family, changed, f"Change the model's field {field.title}.", {})
+    return ways_by_operator
 
 
 def _add(
-    ways: dict[str, Way], family: Family, config: Any, fix: str, choices: dict[str, str]
+    ways_by_operator: dict[str, Way], family: Family, config: Any, fix: str, choices: dict[str, str]
 ) -> None:
     assert family.operators is not None
     workloads_by_operator: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def _add(
         for operator in family.operators(config, workload):
             workloads_by_operator.setdefault(operator, []).append(workload)
     for operator, workloads in workloads_by_operator.items():
-        ways.setdefault(operator, Way(fix, choices, tuple(workloads)))
+        ways_by_operator.setdefault(operator, Way(fix, choices, tuple(workloads)))
 
 
 def _other_values(field: ConfigField, value: Any) -> tuple[Any, ...]:

@@ -86,9 +86,16 @@ class Comparison:
         if self.error is not None:
             differ = f"outputs differ by {self.error:.2g} of their norm"
             parts.append(differ if self.error else "outputs are bit-identical")
-        own, off = self.own.library, self.off.library
-        changed = [name for name in dict.fromkeys([*own, *off]) if own[name] != off[name]]
-        parts += [f"{name}: {own[name]} calls instead of {off[name]}" for name in changed[:_NAMED]]
+        own_calls, off_calls = self.own.library, self.off.library
+        changed = [
+            name
+            for name in dict.fromkeys([*own_calls, *off_calls])
+            if own_calls[name] != off_calls[name]
+        ]
+        parts += [
+            f"{name}: {own_calls[name]} calls instead of {off_calls[name]}"
+            for name in changed[:_NAMED]
+        ]
         if self.own.flops != self.off.flops and self.off.flops:
             parts.append(f"{self.own.flops / self.off.flops:.3g} times the FLOPs")
         elif not self.same_work and not changed:
@@ -102,10 +109,10 @@ class Comparison:
         return "; ".join(parts)
 
 
-def without(situation: Situation, toggle: str, off: str) -> Situation:
-    """Return the situation with a toggle ``off``; for toggles that change no field of the model."""
+def without(situation: Situation, toggle: str, off_option: str) -> Situation:
+    """Return the situation with a toggle off; for toggles that change no field of the model."""
     configuration = situation.configuration
-    toggles = {**configuration.toggles, toggle: off}
+    toggles = {**configuration.toggles, toggle: off_option}
     changed = msgspec.structs.replace(configuration, toggles=toggles)
     return replace(situation, configuration=changed)
 
@@ -116,27 +123,32 @@ def kernel_choices(situation: Situation) -> dict[str, str]:
     return build.kernel_choices
 
 
-def compare(observed: Observed, off: Situation) -> Comparison | None:
+def compare(observed: Observed, off_situation: Situation) -> Comparison | None:
     """Compare the variant with a situation that differs in one option.
 
     Return None if the sides have different weights and the operators of a step depend on values,
     which tensors without storage do not have.
     """
-    if not _same_weights(observed.situation, off):
+    if not _same_weights(observed.situation, off_situation):
         from torch._subclasses.fake_tensor import DataDependentOutputException
 
         from workbench.runner.variants.fake_step import count
 
         try:
             toggles = toggles_before(Stage.COMPILE)
-            own_tally, off_tally = count(observed.situation, toggles), count(off, toggles)
+            own_tally, off_tally = count(observed.situation, toggles), count(off_situation, toggles)
         except DataDependentOutputException:
             return None
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))
     model = observed.model if observed.divided is None else None
-    own, again = (_outputs(observed, observed.situation, model) for _ in range(2))
-    other = _outputs(observed, off)
-    return Comparison(_distance(own[0], other[0]), _distance(own[0], again[0]), own[1], other[1])
+    own_run, repeated_run = (_outputs(observed, observed.situation, model) for _ in range(2))
+    other = _outputs(observed, off_situation)
+    return Comparison(
+        _distance(own_run[0], other[0]),
+        _distance(own_run[0], repeated_run[0]),
+        own_run[1],
+        other[1],
+    )
 
 
 def settled(observed: Observed, situation: Situation, calls: int) -> Model:
@@ -157,26 +169,28 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
         return 0
     build = _build(situation)
     model = _model(observed, build)
-    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    own_addresses = {
+        x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())
+    }
     saved: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in own_addresses:
             saved[storage.data_ptr()] = storage.nbytes()
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with _active_settings(observed.model, build), torch.enable_grad(), hooks:
-        made = make_bench(situation, model, observed.all_batches).model(*observed.batches.few)
-    del made  # alive until here, as the graph keeps its tensors
+        output = make_bench(situation, model, observed.all_batches).model(*observed.batches.few)
+    del output  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
 
 
-def _same_weights(own: Situation, off: Situation) -> bool:
+def _same_weights(first: Situation, second: Situation) -> bool:
     shapes = [
         {name: x.shape for name, x in situation.family.build(situation.config).weights().items()}
-        for situation in (own, off)
+        for situation in (first, second)
     ]
     return shapes[0] == shapes[1]
 

@@ -108,7 +108,7 @@ def field_toggle(
 def _judged(
     field: str,
     values: Mapping[str, tuple[str, Scalar]],
-    wanted: Any,
+    requested: Any,
     observed: Observed,
     by: tuple[Needs, Facts, Facts],
 ) -> Finding:
@@ -118,27 +118,29 @@ def _judged(
     needs, idle, facts = by
     situation = observed.situation
     built, declared = getattr(situation.config, field), getattr(situation.base, field)
-    if blocked := needs(wanted, situation):
+    if blocked := needs(requested, situation):
         return no_effect(blocked.reason)
-    if built != wanted:
+    if built != requested:
         return no_effect(f"the model is built with {field} = {built}")
-    if why := idle(wanted, observed):
+    if why := idle(requested, observed):
         return no_effect(why)
-    other = declared if declared != wanted else next(v for _, v in values.values() if v != wanted)
-    note = "" if declared != wanted else "the model's fields already have this value; "
-    off = dataclasses.replace(
+    other = (
+        declared if declared != requested else next(v for _, v in values.values() if v != requested)
+    )
+    note = "" if declared != requested else "the model's fields already have this value; "
+    other_situation = dataclasses.replace(
         situation, config=dataclasses.replace(situation.config, **{field: other})
     )
     try:
-        without = situation.family.build(off.config)
+        without = situation.family.build(other_situation.config)
     except ConfigurationError as error:
-        if declared == wanted:
+        if declared == requested:
             return as_default(
                 f"the model has {field} = {declared}, because its other fields require it"
             )
         return unknown(f"no model with {field} = {other} can be built for the comparison: {error}")
-    measured = facts(wanted, observed)  # of the steps, before the comparison calls the model
-    comparison = effects.compare(observed, off)
+    measured = facts(requested, observed)  # of the steps, before the comparison calls the model
+    comparison = effects.compare(observed, other_situation)
     if comparison is not None and comparison.identical:
         return no_effect(
             f"{note}outputs and operators are identical to those with {field} = {other}"

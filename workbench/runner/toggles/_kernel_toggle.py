@@ -154,16 +154,16 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
     total = sum(calls.values())
     if total == 0:
         return no_effect(f"this model never calls {operator}")
-    wanted = calls.get(implementation, 0)
+    matching_calls = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     _, reason = record.reasons.get(operator, ("", REQUESTED))
     standard = implementation == "torch" and reason.startswith(STANDARD)
     if standard:  # "torch" selects one of several implementations
-        wanted = total - calls.get("triton", 0)
+        matching_calls = total - calls.get("triton", 0)
         text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
     else:
         text = f"{operator}: all {total} recorded calls used {implementation}"
-    if wanted != total:
+    if matching_calls != total:
         return no_effect(f"{operator}: calls went to {shown}")
     if reason != REQUESTED and not standard:
         return no_effect(f"{text}, but it was chosen automatically")
@@ -188,18 +188,20 @@ def with_titles(text: str, titles: Mapping[str, str]) -> str:
     if not text.startswith((MEASURED, NOT_TIMED)):
         return text
     names = "|".join(sorted(titles, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b(?= [\d.]| dropped| is the only)", lambda it: titles[it[1]], text)
+    return re.sub(
+        rf"\b({names})\b(?= [\d.]| dropped| is the only)", lambda match: titles[match[1]], text
+    )
 
 
 def against_off(
-    finding: Finding, operator: str, observed: Observed, toggle: str, off: str
+    finding: Finding, operator: str, observed: Observed, toggle: str, off_option: str
 ) -> Finding:
-    """Return a different finding if the same kernels run with the toggle's first option ``off``."""
+    """Return a different finding if the same kernels run with the toggle's ``off_option``."""
     if finding.status != "effective":
         return finding
     from workbench.runner.toggles import _effects as effects
 
-    situation = effects.without(observed.situation, toggle, off)
+    situation = effects.without(observed.situation, toggle, off_option)
     chosen = effects.kernel_choices(situation).get(operator, "auto")
     if chosen == observed.kernel_choices.get(operator):
         return as_default(f"{finding.text}, the same as without this option")

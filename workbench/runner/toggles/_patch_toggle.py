@@ -67,14 +67,14 @@ def patch_toggle(
         build.transforms.append(transform)
 
     def evidence(option: str, observed: Observed) -> Finding:
-        made: Patch | None = observed.model.patches.get(name)
-        if made is None or not made.sites:
+        applied: Patch | None = observed.model.patches.get(name)
+        if applied is None or not applied.sites:
             return no_effect(f"no {what} were recognized in this model, so nothing was replaced")
         calls = observed.record.usage.get(operator, {})
         if not calls:
-            return no_effect(f"replaced {made.summary()}, but no step calls {operator}")
+            return no_effect(f"replaced {applied.summary()}, but no step calls {operator}")
         shown = ", ".join(f"{count} by {name}" for name, count in calls.items())
-        return effective(f"replaced {made.summary()}; calls of {operator}: {shown}")
+        return effective(f"replaced {applied.summary()}; calls of {operator}: {shown}")
 
     return Toggle(
         name=name,

@@ -44,9 +44,9 @@ _NEVER_DIVIDED = ("quantization", "sharding")
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
 
 
-def rank_traits(*more: Trait) -> dict[str, tuple[Trait, ...]]:
+def rank_traits(*traits: Trait) -> dict[str, tuple[Trait, ...]]:
     """Return the traits of a toggle of ranks by option."""
-    return {option: (Trait.RANKS, *more) for option, ranks in RANKS.items() if ranks > 1}
+    return {option: (Trait.RANKS, *traits) for option, ranks in RANKS.items() if ranks > 1}
 
 
 def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
@@ -54,8 +54,8 @@ def peaks_text(divided: Parallel, *, on_gpu: bool) -> str:
     if not any(divided.peaks):
         return ""
     most = max(divided.peaks)
-    what = "peak memory" if on_gpu else "resident set"
-    return f"; highest {what}: {size_text(most)} on rank {divided.peaks.index(most)}"
+    quantity = "peak memory" if on_gpu else "resident set"
+    return f"; highest {quantity}: {size_text(most)} on rank {divided.peaks.index(most)}"
 
 
 def layout_of(situation: Situation) -> Layout:
@@ -156,15 +156,15 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
             f"Start the runner with {ranks} ranks, or choose fewer.",
         )
     if situation.on_gpu:
-        count, what = torch.cuda.device_count(), "GPU"
+        count, unit = torch.cuda.device_count(), "GPU"
     else:
-        count, what = usable_cores(), "CPU core"
+        count, unit = usable_cores(), "CPU core"
     if ranks <= count:
         return None
-    here = f"{count} {what}{'s' if count > 1 else ''}"
+    available = f"{count} {unit}{'s' if count > 1 else ''}"
     return Blocked(
-        f"needs {ranks} {what}s, but this machine has {here}",
-        f"Run it on a machine with {ranks} {what}s.",
+        f"needs {ranks} {unit}s, but this machine has {available}",
+        f"Run it on a machine with {ranks} {unit}s.",
     )
 
 

@@ -75,18 +75,18 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         build.flags.append(lambda: switched(False))
 
     def evidence(option: str, observed: Observed) -> Finding:
-        with instrumented.AttentionChoices(lambda: switched(True)) as seen:
+        with instrumented.AttentionChoices(lambda: switched(True)) as choices:
             instrumented.call(observed)
-        if not seen.chosen:
+        if not choices.chosen:
             return no_effect("this model never calls scaled_dot_product_attention")
         changes = [
-            f"{counted(count, 'SDPA call')} ran {now}; with {backend} allowed: {before}"
-            for (now, before), count in seen.chosen.items()
-            if now != before
+            f"{counted(count, 'SDPA call')} ran {current}; with {backend} allowed: {before}"
+            for (current, before), count in choices.chosen.items()
+            if current != before
         ]
         if changes:
             return effective("; ".join(changes))
-        ran = ", ".join(f"{count} {now}" for (now, _), count in seen.chosen.items())
+        ran = ", ".join(f"{count} {current}" for (current, _), count in choices.chosen.items())
         return no_effect(f"torch would not choose {backend} here: SDPA calls ran {ran}")
 
     return Toggle(

@@ -78,11 +78,11 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     demands = (workload.trains, workload.decodes, window)
     if not (wide or any(demands)):
         return None
-    ask = functools.partial(_refuses, option, situation.device.type, *demands)
-    reason = ask(torch.float32 if wide or not situation.on_gpu else torch.bfloat16)
+    refusal = functools.partial(_refuses, option, situation.device.type, *demands)
+    reason = refusal(torch.float32 if wide or not situation.on_gpu else torch.bfloat16)
     if reason is None:
         return None
-    if wide and ask(torch.bfloat16) is None:
+    if wide and refusal(torch.bfloat16) is None:
         return Blocked(reason, "Compute in 16 bits.", {"precision": "amp_bf16"})
     return Blocked(reason, "Choose Automatic or another backend.")
 
@@ -135,8 +135,8 @@ def _chosen(facts: Mapping[str, Scalar], reasons: Mapping[str, tuple[str, str]])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the complete attention matrix"
     if why := str(facts["attention_reason"]):
-        given = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
-        text += f"; {with_titles(why, _TITLES)}" if given else f"; not used: {why}"
+        explains_choice = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
+        text += f"; {with_titles(why, _TITLES)}" if explains_choice else f"; not used: {why}"
     elif reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model selects this itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)
@@ -144,14 +144,14 @@ def _chosen(facts: Mapping[str, Scalar], reasons: Mapping[str, tuple[str, str]])
 
 def _sdpa_choice(ran: Finding, variant: MarkedVariant) -> Finding:
     """Return which of its kernels torch chose, and why no fused one."""
-    with instrumented.AttentionChoices(contextlib.nullcontext) as seen:
+    with instrumented.AttentionChoices(contextlib.nullcontext) as choices:
         instrumented.call(variant)
-    if ran.status != "effective" or not seen.chosen:
+    if ran.status != "effective" or not choices.chosen:
         return ran
-    shown = ", ".join(f"{name} {count}" for (name, _), count in seen.chosen.items())
+    shown = ", ".join(f"{name} {count}" for (name, _), count in choices.chosen.items())
     text = f"{ran.text}; torch chose {shown}"
-    if any(name == "math" for name, _ in seen.chosen):
-        why = "; ".join(dict.fromkeys(seen.refused)) or "torch gives no reason"
+    if any(name == "math" for name, _ in choices.chosen):
+        why = "; ".join(dict.fromkeys(choices.refused)) or "torch gives no reason"
         return no_effect(f"{text}; it fell back to math because: {why}")
     return effective(text)
 

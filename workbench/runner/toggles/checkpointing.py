@@ -59,8 +59,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             {"compile_scope": "model"},
         )
     backend = situation.option("attention")
-    seen = backend in _OF_ATTENTION or backend == "auto"
-    if option == "operators" and not seen and not_called("attention", situation) is None:
+    is_torch_operator = backend in _OF_ATTENTION or backend == "auto"
+    if (
+        option == "operators"
+        and not is_torch_operator
+        and not_called("attention", situation) is None
+    ):
         return Blocked(
             f"attention by {backend} is not a torch operator, so its output could not be kept and "
             "would be recomputed",
@@ -109,9 +113,11 @@ def _evidence(option: str, observed: Observed) -> Finding:
         for name, count in observed.record.kept_operators.items()
     )
     text += f"; kept outputs of operators: {names}"
-    again = ", ".join(_not_seen(observed.record.usage))
+    recomputed = ", ".join(_not_seen(observed.record.usage))
     return effective(
-        f"{text}; also recomputed, because they are not torch operators: {again}" if again else text
+        f"{text}; also recomputed, because they are not torch operators: {recomputed}"
+        if recomputed
+        else text
     )
 
 
@@ -119,8 +125,9 @@ def _kept(observed: Observed) -> tuple[int, int]:
     """Return the bytes that autograd saves in a short call, with and without checkpointing."""
     from workbench.runner.toggles import _effects as effects
 
-    off = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
-    return effects.kept_bytes(observed, observed.situation), effects.kept_bytes(observed, off)
+    off_situation = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
+    checkpointed = effects.kept_bytes(observed, observed.situation)
+    return checkpointed, effects.kept_bytes(observed, off_situation)
 
 
 def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -59,13 +59,13 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
-    with instrumented.Convolutions() as seen:
+    with instrumented.Convolutions() as convolutions:
         instrumented.call(observed)
-    through = {name: n for name, n in seen.libraries.items() if name.startswith("Cudnn")}
-    shown = ", ".join(f"{count} {name}" for name, count in seen.libraries.items())
+    through = {name: n for name, n in convolutions.libraries.items() if name.startswith("Cudnn")}
+    shown = ", ".join(f"{count} {name}" for name, count in convolutions.libraries.items())
     if through and cudnn.benchmark:
         return effective(f"convolutions ran in cuDNN while it timed algorithms: {shown}")
-    if not seen.libraries:
+    if not convolutions.libraries:
         return no_effect("this model calls no convolution")
     return no_effect(f"no convolution ran in cuDNN: {shown}")
 

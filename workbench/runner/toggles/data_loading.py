@@ -75,10 +75,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if loaded is None or not loaded.read:
         return no_effect("no batch was read from the file: all batches are on the device")
     workers = loaded.readers - {os.getpid()}
-    where = f"by worker processes ({len(workers)})" if workers else "in the step's process"
-    where += ", into pinned memory" if loaded.is_pinned else ""
+    description = f"by worker processes ({len(workers)})" if workers else "in the step's process"
+    description += ", into pinned memory" if loaded.is_pinned else ""
     text = (
-        f"batches read from the file: {loaded.read}, {where}; a step waited "
+        f"batches read from the file: {loaded.read}, {description}; a step waited "
         f"{loaded.wait_ms:.2g} ms for its batch"
     )
     requested = _LOADING[option]

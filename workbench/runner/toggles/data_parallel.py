@@ -94,12 +94,13 @@ def _evidence(option: str, observed: Observed) -> Finding:
     rows = len(observed.batches.inputs[0])
     text = f"{divided.layout.data} ranks compute {rows} sequences each"
     if divided.replicate is not None:
-        made = divided.replicate.reductions
+        reductions = divided.replicate.reductions
         text += (
-            f"; {size_text(made.bytes)} of gradients are averaged in "
-            f"{counted(made.buckets, 'bucket')}, {made.early} of them during the backward pass"
+            f"; {size_text(reductions.bytes)} of gradients are averaged in "
+            f"{counted(reductions.buckets, 'bucket')}, {reductions.early} of them during the "
+            "backward pass"
         )
-        if not made.buckets:
+        if not reductions.buckets:
             return no_effect(text)
     text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     return alike(divided, text)

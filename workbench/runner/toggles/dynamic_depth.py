@@ -19,11 +19,11 @@ from workbench.runner.toggles._toggle import Situation
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
     batch = int(situation.configuration.settings["batch"])
-    own = getattr(situation.base, "capacity", value)
-    if value == own or chosen(value, batch) != chosen(own, batch):
+    declared = getattr(situation.base, "capacity", value)
+    if value == declared or chosen(value, batch) != chosen(declared, batch):
         return None
     return Blocked(
-        f"a layer computes {chosen(value, batch)} of {batch} samples, the same as with {own}",
+        f"a layer computes {chosen(value, batch)} of {batch} samples, the same as with {declared}",
         "Choose a larger batch for the next run.",
     )
 

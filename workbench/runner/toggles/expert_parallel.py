@@ -94,9 +94,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             f"{count} experts cannot be divided among {ranks} ranks",
             f"Choose a number of experts that is a multiple of {ranks}.",
         )
-    for name, (reason, off) in _EXCLUDED.items():
-        if situation.option(name) != off:
-            return Blocked(reason, f"Switch {name.replace('_', ' ')} off.", {name: off})
+    for name, (reason, off_option) in _EXCLUDED.items():
+        if situation.option(name) != off_option:
+            return Blocked(reason, f"Switch {name.replace('_', ' ')} off.", {name: off_option})
     batch = int(situation.configuration.settings["batch"])
     rows = too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
     changes = (
@@ -118,13 +118,14 @@ def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.expert == 1 or divided.weights.full is None:
         return no_effect("one rank has all experts")
-    own, full, traffic = divided.weights.own, divided.weights.full, divided.expert_traffic
+    local_weights, full, traffic = divided.weights.own, divided.weights.full, divided.expert_traffic
     count, _ = experts_of(observed.situation.family, observed.situation.config)
     text = (
         f"this rank has {count // divided.layout.expert} of {count} experts of each mixture, and "
-        f"{size_text(own.bytes)} of {size_text(full.bytes)} of weights; {traffic_text(traffic)}"
+        f"{size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights; "
+        f"{traffic_text(traffic)}"
     )
-    if own.bytes >= full.bytes or not traffic.calls[EXCHANGE]:
+    if local_weights.bytes >= full.bytes or not traffic.calls[EXCHANGE]:
         return no_effect(text)
     return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))
 

@@ -54,11 +54,12 @@ def _evidence(option: str, observed: Observed) -> Finding:
     replicate = None if observed.divided is None else observed.divided.replicate
     if replicate is None or not replicate.reductions.buckets:
         return no_effect("no gradients were sent")
-    made = replicate.reductions
+    reductions = replicate.reductions
     text = (
-        f"{size_text(made.bytes)} of gradients per step were sent as {size_text(made.sent_bytes)}"
+        f"{size_text(reductions.bytes)} of gradients per step were sent as "
+        f"{size_text(reductions.sent_bytes)}"
     )
-    return effective(text) if made.sent_bytes < made.bytes else no_effect(text)
+    return effective(text) if reductions.sent_bytes < reductions.bytes else no_effect(text)
 
 
 TOGGLE = Toggle(

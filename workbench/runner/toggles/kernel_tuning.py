@@ -94,8 +94,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
         if not kernels.are_stored(choices):
             return no_effect(f"{text}, the same as without this option: no tile is stored for them")
         return effective(text)
-    if spent := observed.ledger.get("autotune_s"):
-        text += f", tuning took {spent:.3g} s"
+    if tuning_s := observed.ledger.get("autotune_s"):
+        text += f", tuning took {tuning_s:.3g} s"
     untuned = [choice for choice in choices if choice.note]
     if untuned:
         text += f"; {untuned[0].kernel}: {untuned[0].note}"

@@ -39,14 +39,15 @@ _IN_WORKSPACE = ("triton", "loop")  # implementations that support a workspace
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := not_called("moe_experts", situation) or needs_inference(True, situation):
         return why
-    own = chosen_implementation("moe_experts", situation)
-    if own in _IN_WORKSPACE or (own == "torch" and not situation.on_gpu):
+    implementation = chosen_implementation("moe_experts", situation)
+    if implementation in _IN_WORKSPACE or (implementation == "torch" and not situation.on_gpu):
         return None
     if situation.on_gpu:
         fix, option = "Choose MoE experts: Triton.", "triton"
     else:
         fix, option = "Choose MoE experts: Loop over experts.", "loop"
-    reason = f"MoE experts by {TITLES.get(own, own)} allocate new memory in each call"
+    title = TITLES.get(implementation, implementation)
+    reason = f"MoE experts by {title} allocate new memory in each call"
     return Blocked(reason, fix, {"triton_moe_experts": option})
 
 

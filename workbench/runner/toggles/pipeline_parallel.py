@@ -163,7 +163,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     """Describe what the ranks hold, computed and sent."""
-    own, full = divided.weights.own, divided.weights.full
+    local_weights, full = divided.weights.own, divided.weights.full
     assert full is not None
     first = pipeline.turns[0]
     by_stage = [
@@ -175,7 +175,7 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     return (
         f"blocks by pipeline rank: {blocks}{in_two_stages}; "
         f"{first.forwards // pipeline.chunks} micro-batches, in flight at most: {in_flight}; this "
-        f"rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights, and "
+        f"rank has {size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights, and "
         f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
         f"{size_text(first.bytes)} in total"
     )
@@ -184,16 +184,17 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
 def _problem(divided: Parallel, pipeline: Pipeline) -> str:
     """Return what the ranks did wrong; empty if everything is correct."""
     turns, count, layout = pipeline.turns, pipeline.micro_batches, divided.layout
-    for rank, done in enumerate(turns):
+    for rank, rank_turns in enumerate(turns):
         stage = pipeline.stages[layout.coordinates(rank).pipeline]
-        if done.blocks != len(stage.blocks):
-            return f"rank {rank} computed {done.blocks} of its {len(stage.blocks)} blocks"
-        if (done.forwards, done.backwards) != (count * pipeline.chunks,) * 2:
+        if rank_turns.blocks != len(stage.blocks):
+            return f"rank {rank} computed {rank_turns.blocks} of its {len(stage.blocks)} blocks"
+        if (rank_turns.forwards, rank_turns.backwards) != (count * pipeline.chunks,) * 2:
             return (
-                f"rank {rank} ran {done.forwards} forward and {done.backwards} backward passes "
-                f"for {count} micro-batches"
+                f"rank {rank} ran {rank_turns.forwards} forward and {rank_turns.backwards} "
+                f"backward passes for {count} micro-batches"
             )
-    sends, receives = sum(done.sends for done in turns), sum(done.receives for done in turns)
+    sends = sum(rank_turns.sends for rank_turns in turns)
+    receives = sum(rank_turns.receives for rank_turns in turns)
     boundaries = layout.pipeline * pipeline.chunks - 1
     least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:

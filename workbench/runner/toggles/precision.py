@@ -111,17 +111,19 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     if option == "tf32":
         return _tf32_finding(observed)
-    wanted = _AUTOCAST.get(option, torch.bfloat16)
-    if observed.probe.linear_dtypes == {wanted}:
-        where = "weights too" if option == "bf16" else f"weights stay {observed.weights_dtype}"
-        return effective(f"every linear layer computed in {wanted}; {where}")
+    requested = _AUTOCAST.get(option, torch.bfloat16)
+    if observed.probe.linear_dtypes == {requested}:
+        weights_text = (
+            "weights too" if option == "bf16" else f"weights stay {observed.weights_dtype}"
+        )
+        return effective(f"every linear layer computed in {requested}; {weights_text}")
     if not observed.probe.linear_dtypes:
-        return _products_finding(option, wanted, observed)
-    seen = ", ".join(sorted(str(dtype) for dtype in observed.probe.linear_dtypes))
-    return no_effect(f"linear layers computed in {seen}")
+        return _products_finding(option, requested, observed)
+    observed_dtypes = ", ".join(sorted(str(dtype) for dtype in observed.probe.linear_dtypes))
+    return no_effect(f"linear layers computed in {observed_dtypes}")
 
 
-def _products_finding(option: str, wanted: torch.dtype, observed: Observed) -> Finding:
+def _products_finding(option: str, requested: torch.dtype, observed: Observed) -> Finding:
     """Return a finding from the operators of a call, for a model without linear layers of torch."""
     model = observed.model
     products = instrumented.ProductDtypes()
@@ -133,31 +135,35 @@ def _products_finding(option: str, wanted: torch.dtype, observed: Observed) -> F
         products,
     ):
         observed.autocast(model)(*observed.batches.few)
-    seen = {dtype for _, dtype in products.seen}
-    dtypes = sorted(seen, key=lambda dtype: (dtype != wanted, str(dtype)))
+    product_dtypes = {dtype for _, dtype in products.seen}
+    dtypes = sorted(product_dtypes, key=lambda dtype: (dtype != requested, str(dtype)))
     texts = []
     for dtype in dtypes:
-        counts = [counted(n, kind) for (kind, its), n in products.seen.items() if its == dtype]
+        counts = [
+            counted(n, kind)
+            for (kind, product_dtype), n in products.seen.items()
+            if product_dtype == dtype
+        ]
         texts.append(f"{' and '.join(counts)} of torch computed in {dtype}")
-    if option == "bf16" and observed.weights_dtype == wanted:
-        return effective("; ".join([f"weights are {wanted}", *texts]))
+    if option == "bf16" and observed.weights_dtype == requested:
+        return effective("; ".join([f"weights are {requested}", *texts]))
     if not texts:
         return unknown("no matrix product of torch ran, so the precision could not be observed")
     text = f"{'; '.join(texts)}; weights stay {observed.weights_dtype}"
-    return effective(text) if wanted in dtypes else no_effect(text)
+    return effective(text) if requested in dtypes else no_effect(text)
 
 
 def _tf32_finding(observed: Observed) -> Finding:
-    with instrumented.Products() as seen:
+    with instrumented.Products() as products:
         instrumented.call(observed)
-    if not seen.errors:
+    if not products.errors:
         return no_effect("this model calls no FP32 matrix product or convolution of torch")
     parts = []
-    for name, errors in seen.errors.items():
+    for name, errors in products.errors.items():
         rounded = sum(error > _TF32_ERROR for error in errors)
         parts.append(f"{rounded} of {counted(len(errors), name)} (error up to {max(errors):.1e})")
     text = f"rounded to TF32, compared with FP64: {' and '.join(parts)}"
-    worst = max(max(errors) for errors in seen.errors.values())
+    worst = max(max(errors) for errors in products.errors.values())
     return effective(text) if worst > _TF32_ERROR else no_effect(text)
 
 

@@ -61,10 +61,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     moved = length = 0.0
     for layer in layers:
         weight = layer.weight.detach()
-        off = (fake_quantized(weight) - weight).float()
-        numbers += off.numel()
-        changed += int((off != 0).sum())
-        moved += float(off.square().sum())
+        rounding_error = (fake_quantized(weight) - weight).float()
+        numbers += rounding_error.numel()
+        changed += int((rounding_error != 0).sum())
+        moved += float(rounding_error.square().sum())
         length += float(weight.float().square().sum())
     if not changed:
         return no_effect("the rounding changed no weight")

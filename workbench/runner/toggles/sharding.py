@@ -113,8 +113,8 @@ def _fixes(
     if failure.kind == "out-of-memory" and has_ranks and situation.option(TOGGLE.name) != "full":
         meaning = "each rank holds only its shard of weights, gradients and moments, but sends more"
         yield Fix(10, {TOGGLE.name: "full"}, meaning)
-        less = "each rank holds only its shard of gradients and moments"
-        yield Fix(10, {TOGGLE.name: "gradients"}, less)
+        meaning = "each rank holds only its shard of gradients and moments"
+        yield Fix(10, {TOGGLE.name: "gradients"}, meaning)
 
 
 def _apply(option: str, build: Build) -> None:

@@ -130,17 +130,17 @@ def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.tensor == 1 or divided.weights.full is None:
         return no_effect("no layer was sharded")
-    own, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
+    local_weights, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
     layers = divisible(observed.situation.family, observed.situation.config)
     text = (
         f"{counted(len(layers.layers), 'layer')} sharded among {divided.layout.tensor} ranks: this "
-        f"rank has {size_text(own.bytes)} of {size_text(full.bytes)} of weights; "
+        f"rank has {size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
     text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if layers.replicated:
         text += f"; not sharded: {'; '.join(layers.replicated)}"
-    if own.bytes >= full.bytes or not traffic.bytes:
+    if local_weights.bytes >= full.bytes or not traffic.bytes:
         return no_effect(text)
     if not observed.situation.workload.trains:
         return effective(text)

@@ -76,8 +76,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if option == AUTO:
         chosen = [measured_finding(name, observed.record) for name in followers]
         text = "; ".join(finding.text for finding in chosen)
-        some = any(finding.status == "effective" for finding in chosen)
-        return effective(text) if some else no_effect(text or "no operator uses this setting")
+        any_effective = any(finding.status == "effective" for finding in chosen)
+        return (
+            effective(text) if any_effective else no_effect(text or "no operator uses this setting")
+        )
     findings = [usage_finding(name, "triton", observed.record) for name in followers]
     failed = [finding.text for finding in findings if finding.status != "effective"]
     if failed or not findings:

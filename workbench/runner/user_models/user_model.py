@@ -342,8 +342,8 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
     if hf_model.is_hf(config.source):
         with torch.random.fork_rng(devices=[]), global_flags.put_back():
             torch.default_generator.manual_seed(seed)
-            made = hf_model.load(config.source, initialise=initialise)
-        return _remember(config, Parts(made.module, made.make_inputs, made.loss))
+            hf_parts = hf_model.load(config.source, initialise=initialise)
+        return _remember(config, Parts(hf_parts.module, hf_parts.make_inputs, hf_parts.loss))
     path, name = split(config.source)
     module = types.ModuleType(f"{OWN_MODULE}{next(_numbers)}")
     module.__file__ = str(path)
@@ -359,11 +359,11 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
         neighbour_modules.importing(path, module, _read),
     ):
         torch.default_generator.manual_seed(seed)
-        _own(path, "the file", run)
+        _call_user_code(path, "the file", run)
         build = getattr(module, name, None)
         if not callable(build):
             raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
-        returned = _own(path, f"{name}()", build)
+        returned = _call_user_code(path, f"{name}()", build)
     files = set(map(str, neighbour_modules.files_beside(path, _read)))
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
@@ -380,16 +380,18 @@ def _remember(config: OwnConfig, parts: Parts) -> Parts:
 def _parts(path: Path, name: str, returned: Any) -> Parts:
     shown = f"own: {name}() of {path} returned"
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        what = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
-        raise Mistake(f"{shown} {what}; expected {_SHAPE}")
+        actual = (
+            f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        )
+        raise Mistake(f"{shown} {actual}; expected {_SHAPE}")
     module, make_inputs, loss = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
     if not callable(make_inputs) and tensors(make_inputs):
         make_inputs = inputs_like(make_inputs)
-    for what, value in (("make_inputs", make_inputs), ("loss", loss)):
-        if not callable(value) and (what, value) != ("loss", None):
-            raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
+    for part, value in (("make_inputs", make_inputs), ("loss", loss)):
+        if not callable(value) and (part, value) != ("loss", None):
+            raise Mistake(f"{shown} {type(value).__name__} for {part}; expected a function")
     lazy = nn.parameter.UninitializedTensorMixin
     if any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers())):
         raise Mistake(
@@ -406,7 +408,7 @@ def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generat
     parts = _drawers[config] if config in _drawers else load(config, 0, initialise=False)
     with torch.random.fork_rng(devices=[]), global_flags.put_back():
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        drawn = _own(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+        drawn = _call_user_code(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
     if not tensors(drawn):
         raise Mistake(
             f"own: make_inputs({batch}) returned {type(drawn).__name__}; expected {SUPPORTED}"
@@ -427,7 +429,7 @@ def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
     return [p.name for p in named if not required or p.default is p.empty]
 
 
-def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
+def _call_user_code(path: Path, description: str, call: Callable[[], Any]) -> Any:
     """Call the user's code; raise ``OwnModelError`` with the traceback of that code."""
     try:
         return call()
@@ -438,7 +440,7 @@ def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
         if nested is None and isinstance(error, MemoryError):
             raise
         if nested is None:
-            raise _own_error(path, what, error) from None
+            raise _own_error(path, description, error) from None
         raise OwnModelError(
             f"{nested}: an expression or a statement is nested too deeply for Python's parser; "
             "split it into several",
@@ -446,21 +448,21 @@ def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
         ) from None
     except SyntaxError as error:
         detail = "".join(traceback.format_exception_only(error))
-        where = f"{error.filename or path}, line {error.lineno}"
-        raise OwnModelError(f"{where}: {error.msg}", detail) from None
+        location = f"{error.filename or path}, line {error.lineno}"
+        raise OwnModelError(f"{location}: {error.msg}", detail) from None
     except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
-        raise _own_error(path, what, error) from None
+        raise _own_error(path, description, error) from None
 
 
-def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
+def _own_error(path: Path, description: str, error: BaseException) -> OwnModelError:
     """Return the error of the user's code, with its line and its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
-    line = f", line {frames[own[-1]].lineno}" if own else ""
+    frame_numbers = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
+    line = f", line {frames[frame_numbers[-1]].lineno}" if frame_numbers else ""
     text = (str(error).strip().split("\n") or [""])[0]
-    detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
+    detail = "".join(traceback.format_list(frames[frame_numbers[0] :] if frame_numbers else frames))
     detail += "".join(traceback.format_exception_only(error))
-    sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
+    sentence = f"{path}{line}: {description} raised {type(error).__name__}: {text or 'no message'}"
     return OwnModelError(sentence, detail)
 
 

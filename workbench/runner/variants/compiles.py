@@ -77,12 +77,12 @@ class Compiles:
     def text(self) -> str:
         """Return graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
-        where = (
+        location = (
             f" at {_first([str(place_of_break) for place_of_break in self.breaks])}"
             if self.breaks
             else ""
         )
-        parts.append(counted(len(self.breaks), "graph break") + where)
+        parts.append(counted(len(self.breaks), "graph break") + location)
         recompiles = counted(len(self.recompiles), "recompile")
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
         return ", ".join([*parts, recompiles + because])
@@ -96,13 +96,13 @@ class Compiles:
         because = f" because of {reasons}" if reasons else ", and Inductor gave no reason"
         return f"{text}, skipped {counted(self.cudagraph_skips, 'time')}{because}"
 
-    def _add(self, before: _Mark, now: _Mark) -> None:
+    def _add(self, before: _Mark, after: _Mark) -> None:
         new = [
             break_ for break_ in graph_probe.breaks_since(before.breaks) if not _of_library(break_)
         ]
         self.breaks = graph_probe.by_place([*self.breaks, *new])
-        self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
-        self.recordings += len(now.recorded - before.recorded)
+        self.cudagraph_skips += after.cudagraph_skips - before.cudagraph_skips
+        self.recordings += len(after.recorded - before.recorded)
         for record in _records_since(before.last):
             self._add_record(record)
 
@@ -186,5 +186,5 @@ def _file(path: str | None) -> str:
 
 def _first(texts: Sequence[str]) -> str:
     different = list(dict.fromkeys(texts))
-    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-    return "; ".join(different[:_SHOWN]) + more
+    more_text = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return "; ".join(different[:_SHOWN]) + more_text

@@ -62,10 +62,10 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
             Weights(model.weights()),
             batches_of(build.situation, build.weights_dtype),
         )
-        made = assemble(build, model, weights, batches)
-        trainer = made.trainer
+        assembled = assemble(build, model, weights, batches)
+        trainer = assembled.trainer
         with tally.counting(None if trainer is None else trainer.optimizer):
-            made.step()
+            assembled.step()
     return tally
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def others_bytes(variant: Variant, variants: Iterable[Variant], sets: WeightSets) -> int:
     """Return bytes on the variant's device that only other variants, or sets of weights, hold."""
     device = variant.situation.device.type
-    own = _storages(_held(variant), device)
+    own_storages = _storages(_held(variant), device)
     everything = _storages(sets.tensors(), device)
     for other in variants:
         everything |= _storages(_held(other), device)
-    return sum(size for address, size in everything.items() if address not in own)
+    return sum(size for address, size in everything.items() if address not in own_storages)
 
 
 def _held(variant: Variant) -> Iterator[Tensor]:

@@ -34,14 +34,14 @@ class Offload:
         self._weights = list(weights)
         self._addresses: set[int] = set()  # of these now
         self._least_bytes = least_bytes
-        self._seen: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Away]]] = {}
+        self._moved: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Away]]] = {}
         self.moved_bytes = 0
         self.moved_tensors = 0
         self.left_bytes = 0  # of what was saved on the device
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return what ``compute`` returns."""
-        self._seen.clear()
+        self._moved.clear()
         self._addresses = {weight.untyped_storage().data_ptr() for weight in self._weights}
         self.moved_bytes = self.moved_tensors = self.left_bytes = 0
         with saved_tensors_hooks(self._pack, _unpack):
@@ -59,12 +59,12 @@ class Offload:
         reference = StorageWeakRef(storage)
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (reference.cdata, tensor._version, *view)
-        if key in self._seen:
-            earlier, away = self._seen[key]
+        if key in self._moved:
+            earlier, away = self._moved[key]
             if not earlier.expired() and (stored := away()) is not None:
                 return stored
         moved = _Away(tensor)
-        self._seen[key] = reference, weakref.ref(moved)
+        self._moved[key] = reference, weakref.ref(moved)
         self.moved_bytes += tensor.nbytes
         self.moved_tensors += 1
         return moved

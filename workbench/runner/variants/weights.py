@@ -55,7 +55,7 @@ class Quantized:
         self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
         self._nothing: dict[str, nn.Parameter] = {}
         self._source: weakref.ref[Weights] | None = None
-        self._seen: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
 
     def store(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
         """Store the codes of a plain model's parameter; return what takes the parameter's place."""
@@ -72,9 +72,9 @@ class Quantized:
 
     def model(self, situation: Situation) -> Model:
         """Return a model around the codes."""
-        made: Model = situation.family.share(situation.config, self.parameters)
-        quantize_linears(made, self.scheme, self.codes)
-        return made
+        model: Model = situation.family.share(situation.config, self.parameters)
+        quantize_linears(model, self.scheme, self.codes)
+        return model
 
     def unquantized(self) -> dict[str, nn.Parameter]:
         """Return the parameters without codes."""
@@ -95,7 +95,9 @@ class Quantized:
     def track(self, weights: Weights) -> None:
         """Make ``current`` renew the codes when these weights change; they match now."""
         self._source = weakref.ref(weights)
-        self._seen = {layer: _weight(weights.parameters, layer)._version for layer in self.codes}
+        self._versions = {
+            layer: _weight(weights.parameters, layer)._version for layer in self.codes
+        }
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -104,11 +106,11 @@ class Quantized:
         if weights is not None:
             for layer, pair in self.codes.items():
                 version = _weight(weights.parameters, layer)._version
-                if version != self._seen[layer]:
-                    made = self._quantize(weights.parameters, layer)
-                    for old, new in zip(pair, made, strict=True):
+                if version != self._versions[layer]:
+                    renewed = self._quantize(weights.parameters, layer)
+                    for old, new in zip(pair, renewed, strict=True):
                         old.copy_(new)
-                    self._seen[layer] = version
+                    self._versions[layer] = version
         yield
 
     def why_plain(self) -> str:
@@ -148,9 +150,9 @@ class WeightSets:
         """Return the weights of a situation's structure, drawn now if they are missing."""
         key = _key(situation, dtype)
         if key not in self._plain:
-            self._plain[key] = made = Weights(self._drawn(situation, dtype))
+            self._plain[key] = weights = Weights(self._drawn(situation, dtype))
             for codes in self._coded.get(key, {}).values():
-                codes.track(made)
+                codes.track(weights)
         return self._plain[key]
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
@@ -158,14 +160,16 @@ class WeightSets:
         key = _key(situation, dtype)
         coded = self._coded.setdefault(key, {})
         if scheme not in coded:
-            made = Quantized(scheme, situation.family.build(situation.config))
+            quantized = Quantized(scheme, situation.family.build(situation.config))
             if plain := self._plain.get(key):
                 named = plain.parameters.items()
-                made.parameters = {name: made.store(name, parameter) for name, parameter in named}
-                made.track(plain)
+                quantized.parameters = {
+                    name: quantized.store(name, parameter) for name, parameter in named
+                }
+                quantized.track(plain)
             else:
-                made.parameters = self._drawn(situation, dtype, made)
-            coded[scheme] = made
+                quantized.parameters = self._drawn(situation, dtype, quantized)
+            coded[scheme] = quantized
         return coded[scheme]
 
     def part(
@@ -267,24 +271,24 @@ class WeightSets:
     ) -> dict[str, nn.Parameter]:
         """Draw weights by the seed, or codes ``into``; those that are there stay the same."""
         sets = self._coded.get(_key(situation, dtype), {}).values()
-        there = {
+        existing = {
             name: parameter for codes in sets for name, parameter in codes.unquantized().items()
         }
 
         def store(name: str, drawn: nn.Parameter) -> nn.Parameter:
             stored = drawn if into is None else into.store(name, drawn)
-            return there.get(name, drawn) if stored is drawn else stored
+            return existing.get(name, drawn) if stored is drawn else stored
 
         seed = situation.configuration.seed
-        made: dict[str, nn.Parameter] = situation.family.weights(
+        weights: dict[str, nn.Parameter] = situation.family.weights(
             situation.config, situation.device, dtype, seed, store
         )
-        if situation.is_own_model and not into and not all(c.is_of(made) for c in sets):
+        if situation.is_own_model and not into and not all(c.is_of(weights) for c in sets):
             raise Mistake(
                 f"own: build() returned other weights than before with the same seed {seed}, so "
                 "the quantized weights do not match; draw all weights from torch's own generator"
             )
-        return made
+        return weights
 
 
 def structure_key(situation: Situation) -> bytes:

@@ -116,7 +116,7 @@ def test_what_this_process_computes_is_not_counted_as_others(at_once):
         pass
     monitor.read()
     total, idle = (now - then for now, then in zip(monitor._last[:2], before[:2], strict=True))
-    own = contention._spent(before[2], monitor._last[2])
+    own = contention._cpu_seconds_between(before[2], monitor._last[2])
     assert own >= 0.28 and total >= 0.28 and 0 <= idle <= total
 
 
@@ -148,14 +148,14 @@ def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_h
     readings.append(monitor._counters()[2])
     child.communicate("\n")
     readings.append(monitor._counters()[2])
-    starting, alive, ended = map(contention._spent, readings, readings[1:])
+    starting, alive, ended = map(contention._cpu_seconds_between, readings, readings[1:])
     assert alive >= 0.28
     assert ended < 0.2 and starting + alive + ended < 0.8, "what it spent was counted twice"
 
 
 def test_a_process_of_ours_that_nobody_waited_for_takes_nothing_off_what_the_rest_spent():
     before = {1: (10.0, 1.0), 2: (300.0, 0.0)}
-    assert contention._spent(before, {1: (12.0, 1.0)}) == 2.0
+    assert contention._cpu_seconds_between(before, {1: (12.0, 1.0)}) == 2.0
 
 
 def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():

@@ -129,14 +129,14 @@ def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
 
 
 def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
-    given = plain.Plain._given
+    given = plain.Plain._outputs_of
 
     def choosy(self, model, *more):
         if next(model.parameters()).dtype == torch.float64:
             raise TypeError("FP64 is not known here")
         return given(self, model, *more)
 
-    monkeypatch.setattr(plain.Plain, "_given", choosy)
+    monkeypatch.setattr(plain.Plain, "_outputs_of", choosy)
     result = comparison.check(*build())
     assert result.ok and result.reference == "float32"
 

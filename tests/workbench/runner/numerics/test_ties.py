@@ -78,14 +78,14 @@ def leaning(build, monkeypatch):
 
     def make(workload="forward"):
         arm, situation = build(workload)
-        rounded, own = take_the_other(arm), comparison._own
+        rounded, own = take_the_other(arm), comparison._variant_outputs
 
         def leaning(*more):
             with monkeypatch.context() as patch:
                 patch.setattr(kernels, "moe_gating", rounded)
                 return own(*more)
 
-        monkeypatch.setattr(comparison, "_own", leaning)
+        monkeypatch.setattr(comparison, "_variant_outputs", leaning)
         return arm, situation
 
     return make

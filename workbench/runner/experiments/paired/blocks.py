@@ -67,15 +67,15 @@ class TimedBlock:
     diverged: bool = False  # the loss of its last step is not finite
 
 
-def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
+def message_of(block: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
     """Return the part of a block that a comparison stores."""
     return protocol.Block(
         arm=arm,
         pair=pair,
-        median_ms=done.median_ms,
-        clock_mhz=done.clock_mhz,
-        void=done.void,
-        mean_ms=done.mean_ms,
+        median_ms=block.median_ms,
+        clock_mhz=block.clock_mhz,
+        void=block.void,
+        mean_ms=block.mean_ms,
         build=build,
     )
 
@@ -113,9 +113,9 @@ def block_steps(
 ) -> int:
     """Return the steps of a block: 20 and 50 ms at least, fewer if ``rounds`` would not fit."""
     share_ms = 1000 * budget_s / (arms * rounds)
-    wanted = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
+    desired_steps = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
     affordable = int(share_ms / step_ms) - SETTLING_STEPS
-    return max(min(wanted, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
+    return max(min(desired_steps, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
 
 
 def warm_up_block(context: RunnerContext, contender: Contender) -> TimedBlock | None:
@@ -138,11 +138,11 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
         mark = context.clocks.mark()
         events, reserved = context.phases.events, context.memory.sample().reserved
         start_ns = time.perf_counter_ns()
-        done, output = _run(context, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
+        steps_run, output = _run(context, pace, contender.steps, MIN_BLOCK_MS if number else 0.0)
         laps = context.clock.drain(wait=True)
         clock_mhz = context.clocks.mean_mhz(mark, context.clocks.mark())
         stop_ns = time.perf_counter_ns()
-    if done < contender.steps:
+    if steps_run < contender.steps:
         context.send_steps(_marked(laps, Phase.WARM_UP))
         return None
     void = ""
@@ -205,10 +205,10 @@ def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) 
     """
     (ready, step), lap = pace, context.clock.lap
     phases, watchdog, wire = context.phases, context.watchdog, context.wire
-    now_ns, done, output = 0, 0, None
+    now_ns, steps_run, output = 0, 0, None
     until_ns = time.perf_counter_ns() + 1e6 * least_ms
     context.clock.begin()
-    while done < steps or (done < MIN_BLOCK_STEPS and now_ns < until_ns):
+    while steps_run < steps or (steps_run < MIN_BLOCK_STEPS and now_ns < until_ns):
         if wire.waiting:
             break
         if ready():
@@ -216,8 +216,8 @@ def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) 
         output = None  # whose memory the step may need
         output = step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
-        done += 1
-    return done, output
+        steps_run += 1
+    return steps_run, output
 
 
 def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:

@@ -65,8 +65,8 @@ def _joules(
         alternation.handle_commands()
         longer = dataclasses.replace(contender, steps=steps << attempt)
         with PowerMeter(counter) as meter:
-            done = blocks.run_block(context, longer, 0)
+            block = blocks.run_block(context, longer, 0)
         watts = meter.watts()
-        if done is not None and math.isfinite(watts):
-            return watts * done.mean_ms / 1000
+        if block is not None and math.isfinite(watts):
+            return watts * block.mean_ms / 1000
     return math.nan

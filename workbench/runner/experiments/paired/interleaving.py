@@ -181,14 +181,14 @@ class Alternation:
         contender.step_ms = math.nan
         adapting = _steps_to_settle(contender)
         while math.isnan(contender.step_ms) or (not steady and self.now() < until) or adapting > 0:
-            done = self._attempt(contender, blocks.warm_up_block)
+            block = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
-            if done is None:
+            if block is None:
                 adapting = _steps_to_settle(contender)  # it may have been built again
             else:
-                adapting -= done.steps
-                self.steps += done.steps
-                contender.step_ms = max(done.median_ms, 1e-3)
+                adapting -= block.steps
+                self.steps += block.steps
+                contender.step_ms = max(block.median_ms, 1e-3)
                 steady = context.phases.phase is Phase.STEADY
         contender.warm_up_s = self.now() - began
 
@@ -200,22 +200,22 @@ class Alternation:
                 self.build(contender)
                 self.warm_up(contender)
             run = functools.partial(blocks.run_block, number=self._number + 1)
-            done = self._attempt(contender, run)
+            block = self._attempt(contender, run)
             self.handle_commands()
-            if done is None:
+            if block is None:
                 continue  # a command interrupted it, or memory was short: continue
             tries += 1
             self._number += 1
-            self.steps += done.steps
-            keep(done)
-            self._report_divergence(contender, done)
-            if not done.void:
+            self.steps += block.steps
+            keep(block)
+            self._report_divergence(contender, block)
+            if not block.void:
                 return True
         return False
 
-    def _report_divergence(self, contender: Contender, done: TimedBlock) -> None:
+    def _report_divergence(self, contender: Contender, block: TimedBlock) -> None:
         """Report, once for each contender, that its steps compute with meaningless numbers."""
-        if done.diverged and not contender.diverged:
+        if block.diverged and not contender.diverged:
             contender.diverged = True
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
             configuration = contender.situation.configuration

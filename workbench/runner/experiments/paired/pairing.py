@@ -50,7 +50,7 @@ class Pairing:
         self._share = 0.0 if exact else start.pairing_share
         self._random = random.Random(start.configuration.seed)
         self._baseline: SteadySegment | None = None
-        self._now: SteadySegment | None = None
+        self._segment: SteadySegment | None = None
         self._contenders: list[Contender] = []  # baseline and present one, while they are paired
         self._checked: dict[int, Numerics] = {}  # what was sent of their numbers
         self._index = -1  # of the comparison
@@ -61,7 +61,7 @@ class Pairing:
 
     def begin(self, situation: Situation, segment: int) -> None:
         """Pair another segment of the run; its first pair runs once it is steady."""
-        self._now = SteadySegment(situation, segment)
+        self._segment = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
     def choose(self, command: protocol.Baseline) -> None:
@@ -75,17 +75,17 @@ class Pairing:
 
     def see(self, laps: Sequence[Lap]) -> None:
         """Record the present segment's last steps: their duration, and that they are steady."""
-        segment = self._now
+        segment = self._segment
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
-        seen, segment.step_ms = not math.isnan(segment.step_ms), laps[-1].step_ms
-        if self._share and not seen:
+        was_steady, segment.step_ms = not math.isnan(segment.step_ms), laps[-1].step_ms
+        if self._share and not was_steady:
             self._context.steady[msgspec.json.encode(segment.situation.configuration)] = segment
             self._baseline = self._baseline or segment
 
     def due(self) -> bool:
         """Return True if a pair should run between two steps."""
-        if self._due == math.inf or self._now is None or math.isnan(self._now.step_ms):
+        if self._due == math.inf or self._segment is None or math.isnan(self._segment.step_ms):
             return False
         now = time.perf_counter()
         if not self._due:
@@ -100,20 +100,22 @@ class Pairing:
         if not self._contenders and not self._start_pairs(arm):
             self._due = math.inf
             return 0
-        began, made, own_s = time.perf_counter(), 0, 0.0
+        began, own_steps, own_s = time.perf_counter(), 0, 0.0
         pair = 1 + max((block.pair for block in self._blocks), default=-1)
         order = list(self._contenders)
         self._random.shuffle(order)
         try:
             for contender in order:
                 since = time.perf_counter()
-                done = blocks.run_block(self._context, contender, self._context.paired_blocks + 1)
-                if done is None:
-                    return made  # a command waits
+                timed_block = blocks.run_block(
+                    self._context, contender, self._context.paired_blocks + 1
+                )
+                if timed_block is None:
+                    return own_steps  # a command waits
                 self._context.paired_blocks += 1
                 if contender.number == 1:
-                    made, own_s = done.steps, time.perf_counter() - since
-                self._keep(blocks.message_of(done, contender.number, pair))
+                    own_steps, own_s = timed_block.steps, time.perf_counter() - since
+                self._keep(blocks.message_of(timed_block, contender.number, pair))
         except Exception as error:
             if is_fatal(error):
                 raise
@@ -123,13 +125,13 @@ class Pairing:
             self._due = time.perf_counter() + spent_s * (1 / self._share - 1)
             if verdict.is_look(pair + 1) and self._judge():
                 self.end()
-            return made
+            return own_steps
         # Outside of the except clause: its traceback would keep the tensors of the failed step.
         self._context.clock.drain(wait=True)
         self._context.note("info", f"background pairing ended: {failure.sentence}")
         self.end()
         free_memory()
-        return made
+        return own_steps
 
     def end(self) -> None:
         """End the comparison with the present pairs, until another segment begins."""
@@ -140,12 +142,12 @@ class Pairing:
 
     def _start_pairs(self, arm: Variant) -> bool:
         """Begin a comparison with the baseline, if there is another one that is still built."""
-        context, base, now = self._context, self._baseline, self._now
-        assert base is not None and now is not None
-        a, b = base.situation.configuration, now.situation.configuration
+        context, base, present = self._context, self._baseline, self._segment
+        assert base is not None and present is not None
+        a, b = base.situation.configuration, present.situation.configuration
         if (
             a == b
-            or difference_of_situations(base.situation, now.situation)[0]
+            or difference_of_situations(base.situation, present.situation)[0]
             or arm.divided is not None
         ):
             return False  # itself, another model, or ranks that would have to follow
@@ -155,11 +157,11 @@ class Pairing:
         with context.unwatched():
             verdict.load()
         first = context.variants.get(base.situation, context.phases)
-        context.variants.get(now.situation, context.phases)  # the last to be freed
+        context.variants.get(present.situation, context.phases)  # the last to be freed
         titles = title(a, b, context.device), title(b, a, context.device)
         self._contenders = [
             _contender(number, segment, built, titles[number])
-            for number, (segment, built) in enumerate(((base, first), (now, arm)))
+            for number, (segment, built) in enumerate(((base, first), (present, arm)))
         ]
         for contender, built in zip(self._contenders, (first, arm), strict=True):
             contender.least_ms = limit_ms(context.facts_of(built, contender.segment))
@@ -179,7 +181,7 @@ class Pairing:
             protocol.ComparisonStarted(
                 index=self._index,
                 arms=list(titles),
-                segments=[base.index, now.index],
+                segments=[base.index, present.index],
                 request=facts,
             )
         )

@@ -63,8 +63,8 @@ def plan(count: int, budget_s: float, rebuild_s: float, pair_s: float, before: i
         return Plan(max(budget_s / count - rebuild_s, 0.0))
     slice_s = max((1 / SHARE - 1) * rebuild_s, PAIRS * pair_s)
     if max(1, LEAST_PLANNED - before) * (slice_s + rebuild_s) > budget_s:
-        again = f"building both arms again takes about {duration(rebuild_s)}"
-        return Plan(why=f"{again}, too long for a budget of {duration(budget_s)}")
+        duration_text = f"building both arms again takes about {duration(rebuild_s)}"
+        return Plan(why=f"{duration_text}, too long for a budget of {duration(budget_s)}")
     return Plan(slice_s, GROWTH)
 
 

@@ -100,8 +100,8 @@ class _FreeOnTheCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if what := self._copies(func, args, kwargs):
-            self._report(f"{what}, which copies between host and device on a GPU")
+        if cause := self._copies(func, args, kwargs):
+            self._report(f"{cause}, which copies between host and device on a GPU")
         return func(*args, **kwargs)
 
     def _copies(self, func: Any, args: Any, kwargs: Any) -> str:
@@ -130,8 +130,8 @@ def watching(
     """
     counts: Counter[Sync] = Counter()
 
-    def report(what: str) -> None:
-        counts[Sync(what, source_lines.here())] += 1
+    def report(cause: str) -> None:
+        counts[Sync(cause, source_lines.here())] += 1
 
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
