@@ -99,7 +99,7 @@ def test_errors_in_slots_threads_and_destructors_are_reported_and_the_window_goe
     Dying()
     qtbot.waitUntil(lambda: len(workspace.failures.recent) == 3)
     for failure, where in zip(
-        workspace.failures.recent, ("window", "worker", "raised"), strict=True
+        workspace.failures.recent, ("window", "worker", "finalizer"), strict=True
     ):
         assert where in failure.sentence and "ZeroDivisionError: as planted" in failure.sentence
         assert failure.kind == "defect" and str(crash_log.path()) in failure.fix

@@ -185,7 +185,9 @@ def test_the_runner_offers_them_and_tells_what_a_run_leaves_out(runner, small):
     assert switched(ran) == {"precision": "bf16"}
     warnings = [event.text for event in runner.session.events[count:] if event.kind == "warning"]
     assert any(
-        text.startswith("CUDA graphs: Off in place of On, which cannot be used: needs a CUDA GPU")
+        text.startswith(
+            "CUDA graphs: Off is used instead of On, which cannot be used: needs a CUDA GPU"
+        )
         for text in warnings
     )
     assert len(warnings) == 4
