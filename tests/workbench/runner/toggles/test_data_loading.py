@@ -117,7 +117,9 @@ def test_a_file_that_changes_is_refused_with_a_sentence(text, tmp_path, reader, 
     path.write_bytes(text.read_bytes())
     made = batches(path, READERS[reader])
     made.advance()
-    path.write_bytes(content)
+    changed = tmp_path / "changed.txt"  # replaces the file at once: a worker may be reading it
+    changed.write_bytes(content)
+    changed.replace(path)
     with pytest.raises(Mistake, match=f"^data: {path} .*{words}"):
         for _ in range(RING):
             made.advance()
