@@ -208,7 +208,7 @@ def exit_code(outcome: Outcome) -> int:
 def _recovery_hint(outcome: Outcome) -> str:
     """Return a sentence that says how to recover the measurements."""
     if not outcome.unjournaled:
-        return f"The measurements are kept: workbench recover {outcome.journal}"
+        return f"To save the measurements, run: workbench recover {outcome.journal}"
     if not outcome.journal.exists():
         return "The measurements are lost."
-    return f"The first measurements are kept: workbench recover {outcome.journal}"
+    return f"To save the first measurements, run: workbench recover {outcome.journal}"

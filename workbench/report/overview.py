@@ -1,4 +1,4 @@
-"""The findings, each in one sentence with its chart; wrong numbers come first."""
+"""First page of a report: a sentence and a chart for every finding, wrong results first."""
 
 from __future__ import annotations
 

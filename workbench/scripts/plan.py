@@ -142,7 +142,7 @@ def failed(exit_code: int) -> protocol.Failure | None:
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script ended with exit code {exit_code}{signalled}.",
-        fix="The script's own messages say why; earlier measurements are kept.",
+        fix="The script's own messages give the reason; the session has the earlier steps.",
     )
 
 

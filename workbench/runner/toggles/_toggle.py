@@ -54,7 +54,7 @@ def no_effect(text: str) -> Finding:
 
 
 def as_default(text: str) -> Finding:
-    """Return the finding that the option did the same as the first one in these steps, and why."""
+    """Return the finding that the option had the same effect as the default, with the reason."""
     return Finding("as default", text)
 
 

@@ -105,7 +105,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if option != "operators":
         return effective(text)
     if not observed.record.kept_operators:
-        return no_effect(f"{text}, but no operator's output was kept: everything is recomputed")
+        return no_effect(f"{text}, but no operator's output was saved: everything is recomputed")
     # A compiler traces a block more than once, so its counts mean nothing.
     compiled = observed.situation.has(Trait.COMPILED)
     names = ", ".join(

@@ -1,4 +1,4 @@
-"""Use one table of rotary cosines and sines for all layers, instead of one in every layer.
+"""Share a table of rotary cosines and sines among all layers.
 
 On an H200 HYDRA's tables need 1/24 of the memory, and HYDRA base training (8 x 1,024 tokens, AMP
 BF16) takes the same time (1.005).

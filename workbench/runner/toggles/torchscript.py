@@ -154,7 +154,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     instrumented.call(observed)
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
-        return no_effect("TorchScript ran the same operators one by one: its fuser fused none")
+        return no_effect("TorchScript fused no operators: it ran every operator separately")
     return effective(f"TorchScript ran {groups} groups of operators as one kernel each")
 
 

@@ -104,7 +104,7 @@ def ask_before_closing(
     box.setWindowTitle("Not saved")
     box.setText(f"{one_line(session.recorder.session.title, _LONGEST_TITLE)!r} is not saved.")
     if has_journal:
-        box.setInformativeText("Its journal is kept: the next start offers to recover it.")
+        box.setInformativeText("The journal contains it; the next start offers to recover it.")
     buttons = QMessageBox.StandardButton
     box.setStandardButtons(buttons.Save | buttons.Discard | buttons.Cancel)
     box.button(buttons.Discard).setText(

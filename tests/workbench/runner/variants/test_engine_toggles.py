@@ -46,7 +46,7 @@ def test_every_third_block_and_by_operator_say_what_they_recompute(small):
 def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
     monkeypatch.setattr(checkpointing, "_KEPT_OPERATORS", ())
     status, text = evidence(stepped(small, checkpointing="operators"), "checkpointing")
-    assert status == "no effect" and "no operator's output was kept" in text
+    assert status == "no effect" and "no operator's output was saved" in text
 
 
 def test_what_a_policy_by_operator_cannot_see_is_said_to_be_computed_again(small):
