@@ -159,8 +159,12 @@ def _extra_memory(costs: Costs, step: How) -> Beside:
 
 
 def _loss(costs: Costs, size: Precision, tokens: int) -> int:
-    """Return the bytes of logits, their log-softmax in FP32, and gradients after and before it."""
-    return (size.compute + 3 * 4) * tokens * costs.rows
+    """Return the bytes of the log-softmax in FP32, and of the gradients after and before it.
+
+    The norm before the head saves its input, and the head its own. The logits are freed before the
+    backward pass begins.
+    """
+    return tokens * (3 * 4 * costs.rows + costs.dim * (size.stream + size.compute))
 
 
 def _checkpointed(mode: str, count: int) -> list[bool]:
