@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,9 +67,7 @@ class Replicate:
         }
         self._compression = build.gradient_compression
         self._ddp: DistributedDataParallel | None = None
-        self._compressed = 0  # numbers that PowerSGD has sent so far
-        self.reductions = Reductions()
-        self._buffers: dict[int, Tensor] = {}
+        self._reducer: _Reducer | None = None
 
     def prepare(self) -> None:
         """Create the reducer, with all other ranks."""
@@ -79,42 +77,66 @@ class Replicate:
         with warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)
             self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
-        state, hook = _hook(self._compression, group)
-
-        def reduce(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-            buffer, reductions = bucket.buffer(), self.reductions
-            reductions.buckets += 1
-            reductions.bytes += buffer.nbytes
-            reductions.early += not bucket.is_last()
-            self._buffers[bucket.index()] = buffer
-            reduced: torch.futures.Future[Tensor] = hook(state, bucket)
-            reductions.sent_bytes += self._sent_bytes(state, bucket)
-            return reduced
-
-        reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-        self._ddp.register_comm_hook(None, reduce)
+        self._reducer = _Reducer(self._compression, *_hook(self._compression, group))
+        self._ddp.register_comm_hook(self._reducer, _reduce)
 
     def __call__(self, *batch: Any) -> Tensor:
         """Compute the loss of this rank's rows."""
-        assert self._ddp is not None
-        self.reductions = Reductions()
+        assert self._ddp is not None and self._reducer is not None
+        self._reducer.reductions = Reductions()
         loss: Tensor = self._ddp(*batch)
         return loss
 
+    @property
+    def reductions(self) -> Reductions:
+        """Gradient reductions of the last step."""
+        return Reductions() if self._reducer is None else self._reducer.reductions
+
     def tensors(self) -> Iterator[Tensor]:
         """Return the buckets that gradients lie in."""
-        yield from self._buffers.values()
+        if self._reducer is not None:
+            yield from self._reducer.buffers.values()
 
-    def _sent_bytes(self, state: Any, bucket: dist.GradBucket) -> int:
+
+@dataclass
+class _Reducer:
+    """A communication hook with its state, and what it has sent.
+
+    Torch's C++ code holds it, where Python's garbage collector does not look: a reference from here
+    to the model would never let the model go.
+    """
+
+    compression: str
+    state: Any
+    hook: Any
+    reductions: Reductions = field(default_factory=Reductions)
+    buffers: dict[int, Tensor] = field(default_factory=dict)
+    compressed: int = 0  # numbers that PowerSGD has sent so far
+
+    def sent_bytes(self, bucket: dist.GradBucket) -> int:
         """Return how much of a bucket is sent; the hook has just begun to."""
         buffer = bucket.buffer()
-        if self._compression == "bf16":
+        if self.compression == "bf16":
             return 2 * buffer.numel()
-        if self._compression == "powersgd":
-            before, self._compressed = self._compressed, state.total_numel_after_compression
-            if (numbers := self._compressed - before) > 0:  # not in the first steps
+        if self.compression == "powersgd":
+            before, self.compressed = self.compressed, self.state.total_numel_after_compression
+            if (numbers := self.compressed - before) > 0:  # not in the first steps
                 return int(numbers) * buffer.itemsize
         return buffer.nbytes
+
+
+def _reduce(reducer: _Reducer, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    buffer, reductions = bucket.buffer(), reducer.reductions
+    reductions.buckets += 1
+    reductions.bytes += buffer.nbytes
+    reductions.early += not bucket.is_last()
+    reducer.buffers[bucket.index()] = buffer
+    reduced: torch.futures.Future[Tensor] = reducer.hook(reducer.state, bucket)
+    reductions.sent_bytes += reducer.sent_bytes(bucket)
+    return reduced
+
+
+_reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _hook(compression: str, group: dist.ProcessGroup) -> tuple[Any, Any]:

@@ -1,17 +1,20 @@
-"""Peaks of memory on each rank: whoever resets the counter, no reader loses its peak."""
+"""Memory of ranks: no reader of the peak loses it, and variants that are forgotten are freed."""
 
 from __future__ import annotations
+
+import gc
 
 import msgspec
 import pytest
 import torch
 from built import stepped
-from rank_checks import CPU, needs_cores
+from rank_checks import CPU, configure, needs_cores
 
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.instruments.memory import GpuMemory, PeakReader
 
 GPU = torch.device("cuda", 0)
+CACHED_BYTES = 1 << 19  # tables that belong to no variant; the weights of the model need 3 MB
 
 
 class Allocator:
@@ -76,3 +79,37 @@ def test_the_peak_of_rank_0_survives_a_new_phase_after_its_last_step(small, allo
         allocator.step(shared + 10**12)
         memory.new_phase()
     assert arm.divided.peaks[0] == 10**12
+
+
+def live_bytes() -> int:
+    """Return the bytes of all tensors in this process."""
+    gc.collect()
+    storages = {}
+    for tensor in (thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)):
+        if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@needs_cores
+@pytest.mark.usefixtures("close_ranks")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "toggles",
+    [
+        {"data_parallel": "2"},
+        {"data_parallel": "2", "gradient_compression": "powersgd"},
+        {"data_parallel": "2", "sharding": "full"},
+        {"context_parallel": "2"},
+        {"tensor_parallel": "2"},
+        {"pipeline_parallel": "2"},
+    ],
+    ids=str,
+)
+def test_a_forgotten_variant_leaves_no_weights_behind(toggles):
+    before, arms = live_bytes(), VariantCache()
+    stepped(configure(sequence=32), steps=2, arms=arms, **toggles)
+    assert live_bytes() > before + CACHED_BYTES
+    arms.forget_all()
+    assert live_bytes() < before + CACHED_BYTES
