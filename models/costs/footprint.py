@@ -38,18 +38,20 @@ class Sharding:
     """State that ranks shard: moments and gradients, and weights between steps.
 
     ``shares_weights``: gathered weights of a block are released after it has computed.
+    ``offloads``: the shards are in the host's memory.
     """
 
     ranks: int
     shares_weights: bool
+    offloads: bool = False
 
     def gradients(self, computed_bytes: int, costs: Costs, size: Precision) -> int:
         """Return the bytes of gradients when the backward pass has computed ``computed_bytes``.
 
-        That is the shard, and besides it those that are being reduced and their copy.
+        That is this rank's shard of them, and besides it those that are being reduced and their
+        copy.
         """
-        full = costs.parameters * size.weight
-        share = -(-full // self.ranks)
+        share = 0 if self.offloads else -(-computed_bytes // self.ranks)
         largest = max(_block(costs, size), costs.head * size.weight)
         return share + min(computed_bytes, 2 * largest)
 
@@ -59,7 +61,7 @@ class Sharding:
         These are all of them, or with ``shares_weights`` those outside of blocks and of two blocks.
         """
         full = costs.parameters * size.weight
-        share = -(-full // self.ranks)
+        share = 0 if self.offloads else -(-full // self.ranks)
         if not self.shares_weights:
             return share + full
         outside = full - costs.linears_in_blocks * size.weight
@@ -119,7 +121,7 @@ def footprint(
             ]
             gradients = max(gradient_bytes for _, gradient_bytes in course)
             weights = sharding.weights(costs, size)
-            optimizer = -(-optimizer // sharding.ranks)
+            optimizer = 0 if sharding.offloads else -(-optimizer // sharding.ranks)
         return Footprint(
             weights=weights,
             gradients=gradients,

@@ -203,6 +203,7 @@ def measure(
             estimate = footprint(situation)
             row["estimate_bytes"] = None if estimate is None else estimate.total
             built[name] = arm
+            print(f"{name}: ready in {row['ready_s']:.1f} s", flush=True)
         except Exception as error:  # noqa: BLE001 - the other variants are still measured
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {error}"
@@ -211,6 +212,7 @@ def measure(
         for name in random.sample(list(built), len(built)):
             with contextlib.suppress(Exception):
                 times[name].append(time_block(built[name], arms, rows[name], device))
+                print(f"{name}: {times[name][-1]:.2f} ms", flush=True)
     reference = rows.get(REFERENCE, {}).get("losses")
     best = min((statistics.median(t) for n, t in times.items() if "GPU" in n and t), default=0.0)
     for name, row in rows.items():

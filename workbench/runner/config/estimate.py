@@ -7,9 +7,12 @@ from typing import Any
 
 import models
 from kernels import hardware
+from models.costs.precision import PRECISIONS
+from models.parallel.expert_parallel import experts_of
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
+from workbench.runner.toggles._ranks import SHARDING, layout_of
 
 # A configuration near the limit may run out of memory: that is a measurement, too. One that needs
 # many times the memory would only make the host swap.
@@ -35,11 +38,25 @@ def footprint(situation: Situation) -> models.Footprint | None:
     divided = (t.divided_memory(situation, step) for t in toggles if t.divided_memory is not None)
     estimate = next(filter(None, divided), estimate)
     gathered = sum(t.gathered_bytes(situation, step) for t in toggles if t.gathered_bytes)
+    together = max(estimate.together, estimate.activations + _bucket_bytes(situation, estimate))
     return dataclasses.replace(
-        estimate,
-        activations=estimate.activations + gathered,
-        together=estimate.together + gathered,
+        estimate, activations=estimate.activations + gathered, together=together + gathered
     )
+
+
+def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
+    """Return the bytes of gradients in buckets of ``DistributedDataParallel``.
+
+    Buckets stay between steps. Gradients of experts that only this rank has are in none.
+    """
+    layout = layout_of(situation)
+    if layout.averaged == 1 or layout.pipeline > 1 or situation.option(SHARDING) != "off":
+        return 0
+    experts = 0
+    if layout.expert > 1:
+        size = PRECISIONS[_arguments(situation)["precision"]].weight
+        experts = experts_of(situation.family, situation.config)[1] // layout.expert * size
+    return estimate.gradients - experts
 
 
 def _handles(situation: Situation) -> int:

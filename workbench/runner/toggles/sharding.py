@@ -103,7 +103,11 @@ def _memory(option: str, situation: Situation) -> dict[str, models.Sharding | No
     if option == "off":
         return {"sharding": None}
     ranks = layout_of(situation).shard
-    return {"sharding": models.Sharding(ranks=ranks, shares_weights=option != "gradients")}
+    return {
+        "sharding": models.Sharding(
+            ranks=ranks, shares_weights=option != "gradients", offloads=option == "offload"
+        )
+    }
 
 
 def _fixes(
