@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +77,7 @@ class Replicate:
         with warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)
             self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
-        self._reducer = _Reducer(self._compression, *_hook(self._compression, group))
+        self._reducer = _Reducer(self._compression, group)
         self._ddp.register_comm_hook(self._reducer, _reduce)
 
     def __call__(self, *batch: Any) -> Tensor:
@@ -92,65 +92,83 @@ class Replicate:
         """Gradient reductions of the last step."""
         return Reductions() if self._reducer is None else self._reducer.reductions
 
+    def finish(self) -> None:
+        """Let torch free what it sent in the backward pass."""
+        if self._reducer is not None:
+            self._reducer.finish()
+
     def tensors(self) -> Iterator[Tensor]:
         """Return the buckets that gradients lie in."""
         if self._reducer is not None:
             yield from self._reducer.buffers.values()
 
 
-@dataclass
 class _Reducer:
-    """A communication hook with its state, and what it has sent.
+    """Averages buckets of gradients over a group of ranks, and counts what is sent.
 
     Torch's C++ code holds it, where Python's garbage collector does not look: a reference from here
     to the model would never let the model go.
     """
 
-    compression: str
-    state: Any
-    hook: Any
-    reductions: Reductions = field(default_factory=Reductions)
-    buffers: dict[int, Tensor] = field(default_factory=dict)
-    compressed: int = 0  # numbers that PowerSGD has sent so far
+    def __init__(self, compression: str, group: dist.ProcessGroup) -> None:
+        self.reductions = Reductions()
+        self.buffers: dict[int, Tensor] = {}
+        self._compression, self._group = compression, group
+        self._works: list[dist.Work] = []
+        self._compressed = 0  # numbers that PowerSGD has sent so far
+        self._power_sgd: Any = None
+        if compression == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    def sent_bytes(self, bucket: dist.GradBucket) -> int:
-        """Return how much of a bucket is sent; the hook has just begun to."""
-        buffer = bucket.buffer()
-        if self.compression == "bf16":
-            return 2 * buffer.numel()
-        if self.compression == "powersgd":
-            before, self.compressed = self.compressed, self.state.total_numel_after_compression
-            if (numbers := self.compressed - before) > 0:  # not in the first steps
-                return int(numbers) * buffer.itemsize
-        return buffer.nbytes
+            self._power_sgd = powerSGD_hook.PowerSGDState(
+                group, matrix_approximation_rank=8, start_powerSGD_iter=2
+            )
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Begin to average a bucket."""
+        buffer, reductions = bucket.buffer(), self.reductions
+        reductions.buckets += 1
+        reductions.bytes += buffer.nbytes
+        reductions.early += not bucket.is_last()
+        self.buffers[bucket.index()] = buffer
+        if self._power_sgd is not None:
+            return self._compress(bucket)
+        sent = buffer.bfloat16() if self._compression == "bf16" else buffer
+        reductions.sent_bytes += sent.nbytes
+        sent.div_(self._group.size())
+        work = dist.all_reduce(sent, group=self._group, async_op=True)
+        self._works.append(work)
+        return work.get_future().then(lambda future: _received(future, buffer))
+
+    def finish(self) -> None:
+        """Wait for what was sent: until then, NCCL's group holds it, even after the variant."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+    def _compress(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(self._power_sgd, bucket)
+        before, self._compressed = self._compressed, self._power_sgd.total_numel_after_compression
+        numbers = (
+            int(self._compressed - before) or bucket.buffer().numel()
+        )  # all in the first steps
+        self.reductions.sent_bytes += numbers * bucket.buffer().itemsize
+        return reduced
+
+
+def _received(future: torch.futures.Future[list[Tensor]], buffer: Tensor) -> Tensor:
+    """Return the averaged bucket, in the dtype of its gradients."""
+    (received,) = future.value()
+    return received if received is buffer else buffer.copy_(received)
 
 
 def _reduce(reducer: _Reducer, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    buffer, reductions = bucket.buffer(), reducer.reductions
-    reductions.buckets += 1
-    reductions.bytes += buffer.nbytes
-    reductions.early += not bucket.is_last()
-    reducer.buffers[bucket.index()] = buffer
-    reduced: torch.futures.Future[Tensor] = reducer.hook(reducer.state, bucket)
-    reductions.sent_bytes += reducer.sent_bytes(bucket)
-    return reduced
+    return reducer.reduce(bucket)
 
 
 _reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-
-
-def _hook(compression: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
-    """Return the state and the communication hook of an option."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    if compression == "bf16":
-        return group, default_hooks.bf16_compress_hook
-    if compression == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=8, start_powerSGD_iter=2
-        )
-        return state, powerSGD_hook.powerSGD_hook
-    return group, default_hooks.allreduce_hook
 
 
 def _may_leave_unused(build: DividedBuild) -> bool:

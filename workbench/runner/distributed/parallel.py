@@ -378,6 +378,8 @@ class Parallel:
         """Complete gradients between the backward pass and the update."""
         if self.pipeline is not None:
             self.pipeline.finish_gradients()
+        if self.replicate is not None:
+            self.replicate.finish()
         if self.layout.expert > 1:
             self._average_experts()
         if self._along_sequence:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from built import stepped
 from rank_checks import CPU, configure, needs_cores
 
@@ -113,3 +116,24 @@ def test_a_forgotten_variant_leaves_no_weights_behind(toggles):
     assert live_bytes() > before + CACHED_BYTES
     arms.forget_all()
     assert live_bytes() < before + CACHED_BYTES
+
+
+@needs_cores
+@pytest.mark.usefixtures("close_ranks")
+@pytest.mark.parametrize("compression", ["off", "bf16"])
+def test_a_step_waits_for_each_bucket_that_it_sent(compression, monkeypatch):
+    """NCCL's group holds what it sent until somebody waits for it."""
+    works, send = [], dist.all_reduce
+
+    def recording(*args, **options):
+        work = send(*args, **options)
+        if work is not None:
+            wait = Mock(side_effect=work.wait)
+            works.append(SimpleNamespace(wait=wait, get_future=work.get_future))
+            return works[-1]
+        return None
+
+    monkeypatch.setattr(dist, "all_reduce", recording)
+    toggles = {"data_parallel": "2", "gradient_compression": compression}
+    stepped(configure(sequence=32), steps=2, arms=VariantCache(), **toggles)
+    assert works and all(work.wait.call_count == 1 for work in works)
