@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import session_samples as samples
+from hang_limit import HANG_S
 
 from sessions.errors import SessionError
 from sessions.storage import _check, hdf5, seal
@@ -251,7 +252,7 @@ def test_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path):
         [sys.executable, "-c", script, str(path), str(here), str(here.parents[1])],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=True,
     )
     assert child.stdout == f"Cannot save {path}: File too large; choose another place.\n"
@@ -492,7 +493,7 @@ def test_check_prints_its_refusal_as_json(tmp_path):
             cwd=Path(hdf5.__file__).parents[2],
             stdin=stream,
             capture_output=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
     assert "it is damaged" in json.loads(child.stderr) and not child.stdout

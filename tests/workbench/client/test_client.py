@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from process_end import assert_end
 
 from workbench import protocol
@@ -101,7 +102,7 @@ def test_closing_is_quiet_and_commands_to_a_closed_runner_are_refused():
     reader = threading.Thread(target=lambda: heard.extend(runner.messages()))
     reader.start()
     runner.close()
-    reader.join(timeout=10)
+    reader.join(timeout=HANG_S)
     assert all(isinstance(message, protocol.Catalogue) for message in heard)
     assert runner.send(protocol.Pause()) is False
 
@@ -109,12 +110,12 @@ def test_closing_is_quiet_and_commands_to_a_closed_runner_are_refused():
 def test_closing_takes_the_workers_of_the_runner_along():
     fork = (
         "pid = os.fork()\n"
-        "if not pid:\n    [os.close(d) for d in (0, 1, 2)]\n    time.sleep(60)\n"
+        "if not pid:\n    [os.close(d) for d in (0, 1, 2)]\n    time.sleep(1e6)\n"
         "sys.stdin.read()"
     )
     runner = child(fork)
     next(iter(runner.messages()))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while not (workers := psutil.Process(runner.process.pid).children()):
         assert time.monotonic() < deadline
     runner.close()

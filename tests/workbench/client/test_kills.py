@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from process_end import assert_end
 from runner_driver import HERE, LIGHT, REAL, Driver
 
@@ -135,7 +136,7 @@ def assert_nothing_lost(saved: Path, killed: float, log: Path | None) -> None:
     left.unlink()
 
 
-def wait_for(condition, limit_s: float = 150.0) -> None:
+def wait_for(condition, limit_s: float = HANG_S) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "nothing was saved"

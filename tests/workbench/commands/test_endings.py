@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from hang_limit import HANG_S
 from interrupts import press_ctrl_c
 
 from sessions.model import Ceilings
@@ -316,7 +317,7 @@ def test_the_demo_that_is_interrupted_is_130_and_still_answers(tmp_path):
         if line.startswith("Starting the runner"):
             break
     demo.send_signal(signal.SIGINT)
-    out, err = demo.communicate(timeout=60)
+    out, err = demo.communicate(timeout=HANG_S)
     answer = json.loads(out)
     assert (demo.returncode, answer["reason"], answer["files"]) == (130, "cancelled", [])
     assert "Traceback" not in err

@@ -159,7 +159,7 @@ def runners(monkeypatch):
             lines = [protocol.encode(hello), b"".join(map(protocol.encode, rest))]
             program = (
                 f"import os, sys, time\nos.write(1, {lines[0]!r})\nsys.stdin.readline()\n"
-                f"os.write(1, {lines[1]!r})\ntime.sleep(60)"
+                f"os.write(1, {lines[1]!r})\ntime.sleep(1e6)"
             )
             return Runner(journal, (sys.executable, "-S", "-c", program))
 

@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 
+from hang_limit import HANG_S
+
 
 def press_ctrl_c(
     presses: int = 1,
@@ -18,13 +20,13 @@ def press_ctrl_c(
     before = signal.getsignal(number)
 
     def press() -> None:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + HANG_S
         while (handler := signal.getsignal(number)) is before:
             if time.monotonic() > give_up:
                 return
             time.sleep(0.01)
         if after is not None:
-            after.wait(60)
+            after.wait(HANG_S)
         for _ in range(presses):
             time.sleep(every_s)
             if signal.getsignal(number) is not handler:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 
 import psutil
+from hang_limit import HANG_S
 
 
-def assert_end(processes: Sequence[psutil.Process], limit_s: float = 120.0) -> None:
+def assert_end(processes: Sequence[psutil.Process], limit_s: float = HANG_S) -> None:
     """Assert that all end; an orphan's new parent may take seconds to reap it."""
     deadline = time.monotonic() + limit_s
     for process in processes:

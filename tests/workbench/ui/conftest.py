@@ -49,8 +49,8 @@ def panel(qtbot, workspace, settings):
     qtbot.addWidget(panel)
     panel.show()
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: workspace.configuration.availability is not None, timeout=5_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    qtbot.waitUntil(lambda: workspace.configuration.availability is not None)
     return panel
 
 
@@ -89,6 +89,6 @@ def complete_window(window):
 def ready(qtbot, window):
     """The window once the fake runner has told what it has and is idle."""
     window.workspace.run.start_runner()
-    qtbot.waitUntil(lambda: window.workspace.run.state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None, timeout=5_000)
+    qtbot.waitUntil(lambda: window.workspace.run.state == "idle")
+    qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None)
     return window

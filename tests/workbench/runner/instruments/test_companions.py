@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
+from hang_limit import HANG_S
 from recording_wire import RecordingWire
 
 from sessions.storage import hdf5
@@ -80,8 +81,8 @@ def sampled(wire: RecordingWire) -> set[str]:
     }
 
 
-def until(condition, seconds: float = 120.0) -> None:
-    deadline_s = time.monotonic() + seconds
+def until(condition, limit_s: float = HANG_S) -> None:
+    deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come"
         time.sleep(0.01)

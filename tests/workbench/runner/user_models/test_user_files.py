@@ -103,7 +103,7 @@ LEAVES = (  # its parent ends at once
     "if os.fork(): os._exit(0)\n"
     "os.setsid()\n"
     "open({path!r}, 'w').write(str(os.getpid()))\n"
-    "time.sleep(600)"
+    "time.sleep(1e6)"
 )
 
 

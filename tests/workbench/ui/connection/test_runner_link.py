@@ -41,7 +41,7 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
     run(qtbot, ready)
     qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     rows = workspace.session.shown.segments[0].steps.rows
     assert rows > 20
     banner = ready.failures.banners[0]
@@ -54,7 +54,7 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
         if button.text() == "Start a new runner"
     )
     button.click()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     workspace.runs.start()
     qtbot.waitUntil(lambda: rows_of(workspace, 1) > 3)
     assert workspace.session.shown.segments[0].steps.rows == rows
@@ -68,10 +68,10 @@ def test_a_runner_started_from_the_menu_leaves_no_button_that_would_end_it(qtbot
     workspace = ready.workspace
     workspace.failures.report(protocol.Failure(kind="memory", sentence="It does not fit."))
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     assert len(ready.failures.banners) == 2
     ready.actions_["restart"].trigger()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     (left,) = ready.failures.banners
     assert left.sentence.text() == "It does not fit."
 
@@ -81,7 +81,7 @@ def test_what_was_measured_before_a_kill_is_in_the_journal(qtbot, ready):
     run(qtbot, ready)
     qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     again = recover(workspace.session.journal.path)
     assert len(again.segments) == 1
     assert list(again.segments[0].steps["gpu_ms"]) == list(
@@ -107,7 +107,7 @@ def test_an_out_of_memory_run_is_one_sentence_and_the_runner_stays(qtbot, ready)
 def test_a_runner_that_does_not_answer_is_reported_once(qtbot, ready, monkeypatch):
     monkeypatch.setattr(runner_link, "ANSWER_S", 1.0)
     run(qtbot, ready, "hang")
-    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert ready.workspace.failures.recent[0].kind == "hang"
     assert ready.failures.banners[0].findChild(QPushButton).text() == "Start a new runner"
     qtbot.wait(1500)
@@ -129,7 +129,7 @@ def test_a_runner_deaf_to_cancel_is_ended_by_force(qtbot, ready, monkeypatch):
 
 def test_a_runner_that_cannot_be_started_is_a_sentence(qtbot, qapp):
     workspace = Workspace(launch=lambda journal: Runner(journal, ("/no/such/program",)))
-    with qtbot.waitSignal(workspace.failures.reported, timeout=3000) as caught:
+    with qtbot.waitSignal(workspace.failures.reported) as caught:
         workspace.run.start_runner()
     assert "could not be started" in caught.args[0].sentence
     assert workspace.run.state == "dead"
@@ -151,7 +151,7 @@ def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, comple
     run(qtbot, ready)
     qtbot.waitUntil(lambda: workspace.run.state == "running")
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     ready.close()
     qtbot.wait(10)
     assert not children()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from hang_limit import HANG_S
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QPushButton
 from pytestqt.exceptions import capture_exceptions
@@ -54,7 +55,7 @@ def test_an_error_inside_a_command_is_1_with_a_sentence_and_a_log_entry(more, tm
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 1

@@ -218,7 +218,7 @@ def comparing(qtbot, workspace, height: int) -> ComparePanel:
         workspace.compared.add(session)
     panel.resize(BESIDE_PX, height)
     panel.show()
-    qtbot.waitUntil(lambda: panel.result is not None, timeout=10_000)
+    qtbot.waitUntil(lambda: panel.result is not None)
     return panel
 
 
@@ -237,7 +237,7 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
         assert title_px >= min(needed_px, title_px + segment_px - _SHARING_PX), width
     assert uneven, "the title has what it needs before the other has more"
     compare.resize(1100, 500)
-    qtbot.waitUntil(lambda: header.length() <= table.viewport().width(), timeout=5000)
+    qtbot.waitUntil(lambda: header.length() <= table.viewport().width())
     table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
     table._share()
     assert header.length() <= table.viewport().width()
