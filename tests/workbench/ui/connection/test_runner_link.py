@@ -153,13 +153,12 @@ def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, comple
     workspace.run.start_runner()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     ready.close()
-    qtbot.wait(10)
-    assert not children()
-    assert not [timer for timer in workspace.findChildren(QTimer) if timer.isActive()]
+    qtbot.waitUntil(lambda: not children())
+    qtbot.waitUntil(lambda: not any(timer.isActive() for timer in workspace.findChildren(QTimer)))
     # One that fires once, as after a paint, may still be under way.
     qtbot.waitUntil(lambda: not any(timer.isActive() for timer in ready.findChildren(QTimer)))
-    assert not [thread for thread in workspace.findChildren(QThread) if thread.isRunning()]
-    assert not set(python_threads()) - threads_before
+    qtbot.waitUntil(lambda: not any(t.isRunning() for t in workspace.findChildren(QThread)))
+    qtbot.waitUntil(lambda: not set(python_threads()) - threads_before)
 
 
 def test_the_window_is_told_of_messages_once_until_it_takes_them(qapp, qtbot):

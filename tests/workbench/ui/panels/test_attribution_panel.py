@@ -151,8 +151,9 @@ def test_an_attribution_that_interrupts_a_run_is_measuring_until_its_own_end(qtb
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together"))
 
 
-def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched):
+def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched, hold):
     workspace, panel = switched.workspace, switched.attribution
+    hold.touch()
     panel.run.click()
     qtbot.waitUntil(lambda: bool(workspace.session.shown.studies))
     qtbot.waitUntil(lambda: "effects" in workspace.session.shown.studies[0].tables)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,16 @@ def test_errors_in_slots_threads_and_destructors_are_reported_and_the_window_goe
 
 
 def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors, qtbot):
+    began = time.monotonic()
     for _ in range(500):
         QTimer.singleShot(0, raises)
     workspace = window.workspace
     qtbot.waitUntil(
         lambda: any("more followed" in failure.sentence for failure in workspace.failures.recent)
     )
-    assert len(workspace.failures.recent) <= 3 and len(window.failures.banners) <= 3
-    assert crash_log.path().read_text().count("as planted\n") <= 3
+    most = 3 + int(time.monotonic() - began)
+    assert len(workspace.failures.recent) <= most and len(window.failures.banners) <= 3
+    assert crash_log.path().read_text().count("as planted\n") <= most
 
 
 def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot, monkeypatch):
