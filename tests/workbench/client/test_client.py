@@ -130,27 +130,28 @@ def test_closing_takes_the_workers_of_the_runner_along():
     ],
 )
 def test_a_runner_that_does_not_hear_cancel_is_ended_by_force(monkeypatch, script, ended):
-    monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
+    before_kill_s = 0.3 if ended == "killed" else HANG_S
+    monkeypatch.setattr(runner_process, "GRACE_S", before_kill_s)
     runner = child(script)
     messages = runner.messages()
     next(messages)
     if ended == "killed":
         next(messages)  # only now does it ignore SIGTERM
-    runner.cancel()
-    runner.cancel()  # impatience changes nothing
+    runner.cancel(0.3)
+    runner.cancel(0.3)  # impatience changes nothing
     (failure,) = messages
     assert failure.sentence == (f"The run did not stop when cancelled, so its runner was {ended}.")
     runner.close()
 
 
-def test_a_runner_that_answers_cancel_is_left_alone(monkeypatch):
-    monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
+def test_a_runner_that_answers_cancel_is_left_alone():
     idle = protocol.encode(protocol.State(state="idle")).decode()
     runner = child(f"sys.stdin.readline(); say({idle!r}); sys.stdin.read()")
     messages = runner.messages()
     next(messages)
-    runner.cancel()
+    runner.cancel(HANG_S)
+    escalation = runner._escalation
     assert next(messages).state == "idle"
-    time.sleep(1.0)
+    assert escalation.finished.is_set(), "it would be terminated later"
     assert runner.alive
     runner.close()

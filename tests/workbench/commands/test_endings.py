@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from hang_limit import HANG_S
-from interrupts import press_ctrl_c
+from interrupts import press_ctrl_c, when_recorded
 
 from sessions.model import Ceilings
 from workbench import commands, protocol
@@ -209,7 +209,9 @@ def test_claims_whose_runner_died_are_1_and_still_answered(sent, capsys):
 def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monkeypatch, capsys):
     monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     sent(ran.catalogue)
-    press_ctrl_c()
+    press_ctrl_c(
+        after=when_recorded(monkeypatch, lambda m: isinstance(m, protocol.Catalogue)),
+    )
     assert main(CLAIMS) == 130
     answer = json.loads(capsys.readouterr().out)
     assert answer["reason"] == "cancelled"

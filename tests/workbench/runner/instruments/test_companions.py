@@ -124,9 +124,10 @@ def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks)
     ranks(2)
     devices.update()
     until(lambda: sampled(wire) == {"gpu1"})
+    threads = [thread for telemetry in devices._running for thread in telemetry._threads]
     ranks(1)
     devices.update()
-    time.sleep(0.12)
+    until(lambda: not any(thread.is_alive() for thread in threads))
     count = len(wire.sent)
     time.sleep(0.15)
     assert len(wire.sent) == count, "nobody uses it any more"
