@@ -185,8 +185,8 @@ def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypa
         f"worker.join = lambda *_: {fault}; worker.main()"
     )
     world.close()
-    monkeypatch.setattr(world, "JOIN_S", 3.0)
     with monkeypatch.context() as planted:
+        planted.setattr(world, "JOIN_S", 3.0)
         planted.setattr(world, "_COMMAND", (sys.executable, "-c", code))
         with pytest.raises(world.RankError, match=reason):
             world.of(2, CPU)

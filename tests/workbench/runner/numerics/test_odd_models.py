@@ -316,7 +316,7 @@ def test_a_process_that_a_model_forks_sends_no_steps_and_ends(runner, write, tmp
         "        return self.layer(x)"
     )
     since = len(runner.messages)
-    runner.start(write(body), seconds=1.0)
+    runner.start(write(body), steps=60)
     assert runner.finish().reason == "done"
     child = int(Path(pid_file).read_text())
     until = time.monotonic() + HANG_S
