@@ -112,7 +112,7 @@ def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
 
 
 def test_a_budget_is_shared_by_the_cases_and_their_directions(monkeypatch):
-    """How long rounds go on for a budget is tested with the rounds, by a clock of their own."""
+    """Check what each direction gets; tests of the rounds check that they end after it."""
     budgets_s = []
 
     def alternate(*contenders, budget_s, **options):
