@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,13 @@ def assert_end(processes: Sequence[psutil.Process], limit_s: float = HANG_S) -> 
         while _runs(process):
             assert time.monotonic() < deadline, f"{process} lives on"
             time.sleep(0.01)
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return the command line; empty for a process that has ended, waited for or not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._inductor.compile_fx  # now, so that nobody looks for garbage among what it brings
 from hang_limit import HANG_S
+from process_end import command_of
 from runner_driver import FAULTY, Driver
 
 import kernels
@@ -75,8 +76,8 @@ def no_peer_is_left() -> Iterator[None]:
         patch.setattr(world, "SILENCE_S", HANG_S)
         yield
         world.close()
-    names = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not [name for name in names if "rank_worker" in name]
+    commands = [command_of(child) for child in psutil.Process().children()]
+    assert not [command for command in commands if "rank_worker" in command]
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import threading
 import msgspec
 import psutil
 import pytest
+from process_end import command_of
 from PySide6.QtCore import QThread, QTimer
 from PySide6.QtWidgets import QPushButton
 
@@ -33,7 +34,7 @@ def rows_of(workspace, segment=0):
 
 
 def children():
-    return [child for child in psutil.Process().children() if "fake_runner" in str(child.cmdline())]
+    return [child for child in psutil.Process().children() if "fake_runner" in command_of(child)]
 
 
 def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, ready):
