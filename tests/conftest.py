@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tests run two at a time on two cores: OpenMP threads that spin at barriers would wait for cores
 # that the other test's threads keep, for many times as long as one thread takes.
@@ -17,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("CI"):  # the same examples each time, and fewer: by hand there are all
     settings.register_profile("few", settings.get_profile("ci"), max_examples=40)
     settings.load_profile("few")
+else:  # a busy machine is no fault of the code
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
 
 
 # Tests neither read nor change the journals, the key and the measurements of the user's account.

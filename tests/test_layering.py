@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("kernels", "models", "sessions", "workbench")
@@ -327,7 +328,7 @@ def loaded_after_each(packages: list[str]) -> dict[str, list[str]]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     return {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}

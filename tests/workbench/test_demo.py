@@ -7,6 +7,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from hang_limit import HANG_S
 
 
 def run_demo(folder, **environment):
@@ -18,7 +19,7 @@ def run_demo(folder, **environment):
         capture_output=True,
         text=True,
         env={**inherited, "XDG_STATE_HOME": str(folder / "state"), **environment},
-        timeout=230,
+        timeout=HANG_S,
     )
 
 

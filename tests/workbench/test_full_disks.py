@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from test_headless import choose, script
 
 import kernels.core.tuned_files as tuned_files
@@ -31,7 +32,7 @@ def limited(program: str, *arguments: object, **more) -> subprocess.CompletedPro
         f"sys.path[:0] = [{str(HERE.parents[1])!r}, {str(HERE / 'samples')!r}]\n"
     )
     command = [sys.executable, "-c", limit + program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, **more)
 
 
 def test_a_journal_on_a_full_disk_complains_once_and_takes_whatever_comes(tmp_path):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from hang_limit import HANG_S
+
 # What Python on Windows lacks, and every module of the workbench outside of the runner.
 WITHOUT_POSIX = """
 import importlib, importlib.abc, os, pkgutil, signal, sys
@@ -33,6 +35,6 @@ print("imported")
 
 def test_all_but_the_runner_imports_without_posix_and_without_torch():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.stdout == "imported\n", done.stderr

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
 from installed import BROKEN, GOOD, NAME, VERSION, everything, install
 from runner_driver import Driver
 from synthetic import gpu_session
@@ -51,7 +52,7 @@ def workbench(*words: str, environment: dict[str, str]) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        timeout=200,
+        timeout=HANG_S,
     )
 
 
@@ -160,7 +161,7 @@ workspace.close()
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        timeout=200,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     warnings, listed = done.stdout.splitlines()

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
 from session_files import save_one
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def run(command, folder, **environment):
         env={**clean, "QT_QPA_PLATFORM": "offscreen", **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hang_limit import HANG_S
 
 import kernels
 from kernels import GENERATIONS, OPS, Implementation, Mistake, hardware
@@ -146,7 +147,7 @@ def test_threads_that_attend_at_once_leave_the_switches_as_they_were(monkeypatch
     monkeypatch.setattr(_sdpa, "scaled_dot_product_attention", slowly)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(kernels.attention, *inputs(4), backend="sdpa_flash")
-        began.wait(10)
+        began.wait(HANG_S)
         second = pool.submit(kernels.attention, *inputs(4), backend="sdpa_flash")
         assert first.result() is not second.result()
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from hang_limit import HANG_S
 from torch import Tensor
 
 from models import FAMILIES
@@ -80,7 +81,7 @@ class Meeting:
     """Barrier at which the threads exchange their parts."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(RANKS, timeout=30)
+        self._barrier = threading.Barrier(RANKS, timeout=HANG_S)
         self._brought: list[Tensor | None] = [None] * RANKS
 
     def sum(self, rank: int, x: Tensor) -> Tensor:

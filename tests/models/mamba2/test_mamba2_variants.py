@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hang_limit import HANG_S
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
@@ -135,7 +136,7 @@ def test_triton_in_the_interpreter_agrees_with_torch_in_every_operator():
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     used = json.loads(done.stdout)

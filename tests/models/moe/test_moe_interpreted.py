@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hang_limit import HANG_S
 
 from kernels.core.triton_helpers import INSTALLED
 
@@ -63,7 +64,7 @@ def test_torch_and_triton_agree_on_a_model_and_its_gradients():
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("agree")

@@ -14,12 +14,13 @@ import h5py
 import numpy as np
 import pytest
 import session_samples as samples
+from hang_limit import HANG_S
 
 from sessions.errors import SessionError
 from sessions.storage import _check, hdf5, seal
 
 CASES = 240
-SLOWEST_S = 20.0
+SLOWEST_S = 20.0  # of processor time
 
 
 def refusal(path) -> str:
@@ -84,7 +85,7 @@ def test_every_damaged_file_is_refused_with_a_sentence_or_equal_to_the_original(
     for number in range(CASES):
         path = tmp_path / f"{number}.h5"
         path.write_bytes(damaged(original, number))
-        begin = time.monotonic()
+        begin = time.process_time()
         try:
             loaded = hdf5.load(path)
         except SessionError as error:
@@ -92,7 +93,7 @@ def test_every_damaged_file_is_refused_with_a_sentence_or_equal_to_the_original(
             assert is_sentence(str(error)), f"case {number}: {error}"
         else:
             assert samples.content(loaded) == expected, f"case {number} was changed unnoticed"
-        assert time.monotonic() - begin < SLOWEST_S, f"case {number}"
+        assert time.process_time() - begin < SLOWEST_S, f"case {number}"
         path.unlink()
     assert refused > 0.95 * CASES
 
@@ -107,14 +108,14 @@ def test_every_damaged_file_without_a_seal_is_refused_or_read_without_other_erro
     for number in [*range(11), 27]:
         path = tmp_path / f"{number}.h5"
         path.write_bytes(damaged(original, number))
-        begin = time.monotonic()
+        begin = time.process_time()
         try:
             loaded = hdf5.load(path)
             samples.content(loaded)
         except SessionError as error:
             refused += 1
             assert is_sentence(str(error)), f"case {number}: {error}"
-        assert time.monotonic() - begin < SLOWEST_S, f"case {number}"
+        assert time.process_time() - begin < SLOWEST_S, f"case {number}"
     assert refused > 6
 
 
@@ -251,7 +252,7 @@ def test_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path):
         [sys.executable, "-c", script, str(path), str(here), str(here.parents[1])],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=True,
     )
     assert child.stdout == f"Cannot save {path}: File too large; choose another place.\n"
@@ -492,7 +493,7 @@ def test_check_prints_its_refusal_as_json(tmp_path):
             cwd=Path(hdf5.__file__).parents[2],
             stdin=stream,
             capture_output=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
     assert "it is damaged" in json.loads(child.stderr) and not child.stdout

@@ -115,7 +115,9 @@ FIELDS = ("ph", "cat", "name", "tid", "ts", "dur", "args")
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(FIELDS), JUNK), max_size=6))
 def test_hostile_events_are_read_or_refused_and_nothing_else(tmp_path, changes):

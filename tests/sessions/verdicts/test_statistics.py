@@ -11,6 +11,7 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from reference_machine import slowness
 from scipy import stats
 
 from sessions.model import Configuration, Phase, Segment
@@ -102,9 +103,11 @@ def test_rolling_needs_a_window():
 
 def test_rolling_bands_of_a_million_steps_take_under_two_seconds():
     values = samples.series(1_000_000)
+    before = slowness(time.process_time)
     begin = time.process_time()
     statistics.rolling(values, 501)
-    assert time.process_time() - begin < 2
+    spent_s = time.process_time() - begin
+    assert spent_s / max(before, slowness(time.process_time)) < 2
 
 
 @given(series)
@@ -182,7 +185,9 @@ def test_missing_steps_and_outliers_change_little():
 
 def test_a_million_steps_are_summarized_in_under_two_seconds():
     values = samples.series(1_000_000, 1, phi=0.8)
+    before = slowness(time.process_time)
     begin = time.process_time()
     summary = statistics.summarize(values)
-    assert time.process_time() - begin < 2
+    spent_s = time.process_time() - begin
+    assert spent_s / max(before, slowness(time.process_time)) < 2
     assert summary.error < 0.01

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from process_end import assert_end
 
 from workbench import protocol
@@ -101,7 +102,7 @@ def test_closing_is_quiet_and_commands_to_a_closed_runner_are_refused():
     reader = threading.Thread(target=lambda: heard.extend(runner.messages()))
     reader.start()
     runner.close()
-    reader.join(timeout=10)
+    reader.join(timeout=HANG_S)
     assert all(isinstance(message, protocol.Catalogue) for message in heard)
     assert runner.send(protocol.Pause()) is False
 
@@ -109,12 +110,12 @@ def test_closing_is_quiet_and_commands_to_a_closed_runner_are_refused():
 def test_closing_takes_the_workers_of_the_runner_along():
     fork = (
         "pid = os.fork()\n"
-        "if not pid:\n    [os.close(d) for d in (0, 1, 2)]\n    time.sleep(60)\n"
+        "if not pid:\n    [os.close(d) for d in (0, 1, 2)]\n    time.sleep(1e6)\n"
         "sys.stdin.read()"
     )
     runner = child(fork)
     next(iter(runner.messages()))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while not (workers := psutil.Process(runner.process.pid).children()):
         assert time.monotonic() < deadline
     runner.close()
@@ -129,27 +130,28 @@ def test_closing_takes_the_workers_of_the_runner_along():
     ],
 )
 def test_a_runner_that_does_not_hear_cancel_is_ended_by_force(monkeypatch, script, ended):
-    monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
+    before_kill_s = 0.3 if ended == "killed" else HANG_S
+    monkeypatch.setattr(runner_process, "GRACE_S", before_kill_s)
     runner = child(script)
     messages = runner.messages()
     next(messages)
     if ended == "killed":
         next(messages)  # only now does it ignore SIGTERM
-    runner.cancel()
-    runner.cancel()  # impatience changes nothing
+    runner.cancel(0.3)
+    runner.cancel(0.3)  # impatience changes nothing
     (failure,) = messages
     assert failure.sentence == (f"The run did not stop when cancelled, so its runner was {ended}.")
     runner.close()
 
 
-def test_a_runner_that_answers_cancel_is_left_alone(monkeypatch):
-    monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
+def test_a_runner_that_answers_cancel_is_left_alone():
     idle = protocol.encode(protocol.State(state="idle")).decode()
     runner = child(f"sys.stdin.readline(); say({idle!r}); sys.stdin.read()")
     messages = runner.messages()
     next(messages)
-    runner.cancel()
+    runner.cancel(HANG_S)
+    escalation = runner._escalation
     assert next(messages).state == "idle"
-    time.sleep(1.0)
+    assert escalation.finished.is_set(), "it would be terminated later"
     assert runner.alive
     runner.close()

@@ -103,8 +103,16 @@ def test_ctrl_c_cancels_and_keeps_what_was_measured(monkeypatch, presses):
         then=f"assert 'cancel' in [sys.stdin.readline(), sys.stdin.readline()][1]; "
         f"os.write(1, {end!r}); sys.stdin.read()",
     )
-    press_ctrl_c(presses)  # while the main thread waits for the runner's next line
-    outcome = run(choose)
+    stepped, steps = threading.Event(), []
+
+    def watch(message):
+        if isinstance(message, protocol.Steps):
+            steps.extend(message.columns["t_s"])
+            if len(steps) == 60:
+                stepped.set()
+
+    press_ctrl_c(presses, after=stepped)  # while the main thread waits for the runner's next line
+    outcome = run(choose, watch=watch)
     assert outcome.reason == "cancelled"
     assert sum(len(segment.steps["t_s"]) for segment in outcome.session.segments) == 60
     assert signal.getsignal(signal.SIGINT) is before
@@ -161,10 +169,10 @@ def test_a_runner_that_does_not_hear_ctrl_c_is_ended_and_not_blamed_for_what_the
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch):
-    outcome, seconds = pressed_in_a_run_that_goes_on(monkeypatch, 2, 60.0)
+    # The time that it would get to stop the run does not end.
+    outcome, _ = pressed_in_a_run_that_goes_on(monkeypatch, 2, 1e6)
     assert (outcome.reason, outcome.failures) == ("cancelled", [])
     assert len(outcome.session.segments[0].steps["t_s"]) > 0
-    assert seconds < 10, "it waited for a runner that the person had given up"
 
 
 def test_a_run_that_leaves_a_decode_state_has_longer_to_write_it(monkeypatch):

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from process_end import assert_end
 from runner_driver import Driver
 
@@ -166,10 +167,10 @@ def test_another_version_of_the_protocol_ends_a_command_with_one_sentence(shape,
 
 BUSY = {
     "computes": "while True: pass",
-    "waits for a compiler": "subprocess.run(['sleep', '600'])",
+    "waits for a compiler": "subprocess.run(['sleep', '1000000'])",
     # PyDLL keeps Python's lock while C waits, so that no thread of Python's can go on to the end.
     "hangs in C": "import psutil; from workbench.runner import wire as real; real.LEAVE_S = 0.5\n"
-    "psutil.Process.children = lambda *_, **__: ctypes.PyDLL(None).sleep(600)\ntime.sleep(600)",
+    "psutil.Process.children = lambda *_, **__: ctypes.PyDLL(None).sleep(1000000)\ntime.sleep(1e6)",
 }
 
 
@@ -180,7 +181,7 @@ def test_a_runner_that_no_signal_reaches_ends_with_its_input(there, busy, how):
     assert isinstance(next(runner.messages()), protocol.Catalogue)
     left = there()
     family = [left, *left.children(recursive=True)]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while busy == "waits for a compiler" and not any(
         "sleep" in process.name() for process in family
     ):
@@ -198,7 +199,7 @@ def test_a_runner_that_no_signal_reaches_ends_with_its_input(there, busy, how):
 def test_cancelling_a_deaf_runner_ends_it_though_the_command_ignores_signals(there, monkeypatch):
     """A command that hands its own pipes on, as setsid does, and that no signal ends."""
     monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
-    program = WIRED + "sys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush(); time.sleep(600)"
+    program = WIRED + "sys.stderr.write(f'{os.getpid()}\\n'); sys.stderr.flush(); time.sleep(1e6)"
     runner = Runner(command=("setsid", "--fork", sys.executable, "-c", program))
     messages = runner.messages()
     next(messages)

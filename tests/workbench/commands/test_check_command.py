@@ -84,7 +84,7 @@ def test_a_slowdown_a_memory_growth_and_a_wrong_result_are_reported(repository, 
     commit(repository, step_s=0.004)
     pretend(repository, commit_of(repository))
     commit(repository, step_s=0.012, **LARGER, **WRONG)
-    code, regressed, answer = check(capsys, "--budget", "8")
+    code, regressed, answer = check(capsys, "--budget", "120")
     assert code == 1 and answer["paired"]
     assert regressed == {"step time": True, "peak memory": True, "results": True}
 
@@ -92,7 +92,6 @@ def test_a_slowdown_a_memory_growth_and_a_wrong_result_are_reported(repository, 
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", [{}, SLOWER, LARGER, WRONG], ids=repr)
 @pytest.mark.parametrize("repeat", range(20))
-@pytest.mark.timeout(600)
 def test_only_what_was_planted_is_reported(repository, capsys, planted, repeat):
     commit(repository)
     record(repository)

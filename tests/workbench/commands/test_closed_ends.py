@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import wire_samples
-from interrupts import press_ctrl_c
+from interrupts import press_ctrl_c, when_recorded
 
 from sessions.storage import hdf5
 from workbench import protocol
@@ -93,7 +93,8 @@ def test_a_batch_system_that_ends_a_run_keeps_what_it_measured(
 ):
     monkeypatch.setattr("workbench.client.headless.PATIENCE_S", 0.1)
     sent(ran.catalogue, *wire_samples.stream()[1:-1])
-    press_ctrl_c(number=number)
+    begun = when_recorded(monkeypatch, lambda m: isinstance(m, protocol.SegmentStarted))
+    press_ctrl_c(number=number, after=begun)
     path = tmp_path / "a.h5"
     assert main(["run", "hydra", "-o", str(path)]) == 130
     assert hdf5.load(path).events[-1].text.startswith(f"interrupted with {number.name} ")

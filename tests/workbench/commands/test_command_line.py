@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
 
 from sessions.storage import hdf5
 from workbench import commands
@@ -174,7 +175,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(pair):
     os.close(read)  # as `| head` does, at once
     child = workbench("info", pair[0], stdout=write)
     os.close(write)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=HANG_S)
     assert (child.returncode, err) == (0, b"")
 
 
@@ -182,7 +183,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(pair):
 def test_a_full_disk_is_told_in_one_sentence(pair):
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
         child = workbench("info", pair[0], stdout=full)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=HANG_S)
     assert child.returncode == 1
     assert err == b"workbench info: the result cannot be written: No space left on device\n"
 
@@ -196,6 +197,6 @@ def test_a_character_that_the_terminal_lacks_does_not_end_the_command(tmp_path, 
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=HANG_S)
     assert (child.returncode, err) == (0, b"")
     assert b"? ?s ?" in out

@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from interrupts import press_ctrl_c
+from hang_limit import HANG_S
+from interrupts import press_ctrl_c, when_recorded
 
 from sessions.model import Ceilings
 from workbench import commands, protocol
@@ -208,7 +209,9 @@ def test_claims_whose_runner_died_are_1_and_still_answered(sent, capsys):
 def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monkeypatch, capsys):
     monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     sent(ran.catalogue)
-    press_ctrl_c()
+    press_ctrl_c(
+        after=when_recorded(monkeypatch, lambda m: isinstance(m, protocol.Catalogue)),
+    )
     assert main(CLAIMS) == 130
     answer = json.loads(capsys.readouterr().out)
     assert answer["reason"] == "cancelled"
@@ -316,7 +319,7 @@ def test_the_demo_that_is_interrupted_is_130_and_still_answers(tmp_path):
         if line.startswith("Starting the runner"):
             break
     demo.send_signal(signal.SIGINT)
-    out, err = demo.communicate(timeout=60)
+    out, err = demo.communicate(timeout=HANG_S)
     answer = json.loads(out)
     assert (demo.returncode, answer["reason"], answer["files"]) == (130, "cancelled", [])
     assert "Traceback" not in err

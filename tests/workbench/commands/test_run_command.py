@@ -8,7 +8,7 @@ import os
 import pytest
 import synthetic
 import wire_samples
-from interrupts import press_ctrl_c
+from interrupts import press_ctrl_c, when_recorded
 from sent_commands import only
 
 from sessions.columns import row_count
@@ -193,12 +193,16 @@ def test_a_runner_that_died_leaves_a_journal_where_no_file_was_asked_for(
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
 
 
+def begins_the_last_segment(message: protocol.AnyMessage) -> bool:
+    return isinstance(message, protocol.SegmentStarted) and message.index == 2
+
+
 def test_ctrl_c_is_130_also_where_the_runner_had_to_be_ended_by_force(
     ran, sent, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     sent(ran.catalogue, *wire_samples.stream()[1:-2])
-    press_ctrl_c(every_s=0.7)
+    press_ctrl_c(after=when_recorded(monkeypatch, begins_the_last_segment))
     assert main(["run", "hydra", "--json"]) == 130
     printed = capsys.readouterr()
     assert json.loads(printed.out)["reason"] == "cancelled"
@@ -207,11 +211,11 @@ def test_ctrl_c_is_130_also_where_the_runner_had_to_be_ended_by_force(
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
 
 
-def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
+def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, monkeypatch, capsys):
     end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
     waits = f"sys.stdin.readline(), sys.stdin.readline(); os.write(1, {end!r}); sys.stdin.read()"
     sent(ran.catalogue, *wire_samples.stream()[1:-2], then=waits)
-    press_ctrl_c(every_s=0.7)
+    press_ctrl_c(after=when_recorded(monkeypatch, begins_the_last_segment))
     assert main(["run", "hydra", "-o", str(tmp_path / "a.h5")]) == 130
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
     assert "saved" in capsys.readouterr().out

@@ -23,6 +23,7 @@ import numpy as np
 import optimization_samples
 import profile_samples
 import pytest
+from hang_limit import HANG_S
 from sent_commands import only
 
 from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
@@ -167,7 +168,7 @@ def test_the_printed_commands_run_again_give_the_same_configuration(ran, tmp_pat
         env={**os.environ, "PATH": os.pathsep.join([folder, os.environ["PATH"]])},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("saved tiny-0000.h5\n")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reference_machine import slowness
 
 from sessions.storage import hdf5
 from workbench.theming.theme import DARK
@@ -24,9 +25,11 @@ def benchmark_script(monkeypatch, qapp):
 
 
 def test_live_plots_are_painted_while_samples_arrive(benchmark_script):
+    before = slowness()
     figures = benchmark_script.live(None, 0.6, DARK)
-    assert figures["frames_per_s"] > 1
-    assert figures["samples_per_s"] > 100
+    slow = max(before, slowness())
+    assert figures["frames_per_s"] * slow > 1
+    assert figures["samples_per_s"] * slow > 100
     assert 0 < figures["frame_ms"] <= figures["longest_ms"]
 
 

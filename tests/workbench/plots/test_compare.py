@@ -43,7 +43,7 @@ def settle(qtbot, panel, arms):
         assert panel.result is not None and panel.result.comparison is not None
         assert len(panel.result.comparison.arms) == arms
 
-    qtbot.waitUntil(compared, timeout=60_000)
+    qtbot.waitUntil(compared)
 
 
 def cells(panel, column):
@@ -110,18 +110,18 @@ def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, wo
         low, high = plot.fixed_y
         return plot.vb.height() / (high - low)
 
-    qtbot.waitUntil(lambda: row_px() >= panel.fontMetrics().height(), timeout=5000)
+    qtbot.waitUntil(lambda: row_px() >= panel.fontMetrics().height())
 
 
 def test_another_baseline_turns_the_ratios_over(qtbot, panel, three):
     panel.set_baseline(three[1])
-    qtbot.waitUntil(lambda: cells(panel, 2)[1] == "baseline", timeout=20_000)
+    qtbot.waitUntil(lambda: cells(panel, 2)[1] == "baseline")
     assert cells(panel, 2)[0].startswith("1.6")
 
 
 def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, three):
     panel.sessions.segmentChosen.emit(three[2], 3)
-    qtbot.waitUntil(lambda: not cells(panel, 2)[2].startswith("1.00"), timeout=20_000)
+    qtbot.waitUntil(lambda: not cells(panel, 2)[2].startswith("1.00"))
     run = panel.result.runs[2]
     assert run.segments == (3,)
     assert panel.sessions.cellWidget(2, 1).currentText() == f"3: {three[2].segments[3].label}"
@@ -171,14 +171,14 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, w
     workspace.session.sessionChanged.emit()
     workspace.compared.add(gpu_session(1, 100, title="long"))
     workspace.compared.add(empty_session())
-    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
+    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason))
     assert panel._pages.currentWidget() is panel._empty
     assert "no steady steps" in panel._empty._sentence.text()
 
 
 def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, workspace):
     workspace.compared.add(gpu_session(1, 4, title="short"))
-    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason), timeout=60_000)
+    qtbot.waitUntil(lambda: bool(panel.result and panel.result.reason))
     assert panel._out.isVisible() and panel._out.text() == "Remove 'short'"
     panel._out.click()
     settle(qtbot, panel, 3)

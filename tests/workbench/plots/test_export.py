@@ -13,6 +13,7 @@ import numpy as np
 import profile_samples
 import pytest
 import scaling_samples
+from hang_limit import HANG_S
 from PySide6.QtGui import QGuiApplication, QImage
 from synthetic import bench_session, cpu_session, empty_session, gpu_session, sweep_study
 
@@ -275,7 +276,7 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -303,7 +304,7 @@ def test_a_picture_is_refused_where_no_font_could_draw_its_text(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=True,
     )
     refused = done.stdout.splitlines()

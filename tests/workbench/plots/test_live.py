@@ -3,6 +3,7 @@ import threading
 
 import numpy as np
 import pytest
+from hang_limit import HANG_S
 from PySide6.QtCore import QPoint, QPointF, QRectF, Qt
 from PySide6.QtGui import QGuiApplication, QImage, QWheelEvent
 from PySide6.QtWidgets import QApplication
@@ -339,7 +340,7 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
     path, csv_bytes = tmp_path / "steps.csv", plot_export.csv_bytes
 
     def write(*arguments, **options):
-        assert hold.wait(60)
+        assert hold.wait(HANG_S)
         return csv_bytes(*arguments, **options)
 
     monkeypatch.setattr(plot_export, "csv_bytes", write)

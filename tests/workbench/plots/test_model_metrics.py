@@ -169,13 +169,13 @@ def test_live_a_plot_fills_with_the_first_reading_and_follows_a_model_of_another
     assert chart.reason.startswith("No model has reported")
     add_metrics(session, np.random.default_rng(0))
     workspace.session.dataArrived.emit()
-    qtbot.waitUntil(lambda: chart.reason is None, timeout=3000)
+    qtbot.waitUntil(lambda: chart.reason is None)
     assert "expert 7" in [entry.name for entry in chart.canvas.entries()]
 
     newest = session.segments[-1]
     newest.metrics = {"rank": series(np.ones((2, 3, 1)), newest.start_s + np.arange(2.0))}
     workspace.session.dataArrived.emit()
-    qtbot.waitUntil(lambda: chart.canvas.axis("left").title == "Rank", timeout=3000)
+    qtbot.waitUntil(lambda: chart.canvas.axis("left").title == "Rank")
     assert "layer 2" in [entry.name for entry in chart.canvas.entries()]
     end = newest.phases[-1].stop_s
     added = {"t_s": [end], "values": [[[5.0], [6.0], [7.0]]]}

@@ -1,6 +1,7 @@
 """The real window, offscreen, that runs and saves for as long as it lives: made to be killed.
 
 ``python killed_window.py FILE.h5 SETTINGS.ini RUNNER...``: RUNNER is the command of its runner.
+``FILE.received`` tells how many steps it had received.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
+from received_rows import note_rows
 
 from workbench.client.runner_process import Runner
 from workbench.ui.controllers.appearance import Appearance
@@ -40,6 +42,10 @@ def main(file: Path, settings_file: Path, command: list[str]) -> int:
             workspace.session.save(file)
             workspace.session.saved = False  # the run goes on: closing would keep the journal
 
+    def note_received(_message: object) -> None:
+        note_rows(workspace.session.recorder.session, file.with_suffix(".received"))
+
+    workspace.run.received.connect(note_received)
     workspace.run.stateChanged.connect(start_when_idle)
     timer = QTimer()
     timer.timeout.connect(save)

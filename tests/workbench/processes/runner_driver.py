@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hang_limit import HANG_S
+
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.client.journal import Journal
@@ -19,7 +21,6 @@ HERE = Path(__file__).parent
 LIGHT = (sys.executable, str(HERE.parent / "samples" / "wire_samples.py"))
 FAULTY = (sys.executable, str(HERE.parent / "runner" / "faulty_runner.py"))
 REAL = (sys.executable, "-m", "workbench.runner")
-LIMIT_S = 150.0  # a loaded machine may take half a minute to import torch
 
 Wanted = type[protocol.Message] | Callable[[protocol.AnyMessage], bool]
 
@@ -60,7 +61,7 @@ class Driver:
     def start(self, configuration: Configuration, **limits: float | None) -> None:
         self.send(protocol.Start(configuration=configuration, **limits))
 
-    def until(self, wanted: Wanted, limit_s: float = LIMIT_S) -> protocol.AnyMessage:
+    def until(self, wanted: Wanted, limit_s: float = HANG_S) -> protocol.AnyMessage:
         """Record messages until one is wanted; fails with what came instead."""
         deadline, late = time.monotonic() + limit_s, f"{wanted} did not come in {limit_s:g} s"
         while (message := self._next(deadline, late)) is not None:
@@ -68,7 +69,7 @@ class Driver:
                 return message
         raise AssertionError(f"the runner ended before {wanted}; {self.describe()}")
 
-    def until_state(self, state: str, limit_s: float = LIMIT_S) -> protocol.AnyMessage:
+    def until_state(self, state: str, limit_s: float = HANG_S) -> protocol.AnyMessage:
         return self.until(
             lambda message: isinstance(message, protocol.State) and message.state == state, limit_s
         )
@@ -87,7 +88,7 @@ class Driver:
         assert isinstance(finished, protocol.Finished)
         return finished
 
-    def rest(self, limit_s: float = LIMIT_S) -> list[protocol.AnyMessage]:
+    def rest(self, limit_s: float = HANG_S) -> list[protocol.AnyMessage]:
         """Every message until the runner's end."""
         deadline = time.monotonic() + limit_s
         late = f"the runner did not end in {limit_s:g} s"
@@ -100,7 +101,7 @@ class Driver:
 
     def close(self) -> None:
         self.runner.close()
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=HANG_S)
 
     def _next(self, deadline: float, late: str) -> protocol.AnyMessage | None:
         """Return the next message, recorded; None at the runner's end. Fails as ``late`` says."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import synthetic
 import wire_samples
+from hang_limit import HANG_S
 
 from sessions.storage import hdf5
 from workbench import protocol
@@ -22,7 +23,6 @@ from workbench.client import journal
 ROOT = Path(__file__).parents[3]
 LIGHT = f"{sys.executable} {wire_samples.__file__} 0.02"  # a runner that streams until its end
 LONGEST_S = 6.0  # of a command that does not end by itself
-END_S = 60.0  # for a command to end after a signal, on a machine with other work
 INTERRUPTED = 130
 ENDINGS = {  # the last bytes of a file that was written to its end
     ".svg": b"</svg>", ".pdf": b"%%EOF", ".html": b"</html>", ".png": b"IEND\xaeB`\x82",
@@ -117,7 +117,7 @@ def run(
         process.send_signal(number)
     began = time.monotonic()
     try:
-        _, errors = process.communicate(timeout=END_S)
+        _, errors = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
         _, errors = process.communicate()
@@ -126,7 +126,7 @@ def run(
         had_ended = True
     ended = Ended(process.returncode, had_ended, errors.decode(errors="replace"))
     ended.seconds = time.monotonic() - began
-    _, alive = psutil.wait_procs(started, timeout=END_S)
+    _, alive = psutil.wait_procs(started, timeout=HANG_S)
     ended.faults += [f"left the process {child.pid}" for child in alive]
     is_ours = not _in_python_itself(ended.errors)
     if "Traceback" in ended.errors and is_ours and number is not signal.SIGKILL:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import signalled_commands as commands
+from hang_limit import HANG_S
 
 PROGRAM = """
 import atexit, os, signal, sys
@@ -84,7 +85,7 @@ def test_ctrl_c_at_the_worst_moments_is_130_without_a_word(moment, folder, sigin
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         env={**os.environ, "PYTHONPATH": str(commands.ROOT)},
     )
     assert (done.returncode, done.stderr) == (130, "")

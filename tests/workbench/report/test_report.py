@@ -261,7 +261,7 @@ def test_an_empty_session_makes_a_page_that_says_so(qapp):
     assert any("0 segments" in text for text in page.texts)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(words=st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1))
 def test_what_people_write_is_text_and_never_markup(qapp, words):
     session = empty_session(words)

@@ -8,13 +8,13 @@ SLEEP = """
 import os, time, workbench
 slow = "workers=2" in os.environ["WORKBENCH_SETTINGS"]
 for batch in workbench.watch(range({steps})):
-    time.sleep(0.008 if slow else 0.004)
+    time.sleep(0.024 if slow else 0.012)  # much longer than a step waits for a core
 """
 
 
 def test_a_slower_side_is_found_slower(run, write):
     script = write(SLEEP.format(steps=10**6))
-    words = ("ab", "--b", "workers=2", "--budget", "300", "--steps", "30", "--expect", "slower")
+    words = ("ab", "--b", "workers=2", "--budget", "300", "--steps", "10", "--expect", "slower")
     result = run(*words, script=(script,))
     assert result.code == 0, result.out + result.err
     assert "B is SLOWER than A" in result.out

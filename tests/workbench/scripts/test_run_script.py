@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from hang_limit import HANG_S
 
 from workbench import state_folder
 from workbench.cli import main
@@ -91,13 +92,13 @@ def test_a_signal_ends_the_script_in_its_own_way(write, tmp_path, number):
     )
     wait_until((tmp_path / "stepping").exists)
     command.send_signal(number)
-    _, errors = command.communicate(timeout=120)
+    _, errors = command.communicate(timeout=HANG_S)
     assert command.returncode == 130, errors
     assert (tmp_path / "cleaned up").exists() == (number is signal.SIGINT)
     assert path.exists(), errors
 
 
-def wait_until(condition, limit_s: float = 120.0) -> None:
+def wait_until(condition, limit_s: float = HANG_S) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
 from PySide6.QtWidgets import QWidget
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -14,6 +15,7 @@ from shown_window import opened
 
 from workbench.client.runner_process import Runner
 from workbench.ui import panel_list
+from workbench.ui.connection import runner_link
 from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.settings import Settings
 from workbench.ui.workspace import Workspace
@@ -26,6 +28,12 @@ def hold(tmp_path, monkeypatch):
     """While this file is there, the fake runner leaves what it measures half done."""
     monkeypatch.setenv("FAKE_RUNNER_HOLD", str(tmp_path / "hold"))
     return tmp_path / "hold"
+
+
+@pytest.fixture(autouse=True)
+def no_runner_hangs(monkeypatch):
+    """The fake runner may have to wait for a core."""
+    monkeypatch.setattr(runner_link, "ANSWER_S", HANG_S)
 
 
 @pytest.fixture
@@ -49,8 +57,8 @@ def panel(qtbot, workspace, settings):
     qtbot.addWidget(panel)
     panel.show()
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: workspace.configuration.availability is not None, timeout=5_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    qtbot.waitUntil(lambda: workspace.configuration.availability is not None)
     return panel
 
 
@@ -89,6 +97,6 @@ def complete_window(window):
 def ready(qtbot, window):
     """The window once the fake runner has told what it has and is idle."""
     window.workspace.run.start_runner()
-    qtbot.waitUntil(lambda: window.workspace.run.state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None, timeout=5_000)
+    qtbot.waitUntil(lambda: window.workspace.run.state == "idle")
+    qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None)
     return window

@@ -93,11 +93,8 @@ def main() -> None:
                 active = paused = False
                 send(run.begin(command.configuration, "checked"))
                 send(protocol.State(state="running", text="Checking: Memory"))
-                for message in checked(run, index=studies):
-                    send(message)
-                    time.sleep(0.4)
+                end(run, send_paced(checked(run, index=studies), protocol.StudyRows, commands))
                 studies += 1
-                end(run, "done")
             case protocol.Sweep():
                 if active:
                     end(run, "stopped")

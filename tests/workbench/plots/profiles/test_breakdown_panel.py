@@ -9,7 +9,6 @@ import profile_samples
 import pytest
 from PySide6.QtCore import QPointF
 from PySide6.QtGui import QColor
-from PySide6.QtTest import QTest
 
 from sessions.model import Configuration
 from sessions.studies import breakdown
@@ -73,13 +72,13 @@ def test_the_newest_profile_is_shown_in_words_tables_and_plots(filled):
     assert filled.roles.reason is None and filled.course.reason is None
 
 
-def test_in_a_narrow_panel_operators_can_still_be_told_apart(filled):
+def test_in_a_narrow_panel_operators_can_still_be_told_apart(qtbot, filled):
     filled.resize(560, 400)
     for table in (filled.achieved, filled.kernels, filled.kinds, filled.modules):
         filled.tabs.setCurrentWidget(table)
         letters = LETTERS * table.fontMetrics().averageCharWidth()
-        QTest.qWait(20)
-        assert table.columnWidth(0) >= letters, filled.tabs.tabText(filled.tabs.currentIndex())
+        qtbot.wait(20)
+        qtbot.waitUntil(lambda table=table, px=letters: table.columnWidth(0) >= px)
 
 
 def test_an_older_profile_is_chosen_and_stays_while_the_window_hears_more(qtbot, workspace, filled):

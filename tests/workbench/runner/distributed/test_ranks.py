@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from built import blocked, collect_evidence, step_without_peer, stepped
+from hang_limit import HANG_S
 from process_end import assert_end
 from rank_checks import CPU, assert_right, needs_cores, switch_on_and_off
 from runner_driver import Driver
@@ -184,8 +185,8 @@ def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypa
         f"worker.join = lambda *_: {fault}; worker.main()"
     )
     world.close()
-    monkeypatch.setattr(world, "JOIN_S", 3.0)
     with monkeypatch.context() as planted:
+        planted.setattr(world, "JOIN_S", 3.0)
         planted.setattr(world, "_COMMAND", (sys.executable, "-c", code))
         with pytest.raises(world.RankError, match=reason):
             world.of(2, CPU)
@@ -236,7 +237,7 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
         loop.handle(Enter())
         loop.handle(Leave())
     theirs.close()
-    assert left.wait(30), "the end of the connection ends a worker"
+    assert left.wait(HANG_S), "the end of the connection ends a worker"
     assert happened == ["entered", "prepared", "entered"]
 
 
@@ -303,12 +304,12 @@ def test_a_peer_ends_when_rank_0_is_killed():
     code = (
         "import time, torch; from workbench.runner.distributed import world; "
         "ranks = world.of(2, torch.device('cpu')); "
-        "print(ranks.workers[0].process.pid, flush=True); time.sleep(60)"
+        "print(ranks.workers[0].process.pid, flush=True); time.sleep(1e6)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as rank_0:
         peer = psutil.Process(int(rank_0.stdout.readline()))
         rank_0.kill()
-        assert_end([peer], limit_s=30)
+        assert_end([peer])
 
 
 @needs_cores

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from built import blocked
+from hang_limit import HANG_S
 from network_namespaces import ADDRESSES, INTERFACE, two_namespaces
 from process_end import assert_end
 from rank_checks import needs_cores
@@ -33,7 +34,6 @@ TINY = (
     *("--set", "sequence=16", "--set", "dim=32", "--set", "n_layers=2", "--set", "n_heads=2"),
 )
 REPORTED_S = 3.0
-END_S = 30.0  # for agents, which poll their ranks
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ def start_hosts(commands: list[tuple[str, ...]], log: Path) -> Iterator[Hosts]:
     processes = [psutil.Process(second.pid)]
     try:
         yield Hosts(commands[0], second, log)
-        second.wait(END_S)  # it ends with its ranks, and these with rank 0
+        second.wait(HANG_S)  # it ends with its ranks, and these with rank 0
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             processes += processes[0].children(recursive=True)
         second.terminate()
         second.wait()
-        assert_end(processes, END_S)
+        assert_end(processes)
 
 
 @pytest.fixture

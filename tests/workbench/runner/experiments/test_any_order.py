@@ -121,7 +121,6 @@ def test_options_of_training_in_any_order(runner, small):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_a_compiled_step_can_be_left_and_reached_again_without_compiling(runner, small):
     configuration = msgspec.structs.replace(
         small, workload="train", toggles={"adamw": "foreach", "rope_cache": "shared"}

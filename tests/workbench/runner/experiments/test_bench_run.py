@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from hang_limit import HANG_S
+from recording_wire import RecordingWire
 
 import kernels
+from kernels.measure import bench, rounds
 from kernels.measure.rounds import ROUNDS
 from sessions.studies.kernels import speedup
 from sessions.verdicts import statistics
 from workbench import protocol
+from workbench.runner.context import RunnerContext
+from workbench.runner.experiments.bench import BenchRun
 
 
 def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
@@ -72,7 +78,7 @@ def test_a_bench_ends_between_two_rows_when_it_is_cancelled(runner):
     # Without what is compiled, which nothing can interrupt.
     runner.send(protocol.Bench(dtype="float32", implementations=["torch"]))
     runner.until(protocol.SegmentStarted)
-    runner.runner.cancel()
+    runner.runner.cancel(HANG_S)
     assert runner.finish().reason == "cancelled"
 
 
@@ -105,8 +111,16 @@ def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
     assert failure.sentence.startswith("cases: swiglu has none of ['7x7']; expected some of ")
 
 
-def test_a_budget_is_shared_by_the_cases_and_their_directions(runner):
-    before = len(runner.session.segments)
+def test_a_budget_is_shared_by_the_cases_and_their_directions(monkeypatch):
+    """Check what each direction gets; tests of the rounds check that they end after it."""
+    budgets_s = []
+
+    def alternate(*contenders, budget_s, **options):
+        budgets_s.append(budget_s)
+        return rounds.alternate(*contenders, budget_s=1e-3, **options)
+
+    monkeypatch.setattr(bench, "alternate", alternate)
+    context = RunnerContext(RecordingWire(), torch.device("cpu"))
     command = protocol.Bench(
         operators=["swiglu"],
         dtype="float32",
@@ -114,10 +128,7 @@ def test_a_budget_is_shared_by_the_cases_and_their_directions(runner):
         implementations=["torch"],
         budget_s=2.0,
     )
-    runner.send(command)
-    assert runner.finish().reason == "done", runner.describe()
-    segments = runner.session.segments[before:]
-    assert len(segments) == 4
-    spent = [float(s.steps["t_s"][-1] - s.steps["t_s"][0]) for s in segments]
-    assert all(0.2 < seconds < 1.5 for seconds in spent), "half a second each, and not all of it"
-    assert all(s.steps["block"][-1] > ROUNDS for s in segments)
+    BenchRun(context, command).execute()
+    assert budgets_s == [0.5] * 4
+    begun = [m for m in context.wire.sent if isinstance(m, protocol.SegmentStarted)]
+    assert len(begun) == 4

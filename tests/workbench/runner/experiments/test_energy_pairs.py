@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hang_limit import HANG_S
 from recording_wire import RecordingWire
 from test_impossible_steps import session_of
 
@@ -15,6 +17,7 @@ from workbench import protocol
 from workbench.charts.plot import Run as Shown
 from workbench.plots import PLOTS
 from workbench.runner.context import RunnerContext
+from workbench.runner.experiments import compare
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import energy_pairs, interleaving
 from workbench.runner.instruments import energy
@@ -40,8 +43,21 @@ class Stuck(Counter):
         return 5.0
 
 
-def test_a_meter_reads_the_power_between_changes():
-    counter = Counter(period_s=0.001)
+class Noted(Counter):
+    """A counter that keeps the time at which it was read last."""
+
+    read_s = 0.0
+
+    def joules(self) -> float:
+        self.read_s = time.perf_counter()
+        return WATTS * self._period_s * (self.read_s // self._period_s)
+
+
+def test_a_meter_reads_the_power_between_changes(monkeypatch):
+    counter = Noted(period_s=0.001)
+    counter.joules()
+    # The meter's thread may have to wait between reading the counter and the clock.
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: counter.read_s))
     with PowerMeter(counter) as meter:
         while len(meter.changes) < 40:
             time.sleep(0.01)
@@ -70,7 +86,11 @@ def compared(small, monkeypatch):
     return compare
 
 
-def test_joules_are_power_times_step_time_and_the_plot_shows_the_pairs(compared):
+def test_joules_are_power_times_step_time_and_the_plot_shows_the_pairs(compared, monkeypatch):
+    def measure_all_pairs(context, alternation, _budget_s, shuffled):
+        return energy_pairs.measure_energy(context, alternation, HANG_S, shuffled)
+
+    monkeypatch.setattr(compare, "measure_energy", measure_all_pairs)
     measured, session = compared(Counter)
     assert len(measured.joules) >= energy_pairs.LEAST_PAIRS
     times = np.concatenate([segment.steps["wall_ms"] for segment in session.segments])

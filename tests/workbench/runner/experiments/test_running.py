@@ -7,6 +7,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
+from reference_machine import slowness
 
 from sessions.model import Phase
 from workbench import protocol
@@ -85,10 +86,10 @@ def test_a_run_goes_through_its_phases_and_ends_at_its_number_of_steps(runner, s
 
 def test_a_run_ends_at_its_number_of_seconds(runner, small):
     runner.start(small, seconds=0.5)
-    runner.until_state("running")
-    began = time.monotonic()
-    assert runner.finish().reason == "done"
-    assert time.monotonic() - began > 0.3  # and it ended, without a number of steps
+    began = runner.until_state("running")
+    finished = runner.finish()
+    assert finished.reason == "done"
+    assert finished.t_s - began.t_s > 0.3  # and it ended, without a number of steps
 
 
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode", "generate"])
@@ -144,6 +145,7 @@ def test_a_change_is_a_segment_and_going_back_costs_no_build(runner, small):
     (note,) = sent(runner, protocol.Note, since)
     assert note.kind == "toggle" and "Attention backend: Manual" in note.text
 
+    before = slowness()
     began = time.monotonic()
     runner.send(protocol.Apply(toggles={"attention": "auto"}))
     back = runner.until(protocol.SegmentStarted)
@@ -153,7 +155,8 @@ def test_a_change_is_a_segment_and_going_back_costs_no_build(runner, small):
     print(
         f"\nfirst sample after going back to a built configuration: {first_sample_s * 1e3:.0f} ms"
     )
-    assert first_sample_s < 1.0  # 200 ms on an idle machine
+    # 200 ms on an idle machine, whose slowness is 1.
+    assert first_sample_s / max(before, slowness()) < 1.0
     assert "building" not in [state.state for state in sent(runner, protocol.State, since)[2:]]
 
 
@@ -212,7 +215,7 @@ def test_a_paused_run_keeps_what_it_built_and_makes_no_steps(runner, small):
     runner.start(small)
     runner.until_steps(1)
     runner.send(protocol.Pause())
-    runner.until_state("paused")
+    paused = runner.until_state("paused")
     segment = runner.session.segments[-1]
     steps = len(segment.steps["t_s"])
     time.sleep(0.5)
@@ -229,11 +232,14 @@ def test_a_paused_run_keeps_what_it_built_and_makes_no_steps(runner, small):
     runner.until_state("paused")
 
     runner.send(protocol.Resume())
-    runner.until_state("running")
+    resumed = runner.until_state("running")
     runner.until_steps(2)
-    gap = np.diff(runner.session.segments[-1].steps["t_s"]).max(initial=0)
-    assert gap * 1e3 < 10 * runner.session.segments[-1].steps["wall_ms"].max()
-    assert runner.session.segments[-1].steps["wall_ms"].max() < 400, "the pause was timed"
+    for segment in runner.session.segments[-3:]:
+        begins = segment.steps["t_s"]
+        ends = begins + 1e-3 * segment.steps["wall_ms"]
+        for moment in (paused.t_s, resumed.t_s):
+            assert ((ends <= moment) | (begins >= moment)).all(), "the pause was timed"
+    assert len(runner.session.segments[-1].steps["t_s"])
     assert runner.finish(protocol.Stop()).reason == "stopped"
 
 

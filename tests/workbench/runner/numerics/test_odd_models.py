@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch._dynamo
+from hang_limit import HANG_S
 from torch.backends import cudnn
 
 import kernels
@@ -315,10 +316,10 @@ def test_a_process_that_a_model_forks_sends_no_steps_and_ends(runner, write, tmp
         "        return self.layer(x)"
     )
     since = len(runner.messages)
-    runner.start(write(body), seconds=1.0)
+    runner.start(write(body), steps=60)
     assert runner.finish().reason == "done"
     child = int(Path(pid_file).read_text())
-    until = time.monotonic() + 120
+    until = time.monotonic() + HANG_S
     while time.monotonic() < until and _lives(child):
         time.sleep(0.05)
     assert not _lives(child)

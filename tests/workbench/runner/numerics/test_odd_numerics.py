@@ -304,7 +304,7 @@ PLACES = st.sampled_from(
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.lists(PLACES, max_size=3, unique=True),

@@ -8,6 +8,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from hang_limit import HANG_S
 
 from sessions.storage import hdf5
 from sessions.studies import breakdown
@@ -139,6 +140,6 @@ def test_a_profile_ends_when_it_is_cancelled_and_leaves_no_study(runner, small):
     before = len(runner.session.studies)
     runner.send(Profile(configurations=[small] * 2, steps=100))
     runner.until(protocol.SegmentStarted)
-    runner.runner.cancel()
+    runner.runner.cancel(HANG_S)
     assert runner.finish().reason == "cancelled"
     assert len(runner.session.studies) == before

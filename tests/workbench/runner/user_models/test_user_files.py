@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from process_end import assert_end
 from runner_driver import Driver
 
 from sessions.model import Configuration
@@ -103,7 +104,7 @@ LEAVES = (  # its parent ends at once
     "if os.fork(): os._exit(0)\n"
     "os.setsid()\n"
     "open({path!r}, 'w').write(str(os.getpid()))\n"
-    "time.sleep(600)"
+    "time.sleep(1e6)"
 )
 
 
@@ -123,13 +124,11 @@ def test_processes_in_sessions_of_their_own_end_with_the_runner(write, tmp_path,
         assert driver.runner.alive
     number = int(number_file.read_text())
     assert is_running(number)
+    process = psutil.Process(number)
     if end == "killed":
         os.killpg(driver.runner.process.pid, signal.SIGKILL)
     driver.close()
-    for _ in range(100_000):
-        if not is_running(number):
-            break
-    assert not is_running(number)
+    assert_end([process])
 
 
 # Names of ours in other places

@@ -95,7 +95,6 @@ def test_what_inductor_said_of_one_graph_is_not_told_of_the_next(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_compiled_once_more_in_the_same_process_each_graph_has_its_own_calls():
     program = """
 import torch

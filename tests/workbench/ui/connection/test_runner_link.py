@@ -9,6 +9,7 @@ import threading
 import msgspec
 import psutil
 import pytest
+from process_end import command_of
 from PySide6.QtCore import QThread, QTimer
 from PySide6.QtWidgets import QPushButton
 
@@ -33,7 +34,7 @@ def rows_of(workspace, segment=0):
 
 
 def children():
-    return [child for child in psutil.Process().children() if "fake_runner" in str(child.cmdline())]
+    return [child for child in psutil.Process().children() if "fake_runner" in command_of(child)]
 
 
 def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, ready):
@@ -41,7 +42,7 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
     run(qtbot, ready)
     qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     rows = workspace.session.shown.segments[0].steps.rows
     assert rows > 20
     banner = ready.failures.banners[0]
@@ -54,7 +55,7 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
         if button.text() == "Start a new runner"
     )
     button.click()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     workspace.runs.start()
     qtbot.waitUntil(lambda: rows_of(workspace, 1) > 3)
     assert workspace.session.shown.segments[0].steps.rows == rows
@@ -68,10 +69,10 @@ def test_a_runner_started_from_the_menu_leaves_no_button_that_would_end_it(qtbot
     workspace = ready.workspace
     workspace.failures.report(protocol.Failure(kind="memory", sentence="It does not fit."))
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     assert len(ready.failures.banners) == 2
     ready.actions_["restart"].trigger()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     (left,) = ready.failures.banners
     assert left.sentence.text() == "It does not fit."
 
@@ -81,7 +82,7 @@ def test_what_was_measured_before_a_kill_is_in_the_journal(qtbot, ready):
     run(qtbot, ready)
     qtbot.waitUntil(lambda: rows_of(workspace) > 20)
     os.kill(children()[0].pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: workspace.run.state == "dead", timeout=5000)
+    qtbot.waitUntil(lambda: workspace.run.state == "dead")
     again = recover(workspace.session.journal.path)
     assert len(again.segments) == 1
     assert list(again.segments[0].steps["gpu_ms"]) == list(
@@ -107,7 +108,7 @@ def test_an_out_of_memory_run_is_one_sentence_and_the_runner_stays(qtbot, ready)
 def test_a_runner_that_does_not_answer_is_reported_once(qtbot, ready, monkeypatch):
     monkeypatch.setattr(runner_link, "ANSWER_S", 1.0)
     run(qtbot, ready, "hang")
-    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert ready.workspace.failures.recent[0].kind == "hang"
     assert ready.failures.banners[0].findChild(QPushButton).text() == "Start a new runner"
     qtbot.wait(1500)
@@ -129,7 +130,7 @@ def test_a_runner_deaf_to_cancel_is_ended_by_force(qtbot, ready, monkeypatch):
 
 def test_a_runner_that_cannot_be_started_is_a_sentence(qtbot, qapp):
     workspace = Workspace(launch=lambda journal: Runner(journal, ("/no/such/program",)))
-    with qtbot.waitSignal(workspace.failures.reported, timeout=3000) as caught:
+    with qtbot.waitSignal(workspace.failures.reported) as caught:
         workspace.run.start_runner()
     assert "could not be started" in caught.args[0].sentence
     assert workspace.run.state == "dead"
@@ -151,15 +152,14 @@ def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, comple
     run(qtbot, ready)
     qtbot.waitUntil(lambda: workspace.run.state == "running")
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     ready.close()
-    qtbot.wait(10)
-    assert not children()
-    assert not [timer for timer in workspace.findChildren(QTimer) if timer.isActive()]
+    qtbot.waitUntil(lambda: not children())
+    qtbot.waitUntil(lambda: not any(timer.isActive() for timer in workspace.findChildren(QTimer)))
     # One that fires once, as after a paint, may still be under way.
     qtbot.waitUntil(lambda: not any(timer.isActive() for timer in ready.findChildren(QTimer)))
-    assert not [thread for thread in workspace.findChildren(QThread) if thread.isRunning()]
-    assert not set(python_threads()) - threads_before
+    qtbot.waitUntil(lambda: not any(t.isRunning() for t in workspace.findChildren(QThread)))
+    qtbot.waitUntil(lambda: not set(python_threads()) - threads_before)
 
 
 def test_the_window_is_told_of_messages_once_until_it_takes_them(qapp, qtbot):

@@ -35,8 +35,8 @@ def test_twenty_toggles_away_and_back_call_nothing_different(qtbot, ready):
         workspace.session.recorder.record(protocol.Steps(t_s=now, segment=index, columns=columns))
         if index % 5 == 4:  # a look
             workspace.session.segmentsChanged.emit()
-            qtbot.waitUntil(lambda rows=index + 1: model.rowCount() == rows, timeout=20_000)
-            qtbot.waitUntil(lambda: segments.current, timeout=20_000)
+            qtbot.waitUntil(lambda rows=index + 1: model.rowCount() == rows)
+            qtbot.waitUntil(lambda: segments.current)
             check(model, {theme.good.lower(), theme.bad.lower()})
     assert "the machine drifted between segments" in segments.note.text()
     assert segments.note.isVisible()

@@ -33,15 +33,15 @@ def build(qtbot, workspace):
     qtbot.addWidget(panel)
     panel.show()
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
-    qtbot.waitUntil(lambda: workspace.configuration.availability is not None, timeout=5_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
+    qtbot.waitUntil(lambda: workspace.configuration.availability is not None)
     return panel
 
 
 def run(qtbot, workspace):
     """The configuration that runs, once it does."""
     workspace.runs.start()
-    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=5_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
     return workspace.run.running
 
 
@@ -97,7 +97,7 @@ def test_back_at_what_runs_the_toggles_are_those_of_the_run_again(qtbot, workspa
         )
     )
     assert sent == [{"adamw": "fused"}]
-    qtbot.waitUntil(lambda: workspace.run.running.toggles["adamw"] == "fused", timeout=5_000)
+    qtbot.waitUntil(lambda: workspace.run.running.toggles["adamw"] == "fused")
     assert workspace.configuration.pending == {}
 
 

@@ -23,7 +23,7 @@ def running(qtbot, ready):
     workspace = ready.workspace
     workspace.configuration.set_toggle("rope_cache", "shared")
     workspace.runs.start()
-    qtbot.waitUntil(lambda: in_run(workspace), timeout=10_000)
+    qtbot.waitUntil(lambda: in_run(workspace))
     return workspace
 
 
@@ -46,8 +46,8 @@ def test_the_run_resumes_as_it_was_after_a_measurement(qtbot, running, kind):
     before = running.run.running
     REQUESTS[kind](running)
     assert running.measurements.busy and running.run.continued == before
-    qtbot.waitUntil(lambda: measured(running) == 1, timeout=10_000)
-    qtbot.waitUntil(lambda: in_run(running) and running.run.running == before, timeout=10_000)
+    qtbot.waitUntil(lambda: measured(running) == 1)
+    qtbot.waitUntil(lambda: in_run(running) and running.run.running == before)
     assert running.session.shown.segments[-1].configuration == before
     assert running.verdict_prompt.offer is None, "the run that resumes is no change of toggles"
 
@@ -56,9 +56,9 @@ def test_the_run_resumes_as_it_was_after_a_measurement(qtbot, running, kind):
 def test_the_run_stays_ended_after_a_measurement_that_the_user_stopped(qtbot, running, hold, kind):
     hold.touch()
     REQUESTS[kind](running)
-    qtbot.waitUntil(lambda: running.run.measures and measured(running) == 1, timeout=10_000)
+    qtbot.waitUntil(lambda: running.run.measures and measured(running) == 1)
     running.run.stop()
-    qtbot.waitUntil(lambda: running.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: running.run.state == "idle")
     qtbot.wait(300)
     assert running.run.state == "idle" and not running.measurements.busy
 
@@ -76,9 +76,9 @@ def test_a_lost_runner_leaves_no_measurement_pending(qtbot, running, hold):
     ended = []
     running.measurements.ended.connect(lambda command, reason: ended.append((command, reason)))
     running.sweeps.run()
-    qtbot.waitUntil(lambda: running.sweeps.measuring, timeout=10_000)
+    qtbot.waitUntil(lambda: running.sweeps.measuring)
     running.run.start_runner()
     assert not running.measurements.busy and not running.sweeps.measuring
     ((command, reason),) = ended
     assert isinstance(command, protocol.Sweep) and reason == "lost"
-    qtbot.waitUntil(lambda: running.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: running.run.state == "idle")

@@ -52,8 +52,8 @@ def test_settings_that_cannot_be_read_are_as_if_nobody_had_chosen(tmp_path):
 def test_a_background_comparison_neither_blocks_nor_displaces_a_verdict(qtbot, ready):
     workspace, verdicts = ready.workspace, ready.workspace.verdicts
     workspace.runs.start()
-    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=10_000)
-    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments), timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments))
     workspace.session.recorder.record(
         protocol.ComparisonStarted(
             index=77, arms=["A", "B"], segments=[0, 0], request={BACKGROUND: True}

@@ -27,7 +27,7 @@ def test_a_preset_chosen_in_a_run_is_judged_and_runs_on(qapp, qtbot, settings, m
 
 def _judge_a_preset(qtbot, workspace) -> None:
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=150_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     chosen = config_edit.with_preset(
         workspace.configuration.catalogue, workspace.configuration.edited, "tiny"
     )
@@ -38,15 +38,13 @@ def _judge_a_preset(qtbot, workspace) -> None:
     workspace.verdicts.budget_s = 1.0
     workspace.verdict_prompt.set_automatic(True)
     workspace.runs.start()
-    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=60_000)
-    with qtbot.waitSignal(workspace.presets.changed, timeout=60_000):
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
+    with qtbot.waitSignal(workspace.presets.changed):
         workspace.presets.apply(latency)
     sentences = "\n".join(workspace.presets.outcome.left_out)
     assert "AdamW: Loop instead of Fused or Foreach: needs a backward pass" in sentences
-    qtbot.waitUntil(lambda: workspace.verdicts.measuring, timeout=60_000)
-    qtbot.waitUntil(
-        lambda: not workspace.verdicts.busy and workspace.run.state == "running", timeout=60_000
-    )
+    qtbot.waitUntil(lambda: workspace.verdicts.measuring)
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy and workspace.run.state == "running")
     newest = workspace.verdicts.newest  # a background comparison may have begun before it
     a, b = (
         workspace.session.shown.segments[index].configuration for index in newest.facts["segments"]
@@ -56,7 +54,7 @@ def _judge_a_preset(qtbot, workspace) -> None:
     assert all(numerics["ok"] for numerics in newest.facts["numerics"].values())
     assert workspace.run.running == b == workspace.session.shown.segments[-1].configuration
     steps = workspace.session.shown.segments[-1].steps
-    qtbot.waitUntil(lambda: len(steps["t_s"]) > 5, timeout=60_000)  # and it does step
+    qtbot.waitUntil(lambda: len(steps["t_s"]) > 5)  # and it does step
     assert not workspace.failures.recent
     workspace.run.stop()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=60_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")

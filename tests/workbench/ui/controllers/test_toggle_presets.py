@@ -22,7 +22,7 @@ def named(workspace, title: str) -> protocol.TogglePreset:
 
 def apply(qtbot, workspace, title: str) -> dict[str, str]:
     """Apply a preset of the runner; the toggles that came of it."""
-    with qtbot.waitSignal(workspace.presets.changed, timeout=10_000):
+    with qtbot.waitSignal(workspace.presets.changed):
         workspace.presets.apply(named(workspace, title))
     return switched(workspace)
 

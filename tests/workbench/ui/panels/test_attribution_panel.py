@@ -103,10 +103,10 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     workspace, panel = switched.workspace, switched.attribution
     hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "))
     assert not panel.run.isEnabled()
     hold.unlink()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=20_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: 2.3"))
     assert panel.chart.reason is None
     rows = {row[0]: row for row in cells(panel.table)}
@@ -144,20 +144,21 @@ def test_an_attribution_that_interrupts_a_run_is_measuring_until_its_own_end(qtb
 
     workspace.run.received.connect(note)
     panel.run.click()
-    qtbot.waitUntil(lambda: len(ended) == 2, timeout=20_000)
+    qtbot.waitUntil(lambda: len(ended) == 2)
     assert ended[0] == ("stopped", "An attribution is being measured.")
     assert ended[1][0] == "done" and not workspace.attributions.measuring
     assert measuring and all(measuring)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together"))
 
 
-def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched):
+def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched, hold):
     workspace, panel = switched.workspace, switched.attribution
+    hold.touch()
     panel.run.click()
-    qtbot.waitUntil(lambda: bool(workspace.session.shown.studies), timeout=10_000)
-    qtbot.waitUntil(lambda: "effects" in workspace.session.shown.studies[0].tables, timeout=10_000)
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.studies))
+    qtbot.waitUntil(lambda: "effects" in workspace.session.shown.studies[0].tables)
     switched.actions_["stop"].trigger()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert "final" not in workspace.session.shown.studies[0].facts
     qtbot.waitUntil(lambda: not panel.headline.text().startswith("Measuring"))
 

@@ -35,7 +35,7 @@ def shown(panel, claim, **where) -> tuple[str, str, str]:
 @pytest.fixture
 def panel(qtbot, ready):
     ready.reproduce()
-    qtbot.waitUntil(lambda: ready.claims.run_all.isEnabled(), timeout=5_000)
+    qtbot.waitUntil(lambda: ready.claims.run_all.isEnabled())
     return ready.claims
 
 
@@ -66,9 +66,9 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert shown(panel, "GraphDiffusionMemory", document="mahia", experiment="components",
                  unit="x faster than the standard path")[0] == "Not yet"  # fmt: skip
     so_far = panel.rows[key("+ torch.compile, inference")].measured
-    qtbot.waitUntil(lambda: so_far.text().endswith("so far"), timeout=20_000)
+    qtbot.waitUntil(lambda: so_far.text().endswith("so far"))
     hold.unlink()
-    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=30_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
     assert shown(panel, "CUDA graphs on top of it", unit="x faster than without graphs")[0] == (
         "Does not hold"
@@ -91,14 +91,14 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
 def test_claims_are_measured_in_place_of_a_run_that_is_in_progress(qtbot, ready, panel):
     workspace = ready.workspace
     workspace.runs.start()
-    qtbot.waitUntil(lambda: workspace.run.state == "running", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")
     qtbot.waitUntil(panel.run_all.isEnabled)
     before = workspace.run.running
     panel.rows[key("+ torch.compile, inference")].button.click()
-    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=30_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
     run = workspace.run  # goes on
-    qtbot.waitUntil(lambda: run.state == "running" and run.running == before, timeout=10_000)
+    qtbot.waitUntil(lambda: run.state == "running" and run.running == before)
 
 
 def test_a_saved_session_shows_its_claims_again_and_copies_them(qtbot, ready, panel, tmp_path):
@@ -131,7 +131,7 @@ def test_claims_that_are_stopped_are_not_measured_and_say_so(qtbot, ready, panel
     )
     panel.stop.click()
     qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     name = {
         "document": "moe",
         "experiment": "torch.compile max-autotune",
@@ -163,7 +163,7 @@ def test_a_command_that_takes_too_long_is_cut_off_and_the_next_goes_on_with_anot
         lambda *_: [(documents()["moe"], experiment) for experiment in (first, second)],
     )
     workspace.reproductions.measure()
-    qtbot.waitUntil(lambda: not workspace.reproductions.measuring, timeout=60_000)
+    qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
     rows = {row.key: row for row in workspace.reproductions.rows()}
     assert "cut off after" in rows[key("+ AMP", experiment=first.name)].reason
     assert rows[key("+ torch.compile, inference")].result == claims.HOLDS
@@ -181,7 +181,7 @@ def test_a_new_session_ends_the_measuring_and_begins_without_claims(qtbot, ready
     qtbot.waitUntil(lambda: bool(workspace.session.shown.studies))
     workspace.run.begin_session()
     assert not workspace.reproductions.measuring
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert not workspace.session.shown.studies
     qtbot.waitUntil(lambda: "not measured yet" in panel.headline.text())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QScrollArea, QToolButton
 
 from workbench.protocol import Blocked
@@ -133,19 +132,22 @@ def test_one_option_that_may_be_had_is_enough_to_stay(panel, ready):
     assert hidden(toggles) == set()
 
 
-def test_the_column_is_as_high_as_what_it_shows(panel):
+def test_the_column_is_as_high_as_what_it_shows(qtbot, panel):
     long = Blocked("many words " * 20, "Others.", set={"precision": "bf16"})
     names = ("triton_rope", "checkpointing", "compile", "cuda_graphs")
     toggles = panel(adamw=NEVER, **dict.fromkeys(names, long))
     for name in names:
         toggles.rows[name].lock.click()
-    QTest.qWait(50)
+    qtbot.wait(50)
     (area,) = (
         area for area in toggles.findChildren(QScrollArea) if area.isAncestorOf(line(toggles))
     )
-    body = area.widget()
-    last = max(row.mapTo(body, QPoint(0, row.height())).y() for row in toggles.rows.values())
-    foot = line(toggles).mapTo(body, QPoint(0, line(toggles).height())).y()
-    viewport = area.viewport()
-    assert body.width() == viewport.width(), "it scrolls sideways"
-    assert last < foot <= body.height() <= max(foot + 40, viewport.height())
+    body, viewport = area.widget(), area.viewport()
+
+    def fits() -> bool:
+        last = max(row.mapTo(body, QPoint(0, row.height())).y() for row in toggles.rows.values())
+        foot = line(toggles).mapTo(body, QPoint(0, line(toggles).height())).y()
+        return last < foot <= body.height() <= max(foot + 40, viewport.height())
+
+    qtbot.waitUntil(lambda: body.width() == viewport.width())  # else it scrolls sideways
+    qtbot.waitUntil(fits)

@@ -79,7 +79,7 @@ def test_where_only_the_start_was_measured_nothing_is_claimed_of_others():
 def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, panel, ready):
     workspace = ready.workspace
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: panel.headline.text().endswith("against the start"), timeout=20_000)
+    qtbot.waitUntil(lambda: panel.headline.text().endswith("against the start"))
     qtbot.waitUntil(panel.run.isEnabled)
     assert "x faster (95 % CI" in panel.headline.text()
     assert "Search complete" in panel.about.text() and "pays off after" in panel.about.text()

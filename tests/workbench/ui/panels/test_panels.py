@@ -88,7 +88,7 @@ def test_a_user_preset_returns_with_all_that_it_had(ready, name):
 def test_the_segments_table_condenses_what_differs(qtbot, ready):
     show(ready, session())
     model = panel(ready, "segments").model
-    qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: model.rowCount() == 6)
     cells = [[model.index(row, column).data() for column in range(8)] for row in range(6)]
     assert cells[0][1] == "baseline" and cells[1][1] == "Precision: AMP BF16"
     assert cells[2][1] == "Precision: AMP BF16 · Triton kernels, all: On"
@@ -109,7 +109,7 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
     segments = panel(ready, "segments")
     segments._use(shown.segments[0])
     assert ready.workspace.configuration.edited == before
-    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6)
     taken = {}
     for row in (0, 1):
         segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
@@ -125,17 +125,17 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
 def test_a_double_click_makes_a_segment_the_baseline(qtbot, ready):
     show(ready, session())
     segments = panel(ready, "segments")
-    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6)
     segments.table.doubleClicked.emit(segments.model.index(1, 0))
     assert ready.workspace.session.baseline == 1
-    qtbot.waitUntil(lambda: segments.model.index(1, 1).data() == "baseline", timeout=10_000)
+    qtbot.waitUntil(lambda: segments.model.index(1, 1).data() == "baseline")
     assert segments.model.index(0, 1).data() not in ("baseline", AS_BASELINE)
 
 
 def test_the_table_is_copied_as_csv_and_markdown(qtbot, ready):
     show(ready, session())
     segments = panel(ready, "segments")
-    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6)
     segments.copy_csv()
     assert QGuiApplication.clipboard().text().count("\n") == 7
     segments.copy_markdown()
@@ -145,7 +145,7 @@ def test_the_table_is_copied_as_csv_and_markdown(qtbot, ready):
 def test_selection_is_shared_through_the_state(qtbot, ready):
     show(ready, session())
     segments = panel(ready, "segments")
-    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6)
     ready.workspace.session.select(3)
     assert segments.table.currentIndex().row() == 3
     segments.table.selectRow(4)
@@ -183,7 +183,7 @@ def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
     assert ready.status.runner.text() == "Idle"
     ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
-    qtbot.waitUntil(lambda: "steps/s" in ready.status._facts["rate"].text(), timeout=8000)
+    qtbot.waitUntil(lambda: "steps/s" in ready.status._facts["rate"].text())
     assert "GiB allocated" in ready.status._facts["memory"].text()
     assert ready.status._facts["file"].text() == "Not saved, journaled"
     assert ready.status._facts["device"].text() == "NVIDIA H200"
@@ -196,7 +196,7 @@ def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file
     opened.segments[-1].steps["allocated"][-1] = 512.4 * 2**20
     ready.workspace.session.show(opened)
     rate, memory = (ready.status._facts[name] for name in ("rate", "memory"))
-    qtbot.waitUntil(lambda: "steps/s" in rate.text(), timeout=8000)
+    qtbot.waitUntil(lambda: "steps/s" in rate.text())
     assert "GiB allocated" in memory.text()
     ready.workspace.run.stop()
     qtbot.waitUntil(lambda: memory.text() == "512 MiB allocated")

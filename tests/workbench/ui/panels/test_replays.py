@@ -18,7 +18,7 @@ def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, sett
     workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
     window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended")
     assert len(workspace.session.shown.segments) == 6
     assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
     assert not window.actions_["run"].isEnabled()
@@ -35,7 +35,7 @@ def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
     path.write_bytes(b"\x89HDF\r\n" * 9)
     workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended")
     workspace.close()
     (failure,) = workspace.failures.recent
     assert failure.sentence == f"{path}: no message in it; a journal has one JSON message per line."

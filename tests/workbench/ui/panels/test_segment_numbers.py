@@ -39,7 +39,7 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
 ):
     show(ready, measured)
     model, theme = panel(ready, "segments").model, ready.workspace.theme.current
-    qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: model.rowCount() == 6)
     headings = [
         model.headerData(at, Qt.Orientation.Horizontal) for at in range(model.columnCount())
     ]

@@ -21,7 +21,7 @@ def texts(panel) -> str:
 @pytest.fixture
 def panel(qtbot, ready):
     """The panel once it has taken in what the runner has."""
-    qtbot.waitUntil(lambda: ready.sweep.run.isEnabled(), timeout=5_000)
+    qtbot.waitUntil(lambda: ready.sweep.run.isEnabled())
     return ready.sweep
 
 
@@ -123,10 +123,10 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, ho
     workspace.sweeps.set_arm("plain", True)
     qtbot.waitUntil(panel.run.isEnabled)
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: "of 10 points measured" in panel.headline.text(), timeout=10_000)
+    qtbot.waitUntil(lambda: "of 10 points measured" in panel.headline.text())
     assert workspace.sweeps.why_not() == "A sweep is being measured."
     hold.unlink()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     qtbot.waitUntil(lambda: "10 points; sizes in random order" in panel.headline.text())
     assert panel.run.isEnabled() and not workspace.sweeps.measuring and not workspace.session.saved
     assert panel.points.rowCount() == 10 and panel.fits.rowCount() == 4
@@ -135,9 +135,9 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, ho
     assert panel.charts["sweep_map"].reason is not None
     hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: workspace.sweeps.measuring, timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.sweeps.measuring)
     workspace.run.stop()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     assert len(workspace.session.shown.studies) == 2 and not workspace.sweeps.measuring
 
 

@@ -89,10 +89,10 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     workspace, panel = changed.workspace, changed.verdict
     hold.touch()
     changed.actions_["verdict"].trigger()
-    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "))
     assert not panel.more.isEnabled()
     hold.unlink()
-    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy)
     text = "B computed wrong numbers; by time: B is FASTER than A"
     qtbot.waitUntil(lambda: panel.headline.text() == text)
     assert panel.headline.property("tone") == "bad"
@@ -122,7 +122,7 @@ def test_what_is_chosen_meanwhile_for_another_workload_is_not_what_goes_on(qtbot
     ran = workspace.run.running
     hold.touch()
     changed.actions_["verdict"].trigger()
-    qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons), timeout=10_000)
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.comparisons))
     workspace.configuration.edit(
         config_edit.with_workload(
             workspace.configuration.catalogue, workspace.configuration.edited, "forward"
@@ -130,7 +130,7 @@ def test_what_is_chosen_meanwhile_for_another_workload_is_not_what_goes_on(qtbot
     )
     workspace.configuration.set_toggle("adamw", "fused")
     hold.unlink()
-    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy)
     qtbot.waitUntil(lambda: workspace.run.state == "running")
     assert workspace.run.running == ran
     assert (workspace.configuration.edited.workload, workspace.configuration.pending) == (
@@ -144,7 +144,6 @@ def test_measuring_on_adds_to_the_comparison(qtbot, changed):
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(
         lambda: bool(workspace.session.shown.comparisons) and not workspace.verdicts.busy,
-        timeout=20_000,
     )
     qtbot.waitUntil(lambda: panel.more.isEnabled() and workspace.run.state == "running")
     qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
@@ -153,7 +152,6 @@ def test_measuring_on_adds_to_the_comparison(qtbot, changed):
             workspace.session.shown.comparisons[0].facts.get("pairs") == 24
             and not workspace.verdicts.busy
         ),
-        timeout=20_000,
     )
     assert len(workspace.session.shown.comparisons) == 1
 
@@ -167,10 +165,9 @@ def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed, hold):
             bool(workspace.session.shown.comparisons)
             and len(workspace.session.shown.comparisons[0].order) > 2
         ),
-        timeout=10_000,
     )
     changed.actions_["stop"].trigger()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     comparison = workspace.session.shown.comparisons[0]
     assert 2 < len(comparison.order) < 26 and not comparison.facts.get("final")
     assert changed.actions_["measure-more"].isEnabled()
@@ -212,7 +209,7 @@ def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_s
     workspace, panel = changed.workspace, changed.verdict
     assert "Noise floor not known" in panel.floor.text() or not panel.floor.text()
     changed.actions_["calibrate"].trigger()
-    qtbot.waitUntil(lambda: not workspace.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: not workspace.verdicts.busy)
     (comparison,) = workspace.session.shown.comparisons
     arms = [
         workspace.session.shown.segments[at].configuration for at in comparison.facts["segments"]

@@ -26,7 +26,7 @@ def test_cycles_made_by_another_thread_end_in_the_windows(qtbot):
         maker.start()
         maker.join()
         assert not ends
-        qtbot.waitUntil(lambda: len(ends) == 5000, timeout=60_000)  # old garbage goes with it
+        qtbot.waitUntil(lambda: len(ends) == 5000)  # old garbage goes with it
         assert set(ends) == {threading.main_thread()}
     finally:
         timer.stop()

@@ -29,7 +29,7 @@ def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot, monke
     qtbot.addWidget(window)
     window.show()
     interrupts = Interrupts(window)
-    with qtbot.waitSignal(interrupts.pressed, timeout=5000):
+    with qtbot.waitSignal(interrupts.pressed):
         os.kill(os.getpid(), signal.SIGINT)
     qtbot.waitUntil(lambda: not window.isVisible())
     assert exits == [1]

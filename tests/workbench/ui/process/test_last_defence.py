@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import synthetic
+from hang_limit import HANG_S
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QPushButton
 from pytestqt.exceptions import capture_exceptions
@@ -54,7 +56,7 @@ def test_an_error_inside_a_command_is_1_with_a_sentence_and_a_log_entry(more, tm
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 1
@@ -107,14 +109,16 @@ def test_errors_in_slots_threads_and_destructors_are_reported_and_the_window_goe
 
 
 def test_a_flood_of_errors_is_counted_and_reported_once_a_second(window, errors, qtbot):
+    began = time.monotonic()
     for _ in range(500):
         QTimer.singleShot(0, raises)
     workspace = window.workspace
     qtbot.waitUntil(
         lambda: any("more followed" in failure.sentence for failure in workspace.failures.recent)
     )
-    assert len(workspace.failures.recent) <= 3 and len(window.failures.banners) <= 3
-    assert crash_log.path().read_text().count("as planted\n") <= 3
+    most = 3 + int(time.monotonic() - began)
+    assert len(workspace.failures.recent) <= most and len(window.failures.banners) <= 3
+    assert crash_log.path().read_text().count("as planted\n") <= most
 
 
 def test_a_panel_that_cannot_draw_says_so_in_its_own_area(window, errors, qtbot, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_batch_emits_each_due_signal_once_and_in_one_order(kinds):
 
 def test_a_note_of_the_window_announces_events_and_that_something_is_unsaved(workspace, qtbot):
     model = workspace.session
-    with qtbot.waitSignals([model.eventsChanged, model.savedChanged], timeout=1000):
+    with qtbot.waitSignals([model.eventsChanged, model.savedChanged]):
         model.add_note("here")
     assert not model.saved
     assert [event.text for event in model.shown.events] == ["here"]

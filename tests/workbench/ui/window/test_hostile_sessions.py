@@ -84,7 +84,6 @@ def show(qtbot, window: MainWindow, path: Path) -> None:
     workspace = window.workspace
     qtbot.waitUntil(
         lambda: workspace.session.shown is not before or bool(workspace.failures.recent),
-        timeout=60_000,
     )
     assert not workspace.failures.recent, workspace.failures.recent
     for dock in window.dock_area.docks.values():

@@ -32,9 +32,9 @@ def test_a_trace_opens_in_the_breakdown_panel_and_its_file_stays_as_it_is(
     content = trace.read_bytes()
     assert drop(ready, trace)
     workspace = ready.workspace
-    qtbot.waitUntil(lambda: workspace.session.shown.title == "other", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.session.shown.title == "other")
     panel = ready.breakdown
-    qtbot.waitUntil(panel.timeline.isVisible, timeout=5_000)
+    qtbot.waitUntil(panel.timeline.isVisible)
     assert panel.kernels.item(0, 0).text() == "nvjet_gemm"
     saved = []
     monkeypatch.setattr(session_dialogs, "save_as", lambda window, *_: saved.append(window))
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(qtbot, ready, tmp_path):
     path = tmp_path / "broken.json"
     path.write_text("{")
     ready.open_path(path)
-    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=10_000)
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "not a Chrome trace" in ready.workspace.failures.recent[-1].sentence
 
 

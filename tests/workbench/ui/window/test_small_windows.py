@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import attribution_samples
 import msgspec
 import numpy as np
 import pytest
 from fake_session import compared, messages
+from hang_limit import HANG_S
 from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
-from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
@@ -43,7 +45,7 @@ from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
-from workbench.ui.panels.compare import NOTHING, ComparePanel
+from workbench.ui.panels.compare import NOTHING, ComparePanel, work_out
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
 from workbench.ui.state import config_edit
 
@@ -218,7 +220,7 @@ def comparing(qtbot, workspace, height: int) -> ComparePanel:
         workspace.compared.add(session)
     panel.resize(BESIDE_PX, height)
     panel.show()
-    qtbot.waitUntil(lambda: panel.result is not None, timeout=10_000)
+    qtbot.waitUntil(lambda: panel.result is not None)
     return panel
 
 
@@ -229,15 +231,19 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     assert max(len(session.title) for session in compared()) > 20
     header = table.horizontalHeader()
     needed_px, uneven = table.sizeHintForColumn(0), 0
+
+    def has_its_share() -> bool:
+        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
+        return title_px >= min(needed_px, title_px + segment_px - _SHARING_PX)
+
     for width in range(1100, 800, -20):
         compare.resize(width, 500)
-        QTest.qWait(10)
-        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
-        uneven += title_px > segment_px
-        assert title_px >= min(needed_px, title_px + segment_px - _SHARING_PX), width
+        qtbot.wait(10)
+        qtbot.waitUntil(has_its_share)
+        uneven += table.columnWidth(0) > table.columnWidth(1)
     assert uneven, "the title has what it needs before the other has more"
     compare.resize(1100, 500)
-    qtbot.waitUntil(lambda: header.length() <= table.viewport().width(), timeout=5000)
+    qtbot.waitUntil(lambda: header.length() <= table.viewport().width())
     table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
     table._share()
     assert header.length() <= table.viewport().width()
@@ -367,16 +373,25 @@ def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace,
     assert panel.progress.geometry().top() > panel.judge.geometry().bottom()
 
 
-def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, workspace):
+def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(
+    qtbot, workspace, monkeypatch
+):
     first, *rest = compared()
     workspace.session.shown = first
     panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
     panel.show()
-    text = panel._empty._line.text
+    text, go_on = panel._empty._line.text, threading.Event()
     assert text() == NOTHING[0]
+
+    def when_allowed(*given):
+        assert go_on.wait(HANG_S)
+        return work_out(*given)
+
+    monkeypatch.setattr("workbench.ui.panels.compare.work_out", when_allowed)
     workspace.compared.add(rest[0])
     qtbot.waitUntil(lambda: text() == "Comparing 2 sessions")
+    go_on.set()
     qtbot.waitUntil(lambda: panel.result is not None and panel.result.comparison is not None)
     workspace.compared.remove(rest[0])
     qtbot.waitUntil(lambda: text() == NOTHING[0])
@@ -412,16 +427,22 @@ def _luminance(color: tuple[float, float, float]) -> float:
 def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, window):
     words = "everything that the person who named it wanted to say " * 6
     window.workspace.session.rename(words)
+
+    def right_end(button: QToolButton) -> int:
+        return button.mapTo(window, button.rect().bottomRight()).x()
+
     for width in (1024, 1600):
         window.resize(width, 700)
-        QTest.qWait(50)
+        qtbot.wait(50)
         buttons = window.toolbar.findChildren(QToolButton)
         (find,) = (
             button for button in buttons if button.defaultAction() is window.actions_["palette"]
         )
-        assert find.isVisible() and find.mapTo(window, find.rect().bottomRight()).x() < width
-        assert window._title.isVisible() and "…" in window._title.text()
+        qtbot.waitUntil(lambda width=width, find=find: right_end(find) < width)
+        assert find.isVisible()
+        qtbot.waitUntil(lambda: "…" in window._title.text())
+        assert window._title.isVisible()
         assert words.split() == window._title.toolTip().split()
     window.workspace.session.rename("short")
-    QTest.qWait(50)
-    assert window._title.text() == "short" and not window._title.toolTip()
+    qtbot.waitUntil(lambda: window._title.text() == "short")
+    assert not window._title.toolTip()

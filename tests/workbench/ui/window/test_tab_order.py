@@ -26,7 +26,7 @@ def pressed(qtbot, window, forward=True) -> list:
 
 def test_tab_goes_through_forms_toggles_and_tables_as_they_lie_and_comes_round(qtbot, ready):
     show(ready, session())
-    qtbot.waitUntil(lambda: panel(ready, "segments").model.rowCount() == 6, timeout=30_000)
+    qtbot.waitUntil(lambda: panel(ready, "segments").model.rowCount() == 6)
     ready.activateWindow()
     qtbot.waitUntil(ready.isActiveWindow)
     tabbed = pressed(qtbot, ready)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from fake_session import session
+from hang_limit import HANG_S
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QInputDialog, QPushButton
@@ -30,7 +31,7 @@ def saved(tmp_path):
 def measure(qtbot, window):
     workspace = window.workspace
     workspace.runs.start()
-    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments), timeout=5000)
+    qtbot.waitUntil(lambda: bool(workspace.session.shown.segments))
     qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 10)
 
 
@@ -100,7 +101,7 @@ def test_a_damaged_file_is_refused_in_a_sentence_and_nothing_changes(qtbot, read
     bad.write_bytes(b"not HDF5 at all" * 100)
     before = ready.workspace.session.shown
     ready.open_path(bad)
-    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent), timeout=20_000)
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert ready.workspace.session.shown is before
     assert "bad.h5" in ready.failures.banners[0].sentence.text()
     assert "Traceback" not in ready.failures.banners[0].sentence.text()
@@ -260,7 +261,7 @@ def test_what_came_while_a_file_was_written_is_still_unsaved(qtbot, ready, tmp_p
     ready.workspace.run.stop()
     qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
     go_on = threading.Event()
-    monkeypatch.setattr(session_files, "write", lambda *_: go_on.wait(5))
+    monkeypatch.setattr(session_files, "write", lambda *_: go_on.wait(HANG_S))
     ready.save_path(tmp_path / "run.h5")
     ready.workspace.session.add_note("while it was written")
     go_on.set()
@@ -270,15 +271,27 @@ def test_what_came_while_a_file_was_written_is_still_unsaved(qtbot, ready, tmp_p
 
 @pytest.fixture
 def slowly(monkeypatch):
-    """A file is written once this is set."""
+    """An event; a file is written once it is set."""
     go_on, write = threading.Event(), session_files.write
 
     def later(*given):
-        assert go_on.wait(5)
+        assert go_on.wait(HANG_S)
         return write(*given)
 
     monkeypatch.setattr(session_files, "write", later)
-    return go_on
+    yield go_on
+    go_on.set()  # for a test that failed before
+
+
+def write_during(monkeypatch, window, method, go_on):
+    """Let the file be written only once the window waits for it in this method of its tasks."""
+    wait = getattr(window.workspace.tasks, method)
+
+    def set_and_wait():
+        go_on.set()
+        wait()
+
+    monkeypatch.setattr(window.workspace.tasks, method, set_and_wait)
 
 
 def stopped(qtbot, window):
@@ -302,7 +315,7 @@ def test_a_save_that_ends_late_gives_its_path_to_no_other_session(
 
 
 def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
-    qtbot, ready, tmp_path, slowly
+    qtbot, ready, tmp_path, slowly, monkeypatch
 ):
     stopped(qtbot, ready)
     before, folder = (
@@ -310,7 +323,7 @@ def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
         ready.workspace.session.journal.path.parent,
     )
     ready.save_path(tmp_path / "run.h5")
-    threading.Timer(0.2, slowly.set).start()
+    write_during(monkeypatch, ready, "wait", slowly)
     ready.workspace.run.begin_session()
     qtbot.wait(50)
     assert ready.workspace.session.path is None and ready.workspace.session._live_path is None
@@ -320,11 +333,13 @@ def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
     )
 
 
-def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, tmp_path, slowly):
+def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(
+    qtbot, ready, tmp_path, slowly, monkeypatch
+):
     stopped(qtbot, ready)
     path = ready.workspace.session.journal.path
     ready.save_path(tmp_path / "run.h5")
-    threading.Timer(0.2, slowly.set).start()
+    write_during(monkeypatch, ready, "close", slowly)
     ready.close()
     assert hdf5.load(tmp_path / "run.h5").segments and not path.exists()
 

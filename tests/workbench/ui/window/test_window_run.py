@@ -62,7 +62,7 @@ def test_the_demo_explains_what_happens_and_says_each_verdict(qtbot, workspace, 
     stage, printed = Stage(), []
     demo = Demo(workspace, tmp_path, printed.append, stage)
     workspace.run.start_runner()
-    with qtbot.waitSignal(demo.ended, timeout=60_000):
+    with qtbot.waitSignal(demo.ended):
         demo.start()
     assert not demo.outcome.failures
     graphs, half = demo.outcome.verdicts
@@ -113,7 +113,7 @@ def test_the_demo_ends_once_the_window_shows_all_that_it_saved(qtbot, ready, tmp
     click(qtbot, ready, "stop")
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
     demo.start()
-    with qtbot.waitSignal(demo.ended, timeout=30_000):
+    with qtbot.waitSignal(demo.ended):
         pass
     assert len(looks) > 3
     assert segments.model.table == segments_table(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from hang_limit import HANG_S
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QTabBar
 
@@ -61,7 +62,7 @@ def open_window(tmp_path, helpers, *more):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -110,7 +111,7 @@ def test_without_a_display_one_sentence_names_the_fix_and_the_exit_code_is_1(
         env={**clean, **environment, "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert done.returncode == 1
     lines = done.stderr.splitlines()

@@ -18,10 +18,10 @@ def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, workspace
     qtbot.waitExposed(window)
     assert isinstance(window.live, LivePanel) and isinstance(window.compare, ComparePanel)
     workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.run.state == "idle")
     workspace.runs.start()
     qtbot.waitUntil(lambda: workspace.run.state == "running")
-    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 30, timeout=10_000)
+    qtbot.waitUntil(lambda: workspace.session.shown.segments[0].steps.rows > 30)
     assert window.live.shown
     QGuiApplication.clipboard().clear()
     window.actions_["copy-image"].trigger()

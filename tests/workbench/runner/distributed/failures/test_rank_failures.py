@@ -36,7 +36,7 @@ KINDS = (
 # step.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 
-pytestmark = [needs_cores, pytest.mark.timeout(240 * (TRIALS + 1))]
+pytestmark = [needs_cores, pytest.mark.timeout(900 * TRIALS)]
 
 
 def kill(pid: int) -> None:

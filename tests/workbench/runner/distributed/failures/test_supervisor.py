@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
 import psutil
 import pytest
 import torch
+from hang_limit import HANG_S
 from network_namespaces import Namespaces, two_namespaces
 from process_end import assert_end
 
@@ -47,13 +48,13 @@ connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 supervisor.probe_host(connection)
 supervisor.hand_over(connection)
 connection.sendall(b'%d\\n{"type": "al' % os.getpid())  # ends within a message
-time.sleep(600)
+time.sleep(1e6)
 """
 SUPERVISE = """
 import sys
 from workbench.runner.distributed import supervisor
-supervisor._COMMAND = sys.argv[1:]
-supervisor.STOPPED_S, supervisor.GRACE_S = 0.2, 1.0
+grace_s, *supervisor._COMMAND = sys.argv[1:]
+supervisor.STOPPED_S, supervisor.GRACE_S = 0.2, float(grace_s)
 supervisor.main()
 """
 
@@ -77,21 +78,21 @@ class RecordingObserver:
 class Supervised:
     """A supervisor with its worker, as rank 0 and the agent see them."""
 
-    def __init__(self, hosts: Namespaces | None = None) -> None:
+    def __init__(self, hosts: Namespaces | None = None, grace_s: float = 1.0) -> None:
         with hosts.listen() if hosts else socket.create_server(("127.0.0.1", 0)) as listener:
             address, port = listener.getsockname()
             worker = (sys.executable, "-c", WORKER, address, str(port))
-            command = (sys.executable, "-c", SUPERVISE, *worker)
+            command = (sys.executable, "-c", SUPERVISE, str(grace_s), *worker)
             self.process = subprocess.Popen(hosts.on(1, *command) if hosts else command)
-            listener.settimeout(60.0)
+            listener.settimeout(HANG_S)
             self.connection, _ = listener.accept()
-        self.connection.settimeout(10.0)
+        self.connection.settimeout(HANG_S)
         self.lines = self.connection.makefile("rb")
         self.worker = psutil.Process(int(self.lines.readline()))
 
     def end(self) -> None:
         """Assert that the worker ends; end the supervisor."""
-        assert_end([self.worker], 10.0)
+        assert_end([self.worker])
         self.process.kill()
         self.process.wait()
 
@@ -112,17 +113,18 @@ def supervised():
 def test_a_stopped_worker_is_ended_and_reported(supervised):
     supervised.worker.suspend()
     assert supervised.last_message() == Ended(-signal.SIGKILL, stopped=True)
-    assert supervised.process.wait(10.0) == 128 + signal.SIGKILL
+    assert supervised.process.wait(HANG_S) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("dies_s", [0.0, 0.1])
-def test_a_killed_worker_is_reported_with_its_signal(supervised, dies_s):
+def test_a_killed_worker_is_reported_with_its_signal(dies_s):
     """Rank 0 hangs up, as after an error in a collective, before the worker has ended too."""
-    kill = threading.Timer(dies_s, supervised.worker.send_signal, [signal.SIGSEGV])
-    kill.start()
+    supervised = Supervised(grace_s=HANG_S)
     supervised.connection.shutdown(socket.SHUT_WR)
+    time.sleep(dies_s)
+    supervised.worker.send_signal(signal.SIGSEGV)
     assert supervised.last_message() == Ended(-signal.SIGSEGV)
-    kill.join()
+    supervised.end()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -130,7 +132,7 @@ def test_a_worker_ends_soon_after_rank_0_hangs_up_and_is_not_blamed(supervised, 
     if stopped:
         supervised.worker.suspend()
     supervised.connection.shutdown(socket.SHUT_WR)
-    assert_end([supervised.worker], 10.0)
+    assert_end([supervised.worker])
     if not stopped:
         assert supervised.lines.read() == b'{"type": "al'
 
@@ -139,8 +141,8 @@ def test_a_worker_ends_soon_after_rank_0_hangs_up_and_is_not_blamed(supervised, 
 def test_a_stopped_worker_ends_with_its_supervisor(supervised, number):
     supervised.worker.suspend()
     supervised.process.send_signal(number)
-    supervised.process.wait(10.0)
-    assert_end([supervised.worker], 10.0)
+    supervised.process.wait(HANG_S)
+    assert_end([supervised.worker])
 
 
 def test_each_host_notices_that_the_other_vanished():
@@ -229,7 +231,7 @@ def test_a_vanished_host_is_reported_and_other_ranks_end(monkeypatch, closing):
         ranks._closing = closing  # a collective failed first
         ranks.workers[0]._connection._is_unreachable = True
         ends[0].close()
-        ends[1].settimeout(10.0)
+        ends[1].settimeout(HANG_S)
         assert ends[1].recv(1) == b""
         with pytest.raises(RankError, match=r"rank 1 \(on second\) .* does not answer"):
             ranks.check()
@@ -247,7 +249,7 @@ def test_the_connections_to_one_host_are_ended():
             stack.enter_context(listener.accept()[0])
         end_connections({"127.0.0.2"})
         other, ended = ends
-        ended.settimeout(10.0)
+        ended.settimeout(HANG_S)
         assert ended.recv(1) == b""
         other.setblocking(False)
         with pytest.raises(BlockingIOError):

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
+from hang_limit import HANG_S
 from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration, Evidence
@@ -146,10 +147,12 @@ DEADLY = {
 
 @pytest.mark.parametrize("fault", DEADLY)
 def test_a_runner_that_dies_leaves_the_session_and_a_new_one_works(sitting, fault, monkeypatch):
-    monkeypatch.setattr(runner_process, "GRACE_S", 1.0)
+    # From terminate to kill: a runner that does not ignore SIGTERM has the time that it needs.
+    monkeypatch.setattr(runner_process, "GRACE_S", 1.0 if fault == "deaf" else HANG_S)
     journal, recorder = sitting
     segments = len(recorder.session.segments)
-    driver = Driver(journal, recorder, FAULTY, {"WORKBENCH_HANG_S": "1"})
+    hang_s = "3" if fault in ("hang", "deaf") else str(HANG_S)
+    driver = Driver(journal, recorder, FAULTY, {"WORKBENCH_HANG_S": hang_s})
     try:
         driver.until_state("idle")
         assert_works(driver)
@@ -162,7 +165,7 @@ def test_a_runner_that_dies_leaves_the_session_and_a_new_one_works(sitting, faul
             assert (hang.kind, hang.fatal) == ("hang", False)
             assert hang.sentence.startswith("No step has ended for ")
             assert "Cancel the run" in hang.fix
-            driver.runner.cancel()
+            driver.runner.cancel(1.0)
         rest = driver.rest()
     finally:
         driver.close()
