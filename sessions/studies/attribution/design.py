@@ -30,6 +30,10 @@ class Contrast:
     orders: tuple[Weights, ...] = ()
     reason: str = ""  # why it cannot be measured, if so
 
+    def __post_init__(self) -> None:
+        if abs(sum(self.weights.values())) > 1e-9:
+            raise ValueError(f"{self.kind} {self.name}: compares nothing, weights {self.weights}")
+
 
 def in_turn(order: Sequence[Place], can_be: Callable[[frozenset[Place]], bool]) -> list[Place]:
     """Return the order with each toggle put off until it can be added to those before it.

@@ -53,6 +53,7 @@ BATCH = 4  # candidates of a race; more would compete for memory
 MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
 MOST_ROUNDS = 16  # of a race; an open candidate races again once all others had their turn
 MOST_TURNS = 6  # races of a candidate against one incumbent
+MUCH_BETTER = math.log(1.1)  # a candidate that seems better by this races until it is decided
 SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
 # Changes that lose more together are not tried as a pair. Losses are estimated in short races: the
 # limit leaves room for their error.
@@ -236,9 +237,10 @@ class Search:
         """Return the first candidates of these points that can be built and race."""
         batch: list[Candidate] = []
         for point in points:
-            if len(batch) == BATCH or self._is_over:
+            left_s = self._left_s - self._least_race_s(len(batch) + 1)
+            if len(batch) == BATCH or left_s <= 0:
                 break
-            if (cost := self.cost(point)) > self._left_s:
+            if (cost := self.cost(point)) > left_s:
                 self._leave_out(point, f"{NO_TIME} to build it, which takes about {cost:.0f} s")
                 continue
             candidate = self.candidate(point)
@@ -248,6 +250,13 @@ class Search:
             elif self._can_race(candidate):
                 batch.append(candidate)
         return batch
+
+    def _least_race_s(self, count: int) -> float:
+        """Return the seconds in which a race can decide, as far as the time of a block is known.
+
+        What is built without time for a race is of no use.
+        """
+        return 0.0 if math.isnan(self.block_s) else LEAST_ROUNDS * (1 + count) * self.block_s
 
     def _can_race(self, candidate: Candidate) -> bool:
         """Return True unless a candidate is too large or is equivalent to the best one."""
@@ -378,8 +387,7 @@ class Search:
             self._turns[pair] = self._turns.get(pair, 0) + 1
         with self.timed("race"):
             for number in range(MOST_ROUNDS):
-                is_late = self._is_over or (number >= LEAST_ROUNDS and self.spent_s > until_s)
-                if not live or is_late:
+                if not live or self.spent_s > self._race_limit_s(number, live, until_s):
                     break
                 self._round(live)
                 live = [candidate for candidate in live if self._is_live(candidate)]
@@ -390,6 +398,13 @@ class Search:
                 candidate.state, candidate.reason = FAILED, "all its blocks are void"
             if candidate is not self.best:
                 self.bench.release(candidate)
+
+    def _race_limit_s(self, rounds: int, live: Sequence[Candidate], share_s: float) -> float:
+        """Return when a race ends: after its share, unless it can decide soon what matters most."""
+        if rounds < LEAST_ROUNDS:
+            return self.goal.budget_s
+        means = [candidate.race(self.best.number, self.goal.objective).mean for candidate in live]
+        return share_s if min(means) > -MUCH_BETTER else self.spent_s + self._left_s
 
     def _round(self, live: Sequence[Candidate]) -> None:
         began = self.bench.now()

@@ -163,7 +163,9 @@ class Verdicts:
         name = f"{dimension.name}={best.point[axis]}"
         point = replaced(best.point, [(axis, dimension.start)])
         usable, reason = search.bench.usable(point)
-        if usable is None:
+        if usable == best.point:
+            reason = "another option of the result needs it"
+        if usable is None or usable == best.point:
             self.contrasts.append(Contrast(WITHOUT, name, {}, reason=reason))
             return
         names = [

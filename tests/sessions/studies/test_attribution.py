@@ -415,3 +415,8 @@ def test_the_words_and_the_table_name_the_path_of_each_arm():
     table = attribution_words.arms_table(study)
     assert "path" not in [column.name for column in table.columns]
     assert attribution_words.remarks(study) == remarks[:-2]
+
+
+def test_an_effect_that_compares_an_arm_with_itself_is_refused():
+    with pytest.raises(ValueError, match="compares nothing"):
+        design.Contrast("without", "a", {0: 1.0} | {0: -1.0})
