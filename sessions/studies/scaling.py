@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEAST_POINTS = 3  # for an interval: a line through two always fits
+MOST_LOG = 60.0  # of the factor's natural logarithm: a line so steep is noise between near sizes
+TOO_CLOSE = "the sizes are too close to one another for an exponent"
 _TOLERANCE = 1e-6  # of the variance beyond the points' own
 
 
@@ -55,9 +57,12 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     log_x, log_y, variance = _points(x, y, errors)
     n = len(log_x)
     if len(set(log_x.tolist())) < 2:
-        return _without_line(n)
+        sizes = f"{n} measured point{'s' * (n != 1)} at one size: 2 sizes are needed"
+        return _without_line(n, f"{sizes} for an exponent" if n else "no point was measured")
+    slope, intercept = _line(log_x, log_y, np.ones(n))[:2]
+    if abs(intercept) > MOST_LOG:
+        return _without_line(n, TOO_CLOSE)
     if n < LEAST_POINTS:
-        slope, intercept = _line(log_x, log_y, np.ones(n))[:2]
         reason = f"a line through {n} points always fits: {LEAST_POINTS} are needed for an interval"
         return Scaling(n, slope, math.nan, math.nan, math.exp(intercept), math.nan, reason)
     from scipy import stats  # seconds to load, where nothing is fitted too
@@ -67,6 +72,8 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     if not total.max() > 0:  # a perfect line
         total = np.full(n, np.finfo(np.float64).tiny)
     slope, intercept, error, chi_square = _line(log_x, log_y, 1 / total)
+    if abs(intercept) > MOST_LOG:
+        return _without_line(n, TOO_CLOSE)
     error *= math.sqrt(max(1.0, chi_square / (n - 2)))
     half = float(stats.t.ppf(0.975, n - 2)) * error
     low, high = slope - half, slope + half
@@ -142,8 +149,6 @@ def _scatter(x: NDArray, y: NDArray, variance: NDArray) -> float:
     return float(optimize.brentq(excess, 0.0, high, xtol=_TOLERANCE * high, rtol=_TOLERANCE))
 
 
-def _without_line(n: int) -> Scaling:
-    reason = f"{n} measured point{'s' * (n != 1)} at one size: 2 sizes are needed for an exponent"
+def _without_line(n: int, reason: str) -> Scaling:
     unknown = math.nan
-    reason = reason if n else "no point was measured"
     return Scaling(n, unknown, unknown, unknown, unknown, unknown, reason)

@@ -112,6 +112,8 @@ def test_a_curved_law_has_a_wide_interval_and_says_how_far_it_bends():
         ([128, 128], [3.0, 3.1], "2 measured points at one size"),
         ([128, 256, 512], [math.nan, 1.0, math.nan], "1 measured point at one size"),
         ([0, 128, 256], [1.0, 2.0, 4.0], "a line through 2 points always fits"),
+        ([128, 129], [1.0, 2.0], "the sizes are too close to one another"),
+        ([4096, 4097, 4098], [1.0, 2.0, 3.0], "the sizes are too close to one another"),
     ],
 )
 def test_what_gives_no_interval_says_why(x, y, reason):
