@@ -159,7 +159,7 @@ def test_the_verdicts_are_about_start_and_runner_up_and_each_change():
 
 
 def test_an_option_that_another_one_needs_has_no_contribution_of_its_own():
-    """As a captured step, which needs the fused optimizer: without it, it is the same step."""
+    """A captured step needs the fused optimizer, so that "without" it is the same step."""
 
     class NeedyBench(SimulatedBench):
         def usable(self, point):
@@ -247,7 +247,7 @@ def test_near_ties_leave_time_for_options_that_were_not_tried():
 
 @pytest.mark.parametrize("budget_s", range(50, 100, 10))
 def test_what_was_built_has_raced_for_long_enough_to_be_chosen(budget_s):
-    """As on a GPU whose host is the limit: one option makes the step twice as fast."""
+    """One option makes the step twice as fast, on a GPU whose host is the limit."""
     space = dimensions(4, 4, 4, 8, 3, 2)
     bench = SimulatedBench(
         space, {(1, "b"): -0.7}, noise=0.15, base_ms=40.0, build_s=0.8, check_s=7.0, seed=budget_s
