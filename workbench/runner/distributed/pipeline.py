@@ -159,7 +159,7 @@ class Pipeline:
             self._losses.append(output.loss.detach().float())
         if output.x is None:
             assert output.loss is not None
-            return output.loss.view(1)
+            return torch.stack([output.loss])  # torch detaches it in place, unless it is a view
         stream: Tensor = output.x
         if output.loss is not None and stream.requires_grad:
             stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
