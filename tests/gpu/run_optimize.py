@@ -87,7 +87,10 @@ def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
         "space": {d.name: list(d.options) for d in search.dimensions},
         "best": search.best.title,
         "complete": search.is_complete,
-        "configurations": len(search.candidates),
+        "candidates": [
+            [candidate.title, candidate.state, candidate.reason, candidate.step_ms]
+            for candidate in search.candidates
+        ],
         "search_s": searched_s,
         "total_s": time.perf_counter() - began,
         "seconds": search.seconds,
