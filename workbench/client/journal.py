@@ -33,7 +33,7 @@ RECOVERED_LABEL = "Recovered: its first line was damaged"
 class Journal:
     """An open journal file; one per session, however many runners it sees.
 
-    Nothing here raises for a file that cannot be written: ``complaint`` tells.
+    No method raises if the file cannot be written: ``complaint`` returns that failure.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -50,18 +50,18 @@ class Journal:
         except OSError as error:
             self._end(f"cannot be written ({error.strerror})")
             return
-        # Held until this process closes it or ends, however it ends: it tells a journal in use from
-        # one that was left behind.
+        # The lock lasts until this process closes it or ends. It shows whether a journal is in use
+        # or was left behind.
         self._lock.enter_context(atomic_write.locked(_lock_of(self.path)))
 
     def append(self, line: bytes) -> None:
-        """Append one line of the wire; one that was cut short is ended, so that the next is not."""
+        """Append one line of the wire, and a line end if it has none."""
         file = self._file
         if file is None:
             return
         unwritten = memoryview(line if line.endswith(b"\n") else line + b"\n")
         try:
-            while unwritten:  # a disk that is almost full takes a part
+            while unwritten:  # an almost full disk accepts a part
                 unwritten = unwritten[file.write(unwritten) :]
         except OSError as error:
             self._end(f"cannot be written ({error.strerror})")
@@ -70,7 +70,7 @@ class Journal:
             self._check_place(file)
 
     def _check_place(self, file: io.FileIO) -> None:
-        """End the journal if its file or folder was removed: the system writes on all the same."""
+        """End the journal if its file or folder was removed, which no write would report."""
         self._checked_s = time.monotonic()
         try:
             is_there = os.path.samestat(self.path.stat(), os.fstat(file.fileno()))
@@ -85,7 +85,7 @@ class Journal:
         return failure
 
     def _end(self, why: str) -> None:
-        """Write nothing more: lines after a gap would be replayed as if there were none."""
+        """Write nothing more: a replay would not notice a gap between lines."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -106,14 +106,14 @@ class Journal:
         file, self._file = self._file, None
         self._lock.close()
         if file is not None:
-            with contextlib.suppress(OSError):  # of a network drive, which may write this late
+            with contextlib.suppress(OSError):  # a network drive may report a failed write here
                 file.close()
         if not keep:
             discard(self.path)
 
 
 def discard(path: Path) -> None:
-    """Remove a journal that is not needed; leave one that cannot be removed or never was."""
+    """Remove a journal that is not needed, if it exists and can be removed."""
     for file in (path, _lock_of(path)):
         with contextlib.suppress(OSError):
             file.unlink()
@@ -122,7 +122,7 @@ def discard(path: Path) -> None:
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
     """Yield the journal's messages in order; skip other text, such as an incomplete last line.
 
-    Zeros that a power cut left, or a line end that was damaged, cost no message beside them.
+    Zeros after a power cut, or a damaged line end, lose none of the messages beside them.
     """
     with path.open("rb") as lines:
         for line in lines:

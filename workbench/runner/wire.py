@@ -22,11 +22,11 @@ Answer = Callable[[protocol.Check], protocol.Message]
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this process at once, whatever it does, and what it started: compilers among it.
+    """End this process at once, and all processes that it started, such as compilers.
 
-    Behind ssh no other process could; no signal of the window's host arrives here.
+    The window cannot do that if this process runs on another host: ssh forwards no signals.
     """
-    # A thread of C's own, for the case that other threads leave no time to Python's.
+    # This timer is a thread of C, which ends the process even if Python's threads never run again.
     faulthandler.dump_traceback_later(LEAVE_S, exit=True, file=2)
     sys.setswitchinterval(1e-5)
     try:
@@ -38,8 +38,8 @@ def leave(code: int = 0) -> NoReturn:
 def reserve_standard_streams() -> tuple[BinaryIO, int]:
     """Return standard input and a descriptor of standard output, reserved for the wire.
 
-    What is printed from here on goes to standard error, and processes that are started inherit
-    neither: a pipe that one of them held open would seem to have a reader when we are gone.
+    From here on, printed text goes to standard error. Processes that are started later inherit
+    neither stream: a pipe that one of them holds open would hide that this process has ended.
     """
     output = os.dup(1)
     commands = os.fdopen(os.dup(0), "rb")
@@ -90,12 +90,12 @@ class Wire:
         return wire
 
     def close_output(self) -> None:
-        """Send nothing more, as no process would listen.
+        """Close the output in a process that a model forked, which must not write to it.
 
-        A process that a model forked has no say here; it ends if it tries to. And the other end is
-        to hear that this runner is gone although such a process lives.
+        The child ends if it sends a message. While it held the output open, the window would not
+        notice that the runner has ended.
         """
-        self._lock = threading.Lock()  # which no thread of the child would release
+        self._lock = threading.Lock()  # another thread may have held the old one during the fork
         output, self._output = self._output, -1
         os.close(output)
 
@@ -113,7 +113,7 @@ class Wire:
                 while line:
                     line = line[os.write(self._output, line) :]
         except OSError:
-            leave()  # no process listens any more: the window is gone, so this process ends
+            leave()  # the window has ended
 
     def listen(self) -> None:
         """Start the thread that reads commands until the other end closes."""
@@ -125,7 +125,7 @@ class Wire:
 
     def pending(self) -> protocol.Command | None:
         """Return the next command that waits already, or None."""
-        self.waiting = False  # before the look: a command that arrives after it sets this again
+        self.waiting = False  # before reading: a command that arrives later sets it again
         try:
             command = self._queue.get_nowait()
         except queue.Empty:
@@ -135,7 +135,7 @@ class Wire:
 
     def _taken(self, command: protocol.Command) -> protocol.Command:
         if isinstance(command, protocol.Cancel):
-            self.cancelled.clear()  # only now: a Cancel may be read before the run that it is for
+            self.cancelled.clear()  # only now: a Cancel may be read before its run begins
         return command
 
     def _read(self) -> None:
