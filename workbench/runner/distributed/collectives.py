@@ -30,8 +30,8 @@ from torch import Tensor
 from models.parallel.tensor_parallel_plan import Region
 
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of the mesh
-SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
-EXCHANGE = "exchange"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+BROADCAST, ALL_TO_ALL = "broadcast", "all-to-all"
 _LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
 
 
@@ -112,7 +112,7 @@ def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
     if traffic.group is None:
         return total
     dist.all_reduce(total, group=traffic.group)
-    traffic.add(SUM, total)
+    traffic.add(ALL_REDUCE, total)
     return total
 
 
@@ -124,7 +124,7 @@ def gather_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     x = x.contiguous()
     gathered = x.new_empty((ranks, *x.shape))
     dist.all_gather_into_tensor(gathered.view(-1, *x.shape[1:]), x, group=traffic.group)
-    traffic.add(GATHER, gathered, x)
+    traffic.add(ALL_GATHER, gathered, x)
     # Of one token per rank, a reshape would return a view: compiled code expects no strides.
     tokens = gathered.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
     return tokens.contiguous()
@@ -139,7 +139,7 @@ def scatter_sum(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     parts = x.reshape(batch, ranks, -1, *trailing_sizes).transpose(0, 1).contiguous()
     total = torch.empty_like(parts[0])
     dist.reduce_scatter_tensor(total, parts.view(-1, *total.shape[1:]), group=traffic.group)
-    traffic.add(SCATTERED, parts, total)
+    traffic.add(REDUCE_SCATTER, parts, total)
     return total
 
 
@@ -166,7 +166,7 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], axis: str) ->
     traffic, rows = _along(axis), rows.contiguous()
     exchanged = rows.new_empty((sum(received), *rows.shape[1:]))
     dist.all_to_all_single(exchanged, rows, received, sent, group=traffic.group)
-    traffic.add(EXCHANGE, rows, exchanged)
+    traffic.add(ALL_TO_ALL, rows, exchanged)
     return exchanged
 
 
@@ -176,7 +176,7 @@ def broadcast_all(tensors: list[Tensor], source: int, group: dist.ProcessGroup) 
     def send(x: Tensor) -> None:
         dist.broadcast(x, src=source, group=group)
         if TENSOR in _traffic:
-            _traffic[TENSOR].add(SENT, x)
+            _traffic[TENSOR].add(BROADCAST, x)
 
     _in_few_calls(tensors, send)
 
@@ -187,7 +187,7 @@ def sum_all(tensors: list[Tensor], axis: str = TENSOR) -> None:
 
     def add(x: Tensor) -> None:
         dist.all_reduce(x, group=traffic.group)
-        traffic.add(SUM, x)
+        traffic.add(ALL_REDUCE, x)
 
     if traffic.group is not None:
         _in_few_calls(tensors, add)

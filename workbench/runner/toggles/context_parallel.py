@@ -9,7 +9,7 @@ activation memory if a batch of long sequences does not fit and has too few rows
 rank computes most of the attention, because its tokens see the longest past. Combines with all
 other kinds of parallelism: the product of all ranks must fit the machine. Counted for HYDRA base
 training (8 x 1,024 tokens, AMP BF16) on two ranks: 512 tokens of each sequence per rank, and 12
-gathers and 12 scattered sums of 8 MiB per step. The memory of a rank is an estimate: its own
+all-gathers and 12 reduce-scatters of 8 MiB per step. The memory of a rank is an estimate: its own
 tokens, and all keys and values that it gathers. Live metrics describe the tokens of the first rank.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from models.costs.footprint import PRECISIONS
 from models.parallel.context_parallel import splittable
 from workbench.protocol import Blocked
-from workbench.runner.distributed.collectives import GATHER, SCATTERED
+from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
 from workbench.runner.toggles._ranks import (
     OPTIONS,
     RANKS,
@@ -136,7 +136,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         int(observed.situation.configuration.settings["sequence"]),
     )
     text = f"this rank has {tokens} of {sequence} tokens of each sequence; {traffic_text(traffic)}"
-    if tokens >= sequence or not (traffic.calls[GATHER] and traffic.calls[SCATTERED]):
+    if tokens >= sequence or not (traffic.calls[ALL_GATHER] and traffic.calls[REDUCE_SCATTER]):
         return no_effect(text)
     return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))
 

@@ -21,7 +21,7 @@ from models.parallel.expert_parallel import experts_of
 from models.parallel.expert_parallel_footprint import experts_footprint
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
-from workbench.runner.distributed.collectives import EXCHANGE
+from workbench.runner.distributed.collectives import ALL_TO_ALL
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._ranks import (
     OPTIONS,
@@ -125,7 +125,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         f"{size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
-    if local_weights.bytes >= full.bytes or not traffic.calls[EXCHANGE]:
+    if local_weights.bytes >= full.bytes or not traffic.calls[ALL_TO_ALL]:
         return no_effect(text)
     return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))
 

@@ -8,9 +8,9 @@ saves memory and time of embedding, norms, additions, head and loss, and the inp
 checkpointed blocks keep. Each step also sums the gradients of the weights that every rank has:
 norms, embedding and head. Unlike in the paper, gathered inputs stay in memory until the backward
 pass and are not gathered again. Counted for HYDRA base training (8 x 1,024 tokens, two ranks): 512
-tokens of each sequence outside of the layers, and 48 gathers, 48 scattered sums and 3 sums per step
-instead of 48 sums. The forward pass workload computes the logits of all tokens on every rank. Live
-metrics of a family describe the tokens of the first rank.
+tokens of each sequence outside of the layers, and 48 all-gathers, 48 reduce-scatters and 3
+all-reduces per step instead of 48 all-reduces. The forward pass workload computes the logits of all
+tokens on every rank. Live metrics of a family describe the tokens of the first rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from models.parallel.tensor_parallel_plan import divisible
 from workbench.protocol import Blocked
-from workbench.runner.distributed.collectives import GATHER, SCATTERED
+from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
 from workbench.runner.toggles import tensor_parallel
 from workbench.runner.toggles._ranks import CONTEXT, RANKS, TENSOR, too_many
 from workbench.runner.toggles._toggle import (
@@ -76,7 +76,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         f"outside of the layers this rank has {traffic.tokens or sequence} of {sequence} tokens; "
         f"{traffic_text(traffic)}"
     )
-    exchanged = traffic.calls[GATHER] and traffic.calls[SCATTERED]
+    exchanged = traffic.calls[ALL_GATHER] and traffic.calls[REDUCE_SCATTER]
     return effective(text) if 0 < traffic.tokens < sequence and exchanged else no_effect(text)
 
 

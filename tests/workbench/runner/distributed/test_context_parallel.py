@@ -51,7 +51,7 @@ def test_two_ranks_have_half_of_each_sequence_and_say_so(configuration, split):
     assert status == "effective", text
     # Keys and values of 2 layers, each 2 x 16 tokens of 2 x 16 numbers in FP32, both ways.
     assert "this rank has 8 of 16 tokens of each sequence" in text
-    assert "2 gathers, 2 scattered sums between the ranks per step, 16.0 KiB in total" in text
+    assert "2 all-gathers, 2 reduce-scatters between the ranks per step, 16.0 KiB in total" in text
     assert "equal to the last bit" in text
     estimated = footprint(split.situation)
     assert estimated.weights == split.divided.weights.own.bytes

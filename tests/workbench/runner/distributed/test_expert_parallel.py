@@ -38,7 +38,7 @@ def test_two_ranks_have_half_of_the_experts_and_say_so(configuration, divided):
     status, text = collect_evidence(divided)["expert_parallel"]
     assert status == "effective", text
     assert "this rank has 2 of 4 experts of each mixture" in text
-    assert "10 exchanges between the ranks per step" in text  # of sizes, and twice there and back
+    assert "10 all-to-alls between the ranks per step" in text  # of sizes, and twice there and back
     assert "equal to the last bit" in text
     own, full = divided.divided.weights.own, divided.divided.weights.full
     cuts = divided.divided.weights.cuts_of(EXPERT)

@@ -83,7 +83,9 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
     status, text = collect_evidence(divided)["tensor_parallel"]
     assert status == "effective", text
     assert "4 layers sharded among 2 ranks" in text
-    assert "8 sums between the ranks per step, 32.0 KiB in total" in text  # of 2 x 16 x 32 FP32
+    assert (
+        "8 all-reduces between the ranks per step, 32.0 KiB in total" in text
+    )  # of 2 x 16 x 32 FP32
     assert "equal to the last bit" in text
     peaks = divided.divided.peaks
     assert len(peaks) == 2 and all(50e6 < peak < 20e9 for peak in peaks)
@@ -105,8 +107,8 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
 @needs_cores
 def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
     for more, calls in (
-        ({}, "8 sums between"),
-        (SEQUENCE, "8 gathers, 8 scattered sums, 2 sums between"),
+        ({}, "8 all-reduces between"),
+        (SEQUENCE, "8 all-gathers, 8 reduce-scatters, 2 all-reduces between"),
     ):
         toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
         arm = stepped(configuration, steps=2, arms=arms, **toggles)
@@ -121,7 +123,7 @@ def test_under_autocast_ranks_send_half_of_the_bytes(configuration, arms):
 def test_the_forward_pass_is_divided_too(configuration, arms):
     arm = stepped(configuration, "forward", steps=2, arms=arms, tensor_parallel="2")
     status, text = collect_evidence(arm)["tensor_parallel"]
-    assert status == "effective" and "4 sums between the ranks per step" in text
+    assert status == "effective" and "4 all-reduces between the ranks per step" in text
     assert_right(arm)
 
 
@@ -189,7 +191,7 @@ def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(configura
     assert status == "effective", text
     assert "this rank has 8 of 16 tokens" in text
     # Each of 4 layers, both ways; the loss, and the gradients of what every rank has.
-    assert "8 gathers, 8 scattered sums, 2 sums between the ranks per step" in text
+    assert "8 all-gathers, 8 reduce-scatters, 2 all-reduces between the ranks per step" in text
     assert_right(arm, "tensor_parallel")
 
 
