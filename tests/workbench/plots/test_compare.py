@@ -17,7 +17,6 @@ def panel(qtbot, workspace):
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
-    qtbot.waitExposed(panel)
     return panel
 
 

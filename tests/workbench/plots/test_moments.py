@@ -21,7 +21,6 @@ def panel(qtbot, workspace, show):
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
-    qtbot.waitExposed(panel)
     show(gpu_session(3, 300, seed=4))
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
     qtbot.waitUntil(lambda: not panel._timer.isActive())

@@ -31,7 +31,6 @@ def host(qtbot, tasks):
     qtbot.addWidget(host)
     host.resize(900, 600)
     host.show()
-    qtbot.waitExposed(host)
     host.activateWindow()
     qtbot.waitUntil(host.isActiveWindow)
     host.chart.show_runs([Run(gpu_session(2, 200))])
@@ -177,7 +176,6 @@ def test_the_plots_of_a_session_move_together_and_home_follows_the_run_again(
     qtbot.addWidget(panel)
     panel.resize(1000, 700)
     panel.show()
-    qtbot.waitExposed(panel)
     show(gpu_session(2, 300))
     first, second = panel.charts["step_time"], panel.charts["memory"]
     qtbot.waitUntil(lambda: first.reason is None and second.reason is None)

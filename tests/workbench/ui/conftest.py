@@ -80,7 +80,7 @@ def window(qapp, qtbot, workspace, settings, monkeypatch):
     monkeypatch.setattr("workbench.ui.panel_list.LazyPanel", OnceSeen)
     monkeypatch.setattr("workbench.ui.panel_list.live", lambda workspace: QWidget())
     monkeypatch.setattr("workbench.ui.panel_list.compare", lambda workspace: QWidget())
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         yield window
 
 

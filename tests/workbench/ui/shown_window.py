@@ -12,13 +12,12 @@ from workbench.ui.window import MainWindow
 
 
 @contextmanager
-def opened(qapp, qtbot, workspace, settings):
+def opened(qapp, workspace, settings):
     """A dark window that is shown, and gone afterwards."""
     settings.theme = "dark"
     window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.resize(1280, 800)
     window.show()
-    qtbot.waitExposed(window)
     yield window
     window.close()
     gc.disable()  # until its widgets are gone too

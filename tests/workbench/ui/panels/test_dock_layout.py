@@ -24,7 +24,6 @@ def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, wi
     window.close()
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     again.show()
-    qtbot.waitExposed(again)
     assert again.dock_area.docks["events"].isHidden()
     assert again.dock_area.docks["toggles"].isFloating()
     again.reset_layout()

@@ -37,7 +37,6 @@ def full_window(qapp, qtbot, workspace, settings):
     window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.resize(1600, 1000)
     window.show()
-    qtbot.waitExposed(window)
     for dock in window.dock_area.docks.values():
         if isinstance(dock.widget(), LazyPanel):
             dock.widget().panel()

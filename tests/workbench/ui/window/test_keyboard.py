@@ -41,7 +41,7 @@ def window(request, qapp, qtbot, workspace, settings, monkeypatch):
     if "full" not in request.fixturenames:
         for name in ("live", "compare"):
             monkeypatch.setattr(f"workbench.ui.panel_list.{name}", lambda workspace: QWidget())
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         window.activateWindow()
         qtbot.waitUntil(window.isActiveWindow)
         yield window
@@ -324,7 +324,7 @@ def test_text_that_is_written_into_is_left_with_tab(qtbot, ready):
 def test_no_panel_is_a_window_of_its_own_while_it_is_made(qapp, qtbot, workspace, settings):
     """It would flash, and take the keyboard away from who has just begun to type."""
     shown = []
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         window.activateWindow()
         qtbot.waitUntil(window.isActiveWindow)
         watch = Shown(shown)

@@ -35,7 +35,7 @@ WORD = "x" * 1_000_000
 @pytest.fixture
 def window(qapp, qtbot, workspace, settings):
     """The window with every panel, plots too."""
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         for dock in window.dock_area.docks.values():
             if isinstance(dock.widget(), LazyPanel):
                 dock.widget().panel()

@@ -25,7 +25,7 @@ HIDDEN = "events"  # a tab behind that of the segments
 @pytest.fixture
 def full(qapp, qtbot, workspace, settings):
     """The window with a runner and every panel, each of which was seen."""
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         workspace.run.start_runner()
         qtbot.waitUntil(lambda: workspace.configuration.availability is not None)
         for name, dock in window.dock_area.docks.items():

@@ -22,7 +22,7 @@ def window(qapp, qtbot, settings, monkeypatch):
     """A fresh window with the toggles of the real runner."""
     monkeypatch.setattr("workbench.ui.panel_list.live", lambda workspace: QWidget())
     workspace = Workspace()
-    with opened(qapp, qtbot, workspace, settings) as window:
+    with opened(qapp, workspace, settings) as window:
         window.squeezed = []
         for changed in (
             workspace.configuration.catalogueChanged,

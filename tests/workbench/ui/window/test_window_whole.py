@@ -15,7 +15,6 @@ def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, workspace
     settings.theme = "dark"
     window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     window.show()
-    qtbot.waitExposed(window)
     assert isinstance(window.live, LivePanel) and isinstance(window.compare, ComparePanel)
     workspace.run.start_runner()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")
