@@ -92,7 +92,7 @@ def test_a_loss_that_ends_in_the_middle_of_a_comparison_is_told_once_of_each_arm
 
 def test_a_loss_that_is_not_finite_is_told_of_a_point_of_a_sweep(runner, tmp_path):
     base = owned(tmp_path, DIVERGES, "train")
-    runner.send(protocol.Sweep(base=base, axes={"settings.batch": [2]}, seconds=0.3))
+    runner.send(protocol.Sweep(base=base, axes={"settings.batch": [2]}, seconds=3.0))
     assert runner.finish().reason == "done", runner.describe()
     (reason,) = runner.session.studies[-1].tables[sweep.POINTS]["reason"]
     assert "its loss is not finite" in reason
