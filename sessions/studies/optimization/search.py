@@ -403,8 +403,9 @@ class Search:
         """Return when a race ends: after its share, unless it can decide soon what matters most."""
         if rounds < LEAST_ROUNDS:
             return self.goal.budget_s
-        means = [candidate.race(self.best.number, self.goal.objective).mean for candidate in live]
-        return share_s if min(means) > -MUCH_BETTER else self.spent_s + self._left_s
+        races = (candidate.race(self.best.number, self.goal.objective) for candidate in live)
+        is_large = any(race.mean < -MUCH_BETTER for race in races)
+        return self.spent_s + self._left_s if is_large else share_s
 
     def _round(self, live: Sequence[Candidate]) -> None:
         began = self.bench.now()

@@ -106,8 +106,8 @@ class Replicate:
 class _Reducer:
     """Averages buckets of gradients over a group of ranks, and counts what is sent.
 
-    Torch's C++ code holds it, where Python's garbage collector does not look: a reference from here
-    to the model would never let the model go.
+    Torch's C++ code holds it, where Python's garbage collector does not look. If it referred to the
+    model, the model would never be freed.
     """
 
     def __init__(self, compression: str, group: dist.ProcessGroup) -> None:
@@ -149,11 +149,11 @@ class _Reducer:
     def _compress(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-        reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(self._power_sgd, bucket)
-        before, self._compressed = self._compressed, self._power_sgd.total_numel_after_compression
-        numbers = (
-            int(self._compressed - before) or bucket.buffer().numel()
-        )  # all in the first steps
+        state = self._power_sgd
+        reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+        before, self._compressed = self._compressed, state.total_numel_after_compression
+        # The first steps compress nothing.
+        numbers = int(self._compressed - before) or bucket.buffer().numel()
         self.reductions.sent_bytes += numbers * bucket.buffer().itemsize
         return reduced
 
@@ -161,7 +161,9 @@ class _Reducer:
 def _received(future: torch.futures.Future[list[Tensor]], buffer: Tensor) -> Tensor:
     """Return the averaged bucket, in the dtype of its gradients."""
     (received,) = future.value()
-    return received if received is buffer else buffer.copy_(received)
+    if received.data_ptr() == buffer.data_ptr():
+        return received
+    return buffer.copy_(received)
 
 
 def _reduce(reducer: _Reducer, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
