@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def tree(text: str) -> list[str]:
 def test_the_pages_show_every_command():
     assert {line.split()[0] for line in command_lines(TEXTS["COMMANDS.md"])} == set(NAMES)
     assert "workbench demo" in TEXTS["README.md"]
+
+
+def test_the_readme_counts_the_claims_as_the_table_of_results_does():
+    results = (ROOT / "workbench" / "pages" / "RESULTS.md").read_text(encoding="utf-8")
+    table = results.split("| claim | document | measured | |\n")[1].split("\n\n")[0]
+    cells = [line.strip("| ").split("|")[-1] for line in table.splitlines()[1:]]
+    words = (re.sub(r"\(.*\)", "", word).strip() for cell in cells for word in cell.split("/"))
+    count = Counter(words)
+    assert count.keys() == {"holds", "does not hold", "undecided"}
+    counts = f"{count['holds']} hold, {count['does not hold']} do not hold"
+    counts += f", {count['undecided']} undecided"
+    assert counts in TEXTS["README.md"]
 
 
 def test_the_readme_is_short():

@@ -97,7 +97,7 @@ def swap_chunks(monkeypatch) -> None:
 
 @needs_cores
 def test_the_loss_of_a_stage_is_no_view_so_that_torch_frees_its_graph():
-    """Torch detaches an output in place, but no view: zero bubble kept 5 GB of HYDRA base."""
+    """Torch detaches an output in place, unless it is a view. Zero bubble then keeps the graph."""
     pipeline = Mock(_applied_blocks=[0], _losses=[])
     loss = 2 * torch.ones((), requires_grad=True)
     output = Pipeline.run_chunk(pipeline, lambda *_: StageOutput(None, loss), loss, loss, 0)

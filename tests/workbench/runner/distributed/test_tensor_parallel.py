@@ -83,9 +83,8 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
     status, text = collect_evidence(divided)["tensor_parallel"]
     assert status == "effective", text
     assert "4 layers sharded among 2 ranks" in text
-    assert (
-        "8 all-reduces between the ranks per step, 32.0 KiB in total" in text
-    )  # of 2 x 16 x 32 FP32
+    # Each sums 2 x 16 x 32 numbers in FP32.
+    assert "8 all-reduces between the ranks per step, 32.0 KiB in total" in text
     assert "equal to the last bit" in text
     peaks = divided.divided.peaks
     assert len(peaks) == 2 and all(50e6 < peak < 20e9 for peak in peaks)
