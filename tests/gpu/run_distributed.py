@@ -2,22 +2,21 @@
 
     python tests/gpu/run_distributed.py --out FILE [--parts table plain context experts tests]
 
-*table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time against the fastest setting on
-one GPU, peak memory per rank, seconds until the first step has ended, and the largest distance of
-four losses from one device's. The variants alternate. *plain*: ``plain_distributed.py`` under
-torchrun.
+*table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time over that of the fastest
+setting on one GPU with a 95 % interval of ``--rounds`` rounds, peak memory per rank, seconds until
+the first step has ended, the largest distance of four losses from one device's, and what rank 0
+does in a profiled step. The variants alternate. *plain*: ``plain_distributed.py`` under torchrun.
 *context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
 *experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
-writes everything to FILE as JSON. *table* and *tests* take about four minutes, *context* and
-*experts* about four more.
+writes everything to FILE as JSON. A variant of *table* takes about 10 s, and 2 s more per round.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ import msgspec
 import torch
 
 from sessions.model import Configuration
+from sessions.verdicts import verdict
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.estimate import footprint
@@ -44,11 +44,12 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.variants.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS, STEPS, WARM_UP, LOSSES = 3, 8, 3, 4
+STEPS, WARM_UP, LOSSES, PROFILED = 8, 3, 4, 3
 AMP = {"precision": "amp_bf16", "adamw": "fused"}
 AMP |= {"triton": "on"} if torch.cuda.is_available() else {}
 COMPILED = {**AMP, "compile": "default", "compile_scope": "blocks"}
 WHOLE = {**AMP, "compile": "default", "triton": "off"}
+BLOCKS = {**WHOLE, "compile_scope": "blocks"}
 GRAPHS = {**WHOLE, "cuda_graphs": "on"} if torch.cuda.is_available() else WHOLE
 DATA = {"data_parallel": "2"}
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
@@ -64,6 +65,8 @@ VARIANTS = {
     "data, compiled whole, BF16 sent": {**WHOLE, **DATA, "gradient_compression": "bf16"},
     "FSDP": {**AMP, **DATA, "sharding": "full"},
     "FSDP, compiled": {**COMPILED, **DATA, "sharding": "full"},
+    "FSDP, no Triton": {**BLOCKS, **DATA, "sharding": "full"},
+    "FSDP, fused loss": {**BLOCKS, **DATA, "sharding": "full", "fused_loss": "triton"},
     "tensor + sequence": {**AMP, **SEQUENCE},
     "tensor + sequence, compiled": {**COMPILED, **SEQUENCE},
     "tensor + sequence, compiled whole": {**WHOLE, **SEQUENCE},
@@ -71,8 +74,10 @@ VARIANTS = {
     "pipeline, 4": {**AMP, "pipeline_parallel": "2", "micro_batches": "4"},
     "pipeline, 4, compiled": {**COMPILED, "pipeline_parallel": "2", "micro_batches": "4"},
     "pipeline, 4, compiled whole": {**WHOLE, "pipeline_parallel": "2", "micro_batches": "4"},
+    "pipeline, 8, compiled whole": {**WHOLE, "pipeline_parallel": "2", "micro_batches": "8"},
     "interleaved": {**AMP, **INTERLEAVED, "micro_batches": "8"},
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
+    "interleaved, 4, compiled whole": {**WHOLE, **INTERLEAVED, "micro_batches": "4"},
     "zero bubble, 4": {**AMP, **ZERO_BUBBLE, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
@@ -105,6 +110,7 @@ def main() -> int:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--test-minutes", type=float, default=1.7)
     options = parser.parse_args()
     result: dict[str, Any] = {"torch": torch.__version__}
@@ -134,7 +140,7 @@ def main() -> int:
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the variants of HYDRA that were requested."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    return measure("hydra", options.preset, settings, chosen(VARIANTS, options))
+    return measure("hydra", options.preset, settings, chosen(VARIANTS, options), options.rounds)
 
 
 def measure_context(options: argparse.Namespace) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def measure_context(options: argparse.Namespace) -> dict[str, Any]:
     model = {"max_sequence": settings["sequence"]}
     return {
         f"{family} {preset}": measure(
-            family, preset, settings, chosen(LONG_VARIANTS, options), model
+            family, preset, settings, chosen(LONG_VARIANTS, options), options.rounds, model
         )
         for family, preset in (("hydra", options.preset), ("mamba2", "96M"))
     }
@@ -152,7 +158,9 @@ def measure_context(options: argparse.Namespace) -> dict[str, Any]:
 def measure_experts(options: argparse.Namespace) -> dict[str, Any]:
     """Measure experts of which each rank has a part."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    return measure("moe", options.preset, settings, chosen(EXPERT_VARIANTS, options))
+    return measure(
+        "moe", options.preset, settings, chosen(EXPERT_VARIANTS, options), options.rounds
+    )
 
 
 def chosen(
@@ -167,6 +175,7 @@ def measure(
     preset: str,
     settings: dict[str, int | str],
     variants: dict[str, dict[str, str]],
+    n_rounds: int,
     model: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure every variant in turns, from the same weights."""
@@ -207,26 +216,58 @@ def measure(
         except Exception as error:  # noqa: BLE001 - the other variants are still measured
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {error}"
-    times: dict[str, list[float]] = {name: [] for name in built}
-    for _ in range(ROUNDS):
+    rounds: list[dict[str, float]] = []
+    for _ in range(n_rounds):
+        rounds.append({})
         for name in random.sample(list(built), len(built)):
-            with contextlib.suppress(Exception):
-                times[name].append(time_block(built[name], arms, rows[name], device))
-                print(f"{name}: {times[name][-1]:.2f} ms", flush=True)
-    reference = rows.get(REFERENCE, {}).get("losses")
-    best = min((statistics.median(t) for n, t in times.items() if "GPU" in n and t), default=0.0)
-    for name, row in rows.items():
-        if times.get(name):
-            row["ms"] = statistics.median(times[name])
-            row["ratio"] = row["ms"] / best if best else None
-        if reference and "losses" in row:
-            pairs = zip(row["losses"], reference, strict=True)
-            row["loss_distance"] = max(abs(a - b) for a, b in pairs)
+            try:
+                rounds[-1][name] = time_block(built[name], arms, rows[name], device)
+            except Exception as error:  # noqa: BLE001 - the other variants are still measured
+                del built[name]
+                rows[name]["error"] = f"{type(error).__name__}: {error}"
+        print({name: round(ms, 2) for name, ms in rounds[-1].items()}, flush=True)
+    compare(rows, rounds)
+    for name, arm in built.items():
+        rows[name]["lanes"] = lanes_of(arm)
     print_table(rows)
     world.close()
     arms.forget_all()
     free_memory()
     return rows
+
+
+def compare(rows: dict[str, Row], rounds: list[dict[str, float]]) -> None:
+    """Add times, and their ratios to the fastest variant on one GPU in the same round."""
+    times = {name: [r[name] for r in rounds] for name in rows if all(name in r for r in rounds)}
+    medians = {name: statistics.median(ms) for name, ms in times.items()}
+    best = min((name for name in times if "GPU" in name), key=lambda name: medians[name])
+    losses = rows[REFERENCE].get("losses") if REFERENCE in rows else None
+    for name, row in rows.items():
+        if name in times:
+            logs = [math.log(a / b) for a, b in zip(times[name], times[best], strict=True)]
+            span = verdict.interval(logs)
+            row["ms"], row["best"] = medians[name], best
+            row["ratio"] = [math.exp(log) for log in (span.mean, span.low, span.high)]
+        if losses and "losses" in row:
+            pairs = zip(row["losses"], losses, strict=True)
+            row["loss_distance"] = max(abs(a - b) for a, b in pairs)
+
+
+def lanes_of(arm: Variant) -> list[dict[str, float]]:
+    """Return milliseconds that each rank computes, waits and is idle in a profiled step."""
+    if arm.divided is None:
+        return []
+
+    def step() -> None:
+        arm.batches.advance()
+        arm.step()
+
+    with arm.entered():
+        lanes = [rank.lane for rank in arm.divided.record_lanes(step, PROFILED)]
+    return [
+        {"step": a.step_ms, "computing": a.computing_ms, "waiting": a.waiting_ms, "idle": a.idle_ms}
+        for a in lanes
+    ]
 
 
 class State:
@@ -277,16 +318,22 @@ def time_block(arm: Variant, arms: VariantCache, row: Row, device: torch.device)
 
 def print_table(rows: dict[str, Row]) -> None:
     """Print one line per variant."""
-    print(f"{'':22}{'ms':>8}{'ratio':>7}  {'peak MiB':18}{'estimate':>9}{'ready s':>9}  losses off")
+    print(
+        f"{'':32}{'ms':>8}{'ratio':>7}{'95 %':>16}  {'peak MiB':18}{'estimate':>9}{'ready s':>9}"
+        "  losses off  rank 0: computing, waiting, idle ms"
+    )
     for name, row in rows.items():
         if "ms" not in row:
-            print(f"{name:22}{row.get('error', 'no time')}")
+            print(f"{name:32}{row.get('error', 'no time')}")
             continue
         peaks = ", ".join(f"{peak / 2**20:,.0f}" for peak in row.get("peaks", []))
+        ratio, low, high = row["ratio"]
+        lane = row["lanes"][0] if row.get("lanes") else {}
+        parts = ", ".join(f"{lane[part]:.1f}" for part in ("computing", "waiting", "idle") if lane)
         print(
-            f"{name:22}{row['ms']:8.2f}{row['ratio'] or 0:7.3f}  {peaks:18}"
+            f"{name:32}{row['ms']:8.2f}{ratio:7.3f}{f'{low:.3f} to {high:.3f}':>16}  {peaks:18}"
             f"{(row['estimate_bytes'] or 0) / 2**20:9,.0f}{row['ready_s']:9.1f}  "
-            f"{row.get('loss_distance', float('nan')):.2g}"
+            f"{row.get('loss_distance', float('nan')):.2g}  {parts}"
             + (f"  {row['differing']} parameters differ" if row.get("differing") else "")
         )
 
