@@ -1,4 +1,10 @@
-"""torch's pipeline stage that counts what it does, for the evidence."""
+"""torch's pipeline stage that counts what it does, for the evidence.
+
+It also repairs zero-bubble schedules. Between the backward passes for the input and for the weights
+of a micro-batch, torch holds nodes of the autograd graph, but a node of a Python function (a Triton
+kernel) does not outlive its graph: torch 2.11 then failed with "Attribute '_input_metadata' is
+invalid". The stage holds the graph until the second pass has ended.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -20,6 +27,7 @@ class CountsCalls:
         super().__init__(*arguments, **options)
         self.counts: Counter[str] = Counter()
         self._recent: list[Tensor] = []
+        self._graphs: dict[int, GradientEdge] = {}  # by micro-batch
 
     @property
     def _torch(self) -> Any:
@@ -30,6 +38,7 @@ class CountsCalls:
         """Begin to count a step."""
         self.counts.clear()
         self._recent = []
+        self._graphs.clear()
 
     def count(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Count messages: ``sends`` or ``receives``."""
@@ -41,22 +50,30 @@ class CountsCalls:
                 # memory that another thread frees would seem to be left behind.
                 self._recent.append(tensor)
 
-    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+    def forward_one_chunk(self, micro_batch: int, *arguments: Any, **options: Any) -> Any:
         """Run one micro-batch forward."""
         self.counts["forwards"] += 1
         waiting = self.counts["forwards"] - self.counts["backwards"]
         self.counts["in_flight"] = max(self.counts["in_flight"], waiting)
-        return self._torch.forward_one_chunk(*arguments, **options)
+        output = self._torch.forward_one_chunk(micro_batch, *arguments, **options)
+        if output.requires_grad:
+            self._graphs[micro_batch] = get_gradient_edge(output)
+        return output
 
-    def backward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        """Run the backward pass of one micro-batch."""
+    def backward_one_chunk(self, micro_batch: int, *arguments: Any, **options: Any) -> Any:
+        """Run the backward pass of one micro-batch, for weights too if ``full_backward``."""
         self.counts["backwards"] += 1
-        return self._torch.backward_one_chunk(*arguments, **options)
+        result = self._torch.backward_one_chunk(micro_batch, *arguments, **options)
+        if options.get("full_backward", True):
+            self._graphs.pop(micro_batch, None)
+        return result
 
-    def backward_weight_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+    def backward_weight_one_chunk(self, micro_batch: int, *arguments: Any, **options: Any) -> Any:
         """Run the backward pass of one micro-batch for weights alone."""
         self.counts["weights"] += 1
-        return self._torch.backward_weight_one_chunk(*arguments, **options)
+        result = self._torch.backward_weight_one_chunk(micro_batch, *arguments, **options)
+        self._graphs.pop(micro_batch, None)
+        return result
 
     def get_fwd_send_ops(self, *arguments: Any) -> list[dist.P2POp]:
         """Return the messages with an output."""

@@ -55,6 +55,8 @@ def test_two_gpus_train_as_one_does(family, model, toggles):
         {"compile": "default", "compile_scope": "blocks"},
         {"schedule": "interleaved"},
         {"schedule": "interleaved", **BF16},
+        {"schedule": "zero_bubble", **BF16},
+        {"schedule": "zero_bubble", "fused_loss": "triton"},
         {"schedule": "interleaved", "compile": "default", "compile_scope": "blocks"},
     ],
     ids=str,
