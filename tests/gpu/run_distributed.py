@@ -9,7 +9,8 @@ does in a profiled step. The variants alternate. *plain*: ``plain_distributed.py
 *context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
 *experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
-writes everything to FILE as JSON. A variant of *table* takes about 10 s, and 2 s more per round.
+writes everything to FILE as JSON. Ten variants of *table* took 226 s
+with five rounds.
 """
 
 from __future__ import annotations
@@ -240,13 +241,15 @@ def compare(rows: dict[str, Row], rounds: list[dict[str, float]]) -> None:
     """Add times, and their ratios to the fastest variant on one GPU in the same round."""
     times = {name: [r[name] for r in rounds] for name in rows if all(name in r for r in rounds)}
     medians = {name: statistics.median(ms) for name, ms in times.items()}
-    best = min((name for name in times if "GPU" in name), key=lambda name: medians[name])
+    on_one = [name for name in times if "GPU" in name]
+    best = min(on_one, key=lambda name: medians[name], default="")
     losses = rows[REFERENCE].get("losses") if REFERENCE in rows else None
     for name, row in rows.items():
         if name in times:
+            row["ms"], row["best"], row["ratio"] = medians[name], best, [math.nan] * 3
+        if name in times and best:
             logs = [math.log(a / b) for a, b in zip(times[name], times[best], strict=True)]
             span = verdict.interval(logs)
-            row["ms"], row["best"] = medians[name], best
             row["ratio"] = [math.exp(log) for log in (span.mean, span.low, span.high)]
         if losses and "losses" in row:
             pairs = zip(row["losses"], losses, strict=True)
