@@ -80,6 +80,14 @@ VARIANTS = {
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
     "interleaved, 4, compiled whole": {**WHOLE, **INTERLEAVED, "micro_batches": "4"},
     "zero bubble, 4": {**AMP, **ZERO_BUBBLE, "micro_batches": "4"},
+    "data, graphs": {**GRAPHS, **DATA},
+    "FSDP, graphs": {**GRAPHS, **DATA, "sharding": "full", "compile_scope": "blocks"},
+    "tensor + sequence, graphs": {**GRAPHS, **SEQUENCE},
+    "pipeline, 4, graphs": {**GRAPHS, "pipeline_parallel": "2", "micro_batches": "4"},
+    "pipeline, 8, graphs": {**GRAPHS, "pipeline_parallel": "2", "micro_batches": "8"},
+    "interleaved, 4, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "4"},
+    "interleaved, 8, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "8"},
+    "zero bubble, 4, graphs": {**GRAPHS, **ZERO_BUBBLE, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}
@@ -314,7 +322,7 @@ def time_block(arm: Variant, arms: VariantCache, row: Row, device: torch.device)
             row["peaks"] = [peak]
         ms = 1e3 * (time.perf_counter() - began) / STEPS
     if arm.divided is not None:
-        row["peaks"] = [*row.get("peaks", []), *arm.divided.peaks[1:]]
+        row["peaks"] = arm.divided.peaks
         row["differing"] = arm.divided.differing
     return ms
 

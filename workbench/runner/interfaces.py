@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -110,6 +110,23 @@ class DividedBuild(Protocol):
     gradient_compression: str
     schedule: str
     micro_batches: int
+
+
+@runtime_checkable
+class CapturedStep(Protocol):
+    """A step that is captured as one CUDA graph at its first call, and replayed from then on."""
+
+    graph: torch.cuda.CUDAGraph | None  # None before the capture
+    replays: int
+
+    def __call__(self) -> torch.Tensor:
+        """Replay the graph."""
+
+    def uncaptured(self) -> torch.Tensor:
+        """Run the step without its graph."""
+
+    def release(self) -> None:
+        """Free the graph, from any thread; the next call captures again."""
 
 
 class MarkedVariant(Protocol):

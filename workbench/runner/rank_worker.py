@@ -92,7 +92,7 @@ class WorkerLoop:
                 self._enter(variant, order)
             case Step():
                 variant.batches.go_to(order.advances)
-                variant.step()
+                variant.divided.step(captured=order.captured)
             case Evaluate():
                 variant.batches.go_to(order.advances)
                 evaluate(order.name, variant)

@@ -16,14 +16,14 @@ import torch
 import kernels
 from sessions.model import Numerics
 from workbench.runner.building import evidence
-from workbench.runner.building.graph_pools import captures_graphs
+from workbench.runner.building.graph_pools import captures_graphs, resident_bytes
 from workbench.runner.data import batches_of
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.numerics.isolation import probed
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
@@ -173,6 +173,8 @@ class VariantCache:
         if captures_graphs(situation):
             sets.mark_captured(situation, dtype)
         part = sets.part(situation, dtype, build.layout, build.chunks, shards=bool(build.sharding))
+        if part is not None and situation.has(Trait.CAPTURED) and not build.sharding:
+            part = part.alias()  # hooks of other variants belong to other streams
         weights: Weights | Quantized
         if build.quantization:
             weights = sets.quantized(situation, dtype, build.quantization)
@@ -195,7 +197,7 @@ class VariantCache:
         divided = None if part is None else Parallel(build, part, model)
         batches = all_batches
         if divided is not None:
-            divided.others_bytes = self.others_bytes
+            divided.others_bytes, divided.pool_bytes = self.others_bytes, _pool_bytes
             batches = divided.share(all_batches)
         cast = autocast(build.autocast, situation.device.type)
         with contextlib.ExitStack() as stack:
@@ -257,6 +259,10 @@ class VariantCache:
             )
             for variant in self._variants.values()
         ]
+
+
+def _pool_bytes(variant: Variant) -> int:
+    return resident_bytes(variant.step, variant.situation)
 
 
 def _variant_key(situation: Situation, copy: int) -> bytes:

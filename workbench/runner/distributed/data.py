@@ -6,6 +6,7 @@ average gradients over the ranks while the backward pass still runs.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from models.execution.cuda_graph import on_capture_stream
 from models.initialisation import keep_marks
 from workbench.runner.distributed.collectives import EXPERT
 from workbench.runner.distributed.local_weights import LocalWeights, local
+from workbench.runner.failures import Mistake
+from workbench.runner.interfaces import Trait
 from workbench.runner.structures import listed_modules
 from workbench.runner.training.trainer import Weights
 
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from workbench.runner.interfaces import DividedBuild
     from workbench.runner.workloads import Compute
 
+_INCOMPLETE = (
+    "cuda_graphs: with data parallelism, a captured step needs a gradient of every parameter, but "
+    "some have none; switch CUDA graphs off"
+)
 SHARDING = ("gradients", "full", "offload", "hybrid")
 
 
@@ -59,11 +67,13 @@ class Replicate:
         self, build: DividedBuild, weights: LocalWeights, model: Model, compute: Compute
     ) -> None:
         self._weights, self._module = weights, _Loss(model, compute)
+        # A graph computes the same gradients in every step, and cannot ask which they are.
+        self._captured = build.situation.has(Trait.CAPTURED)
         self._options: dict[str, Any] = {
             "broadcast_buffers": False,
             "init_sync": False,
             "gradient_as_bucket_view": True,
-            "find_unused_parameters": _may_leave_unused(build),
+            "find_unused_parameters": not self._captured and _may_leave_unused(build),
         }
         self._compression = build.gradient_compression
         self._ddp: DistributedDataParallel | None = None
@@ -74,7 +84,9 @@ class Replicate:
         group = self._weights.mesh.averaging()
         experts = [f"model.{name}" for name in self._weights.cuts_of(EXPERT)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._module, experts)
-        with warnings.catch_warnings():  # later than 2.11, torch renames an option
+        # Its hooks run on the stream that it is created on.
+        stream = on_capture_stream() if self._captured else contextlib.nullcontext()
+        with stream, warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)
             self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
         self._reducer = _Reducer(self._compression, group)
@@ -84,7 +96,12 @@ class Replicate:
         """Compute the loss of this rank's rows."""
         assert self._ddp is not None and self._reducer is not None
         self._reducer.reductions = Reductions()
-        loss: Tensor = self._ddp(*batch)
+        try:
+            loss: Tensor = self._ddp(*batch)
+        except RuntimeError as error:
+            if self._captured and "finished reduction in the prior iteration" in str(error):
+                raise Mistake(_INCOMPLETE) from None
+            raise
         return loss
 
     @property

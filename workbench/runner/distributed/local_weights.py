@@ -8,8 +8,10 @@ changed. Where rank 0 has a replica, it lies in the memory of the full weights.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -54,12 +56,19 @@ class Transfer(NamedTuple):
     source: int  # first rank that has it
 
 
+@dataclass
+class _Loaded:
+    """The state of the full weights that parts hold."""
+
+    version: int = 0
+    stamp: object = None  # on rank 0
+
+
 class LocalWeights:
     """This rank's parameters, by the full model's names.
 
-    ``full`` are rank 0's, None on any other rank. ``version`` says which state of the full weights
-    the parts hold; 0: none. Raises ``ValueError`` for a layer that cannot be divided evenly, or
-    fewer blocks than stages.
+    ``full`` are rank 0's, None on any other rank. Raises ``ValueError`` for a layer that cannot be
+    divided evenly, or fewer blocks than stages.
     """
 
     def __init__(
@@ -76,8 +85,7 @@ class LocalWeights:
         """
         self.layout, self._device = layout, situation.device
         self.full = replica if rank() == 0 else None
-        self.version = 0
-        self._stamp: object = None
+        self._loaded = _Loaded()
         family, config = situation.family, situation.config
         at = layout.coordinates(rank())
         self.stages = [Stage(range(0))]
@@ -145,6 +153,21 @@ class LocalWeights:
             model.stream = region
         return model
 
+    def alias(self) -> LocalWeights:
+        """Return the same weights in the same memory as other parameters, without hooks."""
+        twin = copy.copy(self)
+        twin.own = self.own.alias()
+        return twin
+
+    @property
+    def version(self) -> int:
+        """The state of the full weights that the parts hold; 0: none."""
+        return self._loaded.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._loaded.version = version
+
     @property
     def mesh(self) -> Mesh:
         """The mesh, which exists before ranks compute."""
@@ -182,14 +205,14 @@ class LocalWeights:
 
     def is_current(self, keeper: Optimizer | None) -> bool:
         """Return True if the parts still hold rank 0's full weights and moments."""
-        return bool(self.version) and self._stamp == self._stamp_of(keeper)
+        return bool(self.version) and self._loaded.stamp == self._stamp_of(keeper)
 
     def mark(self, keeper: Optimizer | None, *, current: bool = True) -> None:
         """Remember on rank 0 that the parts now hold the full weights, or no longer do."""
         if not current:
             self.version = 0
         elif self.full is not None:
-            self._stamp = self._stamp_of(keeper)
+            self._loaded.stamp = self._stamp_of(keeper)
 
     def next_version(self) -> int:
         """Return a number for a state that is about to be loaded."""

@@ -39,9 +39,10 @@ class Enter(msgspec.Struct, tag="enter"):
 
 
 class Step(msgspec.Struct, tag="step"):
-    """Step with the batch after this many advances."""
+    """Step with the batch after this many advances; ``captured``: by its graph, if it has one."""
 
     advances: int
+    captured: bool = True
 
 
 class Evaluate(msgspec.Struct, tag="evaluate"):

@@ -49,7 +49,7 @@ from workbench.runner.distributed.messages import (
 from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.environment import host
 from workbench.runner.instruments.memory import PeakReader
-from workbench.runner.interfaces import Trait
+from workbench.runner.interfaces import CapturedStep, Trait
 
 if TYPE_CHECKING:
     from models import Model
@@ -64,12 +64,42 @@ if TYPE_CHECKING:
 _variants = itertools.count(1)
 
 
+class CommonStep:
+    """A step of all ranks. If they capture it, each rank captures its own part."""
+
+    def __init__(self, ranks: Parallel, part: VariantStep, batches: Batches) -> None:
+        self._ranks, self._batches = ranks, batches
+        self._captured = part if isinstance(part, CapturedStep) else None
+
+    def __call__(self) -> Tensor:
+        """Step with the current batch; return the mean of the ranks' losses."""
+        return self._ranks.step(self._batches.advances)
+
+    @property
+    def graph(self) -> torch.cuda.CUDAGraph | None:
+        """This rank's graph, after the capture."""
+        return None if self._captured is None else self._captured.graph
+
+    @property
+    def replays(self) -> int:
+        """How often the graph was replayed."""
+        return 0 if self._captured is None else self._captured.replays
+
+    @property
+    def uncaptured(self) -> VariantStep | None:
+        """The same step without graphs, where it has them."""
+        if self._captured is None:
+            return None
+        return lambda: self._ranks.step(self._batches.advances, captured=False)
+
+
 class Parallel:
     """One rank's side of a variant of several ranks.
 
     ``differing``: how many parameters were not equal on all ranks that have them after the last
     steps; None before that. ``peaks``: the highest number of bytes that each rank allocated in
-    steps, without what ``others_bytes`` attributes to other variants; on the CPU resident bytes.
+    steps, without what ``others_bytes`` attributes to other variants, but with ``pool_bytes`` in
+    the pools of its graphs; on the CPU resident bytes.
     ``moved_bytes``: weights and moments that the last ``entered`` had to load.
     """
 
@@ -81,6 +111,7 @@ class Parallel:
         self.prepared = False
         self.peaks: list[int] = []
         self.others_bytes: Callable[[Any], int] = lambda variant: 0
+        self.pool_bytes: Callable[[Any], int] = lambda variant: 0
         self.traffic = Traffic()  # of the last step, inside layers that ranks divide
         self.context_traffic = Traffic()  # among ranks that split sequences
         self.expert_traffic = Traffic()  # among ranks that have other experts
@@ -103,6 +134,7 @@ class Parallel:
         self._along_sequence = build.along_sequence
         self._synchronizes = weights.layout.tensor > 1 and _may_diverge(build)
         self._trainer: Trainer | None = None
+        self._step: VariantStep | None = None  # this rank's part
         self._world: worlds.World | None = None  # of rank 0, while the variant is entered
         self._depth = self._steps = self._peak_bytes = 0
         self._peak = PeakReader(self._device) if self._device.type == "cuda" else None
@@ -158,24 +190,51 @@ class Parallel:
         trainer.agree = self._agree
         trainer.after_backward = self._finish_gradients
 
-    def together(self, step: VariantStep, batches: Batches) -> VariantStep:
-        """Return the step of all ranks, which returns the mean of their losses."""
+    def counted(self, step: VariantStep) -> VariantStep:
+        """Return this rank's part of a step, whose communication is counted when Python runs it.
 
-        def step_on_all_ranks() -> Tensor:
-            with self._on_all_ranks(Step(batches.advances)) as traffic:
+        The replay of a captured step communicates as its capture did.
+        """
+
+        def counted_step() -> Tensor:
+            with self._communicating() as traffic:
                 loss = step()
-                if self.layout.data * self.layout.context > 1:
-                    loss = loss.clone()
-                    dist.all_reduce(loss, group=self.weights.mesh.group)
-                    hold(loss)
-                    loss /= self.ranks
-            self._steps += 1
             self.traffic = traffic.get(TENSOR, Traffic())
             self.context_traffic = traffic.get(CONTEXT, Traffic())
             self.expert_traffic = traffic.get(EXPERT, Traffic())
             return loss
 
-        return step_on_all_ranks
+        return counted_step
+
+    def together(self, step: VariantStep, batches: Batches) -> CommonStep:
+        """Return the step of all ranks, which returns the mean of their losses."""
+        self._step = step
+        if isinstance(step, CapturedStep):
+            worlds.release_first(step)
+        return CommonStep(self, step, batches)
+
+    def step(self, advances: int = 0, *, captured: bool = True) -> Tensor:
+        """Step on all ranks; on rank 0 with the batch after ``advances``."""
+        step, was_captured = self._step, self._is_captured
+        assert step is not None
+        with self._on_all_ranks(Step(advances, captured)):
+            if not captured:
+                assert isinstance(step, CapturedStep)
+                step = step.uncaptured
+            loss = step()
+            if self.layout.data * self.layout.context > 1:
+                loss = loss.clone()
+                dist.all_reduce(loss, group=self.weights.mesh.group)
+                hold(loss)
+                loss /= self.ranks
+        self._steps += 1
+        if self._peak is not None and self._is_captured and not was_captured:
+            self._peak.restart()  # the steps before the capture used memory outside the pool
+        return loss
+
+    @property
+    def _is_captured(self) -> bool:
+        return isinstance(self._step, CapturedStep) and self._step.graph is not None
 
     @property
     def chunks(self) -> int:
@@ -188,7 +247,10 @@ class Parallel:
         if self._is_replica and self.layout.context == 1:
             yield
             return
-        with self._on_all_ranks(Evaluate(name, variant.batches.advances)):
+        with (
+            self._on_all_ranks(Evaluate(name, variant.batches.advances)),
+            self._communicating(),
+        ):
             self._load_buffers(variant)
             yield
 
@@ -271,6 +333,8 @@ class Parallel:
         part_optimizer, keeper = self._optimizers
         if not self._is_replica:
             self.weights.store(part_optimizer, keeper)
+        elif self._is_captured and self.weights.full is not None:
+            self.weights.full.entries += 1  # a replay trains without a new version of a parameter
         self.differing = max(self.weights.count_differing(), self.differing or 0)
         self.weights.mark(keeper, current=not self.differing)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
@@ -304,19 +368,21 @@ class Parallel:
         return contextlib.nullcontext() if world is None else world.together()
 
     @contextlib.contextmanager
-    def _on_all_ranks(self, order: Order) -> Iterator[dict[str, Traffic]]:
+    def _on_all_ranks(self, order: Order) -> Iterator[None]:
         """Run an action of all ranks; if it fails, some ranks cannot leave it."""
         if self._world is not None:
             self._world.send(order)
-        mesh, layout = self.weights.mesh, self.layout
-        axes = [axis for axis in (TENSOR, CONTEXT, EXPERT) if getattr(layout, axis) > 1]
         try:
-            with communicating({axis: mesh.group_of(axis) for axis in axes}) as traffic:
-                yield traffic
+            yield
         except BaseException:
             if self._world is not None:
                 self._world.give_up()  # what failed here may follow from another rank's failure
             raise
+
+    def _communicating(self) -> contextlib.AbstractContextManager[dict[str, Traffic]]:
+        mesh, layout = self.weights.mesh, self.layout
+        axes = [axis for axis in (TENSOR, CONTEXT, EXPERT) if getattr(layout, axis) > 1]
+        return communicating({axis: mesh.group_of(axis) for axis in axes})
 
     def _order_build(self, configuration: Configuration) -> worlds.World:
         world = worlds.of(self.ranks, self._device)
@@ -358,6 +424,8 @@ class Parallel:
         if self.has_all:
             return
         self.has_all = True
+        if isinstance(self._step, CapturedStep):
+            self._step.release()  # all ranks capture in the same step
         if self.replicate is not None:
             self.replicate.prepare()
         if self.pipeline is not None:
@@ -416,7 +484,8 @@ class Parallel:
     def _read_peak(self, variant: DividedVariant) -> None:
         """Read the steps' memory before the comparison needs more."""
         if self._peak is not None:
-            self._peak_bytes = self._peak.highest() - self.others_bytes(variant)
+            own_bytes = self._peak.highest() - self.others_bytes(variant)
+            self._peak_bytes = own_bytes + self.pool_bytes(variant)
         else:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 

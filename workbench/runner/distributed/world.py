@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -32,6 +33,7 @@ from workbench.runner.distributed.connection import Connection, Worker
 from workbench.runner.distributed.messages import Answer, Forget, Hello, Order, Ready, Step
 from workbench.runner.distributed.supervisor import STOPPED_S
 from workbench.runner.failures import RankError
+from workbench.runner.interfaces import CapturedStep
 
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
 ADDRESS = "WORKBENCH_RANK_0"  # the variable, and the store's key, with HOST:PORT for messages
@@ -281,6 +283,12 @@ class World:
 
 
 _world: World | None = None
+_captured_steps: weakref.WeakSet[CapturedStep] = weakref.WeakSet()
+
+
+def release_first(step: CapturedStep) -> None:
+    """Release the graph of a captured step whenever the process group ends."""
+    _captured_steps.add(step)
 
 
 def current() -> World | None:
@@ -320,6 +328,8 @@ def close() -> None:
 
 def abort() -> None:
     """Leave the process group without waiting for ranks that are gone."""
+    for step in list(_captured_steps):  # NCCL would wait for graphs with its collectives
+        step.release()
     mesh.forget()
     with contextlib.suppress(RuntimeError, ValueError, AssertionError):
         if not dist.is_initialized():

@@ -122,13 +122,9 @@ def too_small(batch: int, ranks: int, situation: Situation) -> Blocked | None:
     return None
 
 
-def captured(situation: Situation) -> Blocked | None:
-    """Return why a captured step cannot run on several ranks."""
+def replayed(situation: Situation) -> Blocked | None:
+    """Return why what Inductor captures cannot run on several ranks."""
     return conflict(
-        situation,
-        Trait.CAPTURED,
-        "a captured step would keep using a group of ranks that may have ended",
-    ) or conflict(
         situation,
         Trait.REPLAYED,
         "{title} {option} captures CUDA graphs, which keep gradients in their own memory pool",

@@ -27,11 +27,11 @@ from workbench.runner.toggles._ranks import (
     SHARDING,
     WAITING,
     alike,
-    captured,
     eight_bit,
     layout_of,
     peaks_text,
     rank_traits,
+    replayed,
     too_many,
 )
 from workbench.runner.toggles._toggle import (
@@ -119,7 +119,7 @@ def _other_options(situation: Situation) -> Blocked | None:
             "Shard among all ranks that share the batch.",
             {SHARDING: "full"},
         )
-    return captured(situation) or eight_bit(situation)
+    return replayed(situation) or eight_bit(situation)
 
 
 def _apply(option: str, build: Build) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import torch
 
 import kernels
 from models import Footprint
-from models.execution.cuda_graph import capturing, on_capture_stream
+from models.execution.cuda_graph import CaptureError, capturing, on_capture_stream
 from sessions.model import Phase
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict
@@ -41,39 +42,66 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 _WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
+_WARM_UP_STEPS_OF_DDP = 11  # it reads events on the host in its first ten steps
+_RELEASE_S = 1.0
 
 
 class _CapturedStep:
     """Captures the step at its first call and replays it from then on."""
 
-    def __init__(self, step: Callable[[], torch.Tensor], phases: PhaseTracker) -> None:
+    def __init__(
+        self,
+        step: Callable[[], torch.Tensor],
+        phases: PhaseTracker,
+        warm_up_steps: int = _WARM_UP_STEPS,
+    ) -> None:
         self._step = step
         self._phases = phases
+        self._warm_up_steps = warm_up_steps
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0
         self._output: torch.Tensor | None = None
+        self._lock = threading.Lock()  # of the graph
+        self._releases = 0
 
     def __call__(self) -> torch.Tensor:
         if self.graph is None:
             self._capture()
-        assert self.graph is not None and self._output is not None
-        self.graph.replay()
-        self.replays += 1
-        return self._output
+        with self._lock:
+            if self.graph is None or self._output is None:
+                raise CaptureError("the graph was freed, because the ranks of the step have ended")
+            self.graph.replay()
+            self.replays += 1
+            return self._output
 
     def uncaptured(self) -> torch.Tensor:
         """Run the step without its graph, with the kernels that the graph has."""
         with kernels.captured_choices():
             return self._step()
 
+    def release(self) -> None:
+        """Free the graph, from any thread; the next call captures again."""
+        locked = self._lock.acquire(timeout=_RELEASE_S)  # a launch may wait for the GPU
+        try:
+            self._releases += 1
+            if self.graph is not None:
+                self.graph.reset()
+            self.graph = self._output = None
+        finally:
+            if locked:
+                self._lock.release()
+
     def _capture(self) -> None:
+        releases = self._releases
         with on_capture_stream():
-            for _ in range(_WARM_UP_STEPS):
+            for _ in range(self._warm_up_steps):
                 self.uncaptured()
         graph = torch.cuda.CUDAGraph()
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
-            self._output = self._step()
-        self.graph = graph
+            output = self._step()
+        with self._lock:
+            if self._releases == releases:  # else its ranks ended meanwhile
+                self.graph, self._output = graph, output
 
 
 @contextlib.contextmanager
@@ -111,14 +139,20 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
 
 
 def _apply(option: str, build: Build) -> None:
-    build.step_wrappers.append(lambda step: _CapturedStep(step, build.phases))
+    def capture(step: Callable[[], torch.Tensor]) -> _CapturedStep:
+        averages = build.layout.averaged > 1 and not build.sharding
+        count = _WARM_UP_STEPS_OF_DDP if averages else _WARM_UP_STEPS
+        return _CapturedStep(step, build.phases, count)
+
+    build.step_wrappers.append(capture)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
-    step = observed.step
-    if isinstance(step, _CapturedStep) and step.graph is not None and step.replays:
-        return effective(f"one graph captured and replayed {step.replays} times")
-    return no_effect("no graph was captured")
+    graph, replays = (getattr(observed.step, name, None) for name in ("graph", "replays"))
+    if graph is None or not replays:
+        return no_effect("no graph was captured")
+    of_rank = " on each rank" if observed.divided is not None else ""
+    return effective(f"one graph captured{of_rank} and replayed {replays} times")
 
 
 TOGGLE = Toggle(

@@ -25,10 +25,10 @@ from workbench.runner.toggles._ranks import (
     WAITING,
     alike,
     batch_ranks_of,
-    captured,
     eight_bit,
     peaks_text,
     rank_traits,
+    replayed,
     too_many,
     too_small,
 )
@@ -63,7 +63,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     batch = int(situation.configuration.settings["batch"])
     return (
         too_many(TOGGLE.name, ranks, situation)
-        or captured(situation)
+        or replayed(situation)
         or eight_bit(situation)
         or too_small(batch, batch_ranks_of(situation, **{TOGGLE.name: option}), situation)
     )

@@ -32,10 +32,10 @@ from workbench.runner.toggles._ranks import (
     WAITING,
     alike,
     batch_ranks_of,
-    captured,
     eight_bit,
     peaks_text,
     rank_traits,
+    replayed,
     too_many,
     too_small,
     undivided_sizes,
@@ -104,7 +104,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     )
     return (
         conflict(situation, Trait.COMPILED, changes)
-        or captured(situation)
+        or conflict(situation, Trait.CAPTURED, changes)
+        or replayed(situation)
         or eight_bit(situation)
         or rows
     )

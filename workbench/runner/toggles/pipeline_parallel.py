@@ -35,10 +35,10 @@ from workbench.runner.toggles._ranks import (
     SCHEDULE,
     WAITING,
     batch_ranks_of,
-    captured,
     eight_bit,
     peaks_text,
     rank_traits,
+    replayed,
     stage_chunks_of,
     too_many,
     undivided_sizes,
@@ -135,7 +135,7 @@ def _other_options(situation: Situation) -> Blocked | None:
             Trait.TILES_TUNED,
             "tiles are tuned in a complete step on one device, but no rank runs a complete step",
         )
-        or captured(situation)
+        or replayed(situation)
         or eight_bit(situation)
     )
 

@@ -31,10 +31,10 @@ from workbench.runner.toggles._ranks import (
     RANKS,
     WAITING,
     alike,
-    captured,
     eight_bit,
     peaks_text,
     rank_traits,
+    replayed,
     too_many,
     undivided_sizes,
 )
@@ -92,7 +92,7 @@ def _other_options(situation: Situation) -> Blocked | None:
         "autotuning on each rank could pick different kernels, so replicated results would diverge"
     )
     return (
-        conflict(situation, Trait.AUTOTUNED, reason) or captured(situation) or eight_bit(situation)
+        conflict(situation, Trait.AUTOTUNED, reason) or replayed(situation) or eight_bit(situation)
     )
 
 

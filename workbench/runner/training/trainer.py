@@ -147,8 +147,12 @@ class Weights:
 
         Counts lie on the device for some ways to step, and on the host for others.
         """
-        if not any(optimizer is known for known in self._optimizers.values()):
+        options = next((key for key, o in self._optimizers.items() if o is optimizer), None)
+        if options is None:
             return  # 8-bit moments are its own
+        if self._source is not None:  # its optimizer with these options has the same counts
+            self._source.sync_step_counts(self._source._optimizer(dict(options)))
+            return
         before, self._stepping = self._stepping, optimizer
         if before is None or before is optimizer:
             return

@@ -76,7 +76,7 @@ def assemble(
         step = workload.step(bench, compute)
     else:
         divided.attach(trainer)
-        step = workload.step(bench, divided.loss_of_step(compute, model))
+        step = divided.counted(workload.step(bench, divided.loss_of_step(compute, model)))
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)
     if divided is not None:

@@ -124,6 +124,7 @@ def test_a_rank_whose_experts_no_token_chooses_takes_part(configuration):
         ({"settings": {"batch": 3, "sequence": 16}}, {}, "a batch of 3 cannot be divided among 2"),
         ({}, {"tensor_parallel": "2"}, "tensor parallelism already shards the columns"),
         ({}, {"compile": "default"}, "torch.compile needs fixed sizes"),
+        ({}, {"cuda_graphs": "on"}, "CUDA graphs needs fixed sizes"),
     ],
 )
 def test_what_cannot_be_divided_gives_a_reason(configuration, many_cores, change, toggles, reason):

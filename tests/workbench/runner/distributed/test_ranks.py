@@ -336,7 +336,6 @@ def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(
         ("train", 3, {}, "a batch of 3 cannot be divided among 2 ranks"),
         ("train", 4, {"adamw": "8bit_torchao"}, "8-bit optimizer states"),
         ("train", 4, {"compile": "reduce-overhead"}, "captures CUDA graphs"),
-        ("train", 4, {"cuda_graphs": "on"}, "a group of ranks that may have ended"),
     ],
 )
 def test_what_cannot_be_divided_says_why(

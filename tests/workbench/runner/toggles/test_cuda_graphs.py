@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,9 @@ from built import stepped
 import kernels
 from kernels.core import measured
 from kernels.core.implementation_timing import Cost, Measurement
+from models.execution.cuda_graph import CaptureError
+from workbench.runner.distributed import world
+from workbench.runner.toggles import cuda_graphs
 from workbench.runner.toggles.cuda_graphs import _CapturedStep
 
 
@@ -23,6 +27,59 @@ def test_an_uncaptured_step_chooses_kernels_like_the_captured_one():
 
     _CapturedStep(step, SimpleNamespace(phases=None)).uncaptured()
     assert seen == [True] and measured._captured_blocks == 0
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list[SimpleNamespace]:
+    """Count the replays of graphs that are only imitated; return them in order of capture."""
+    captured = []
+
+    def graph() -> SimpleNamespace:
+        imitation = SimpleNamespace(replays=0, is_freed=False)
+
+        def replay() -> None:
+            assert not imitation.is_freed
+            imitation.replays += 1
+
+        imitation.replay = replay
+        imitation.reset = lambda: setattr(imitation, "is_freed", True)
+        captured.append(imitation)
+        return imitation
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(cuda_graphs, "on_capture_stream", contextlib.nullcontext)
+    monkeypatch.setattr(cuda_graphs, "capturing", contextlib.nullcontext)
+    return captured
+
+
+def captured_step(step=lambda: torch.zeros(()), warm_up_steps=3) -> _CapturedStep:
+    phases = SimpleNamespace(during=lambda phase: contextlib.nullcontext())
+    return _CapturedStep(step, phases, warm_up_steps)
+
+
+def test_a_step_runs_in_python_only_until_it_is_captured(graphs):
+    runs = []
+    step = captured_step(lambda: runs.append(None) or torch.zeros(()), warm_up_steps=5)
+    for _ in range(4):
+        step()
+    assert len(runs) == 5 + 1 and step.replays == graphs[0].replays == 4
+
+
+def test_the_graph_is_freed_before_its_ranks_end_and_captured_again_after_it(graphs):
+    step = captured_step()
+    world.release_first(step)
+    step()
+    world.abort()
+    assert graphs[0].is_freed and step.graph is None
+    step()
+    assert graphs[1].replays == 1 and not graphs[1].is_freed
+
+
+def test_a_graph_of_ranks_that_end_during_its_capture_is_not_replayed(graphs):
+    step = captured_step(lambda: step.release() or torch.zeros(()), warm_up_steps=0)
+    with pytest.raises(CaptureError, match="ranks of the step have ended"):
+        step()
+    assert graphs[0].replays == 0 and step.graph is None
 
 
 @pytest.mark.gpu

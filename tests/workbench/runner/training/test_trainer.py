@@ -117,6 +117,21 @@ def test_a_way_to_step_counts_on_where_another_left_off(weights, first):
         assert after.optimizer.state[parameter]["step"].device.type == "cpu"
 
 
+def test_an_alias_counts_on_where_another_way_to_step_left_off(weights):
+    before, same = (weights.trainer(o, scales_loss=False) for o in (PLAIN, FUSED))
+    for state in same.optimizer.state.values():
+        state["step"] = state["step"].clone()  # apart, as counts on the device are
+    alias = weights.alias()
+    trainer = alias.trainer(FUSED, scales_loss=False)
+    weights.sync_step_counts(before.optimizer)
+    for _ in range(3):
+        before.update(sum(p.sum() for p in weights.parameters.values()))
+    expected = float(before.optimizer.state[weights.parameters["plain"]]["step"])
+    alias.sync_step_counts(trainer.optimizer)
+    counts = {float(state["step"]) for state in trainer.optimizer.state.values()}
+    assert counts == {expected} and expected >= 3
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("first", [FUSED, PLAIN], ids=["fused first", "loop first"])
 def test_counts_lie_on_the_gpu_where_it_reads_them_and_nowhere_else(first):
