@@ -44,6 +44,7 @@ TIMEOUT = timedelta(minutes=10)  # of a collective: ranks may compile before it
 SILENCE_S = 2.5  # without a heartbeat between steady steps, until a worker counts as lost
 LONG_SILENCE_S = 60.0  # the same while a worker may build or compile
 STEADY_STEPS = 3
+LEAVE_S = 10.0  # at most, for NCCL to free its communicators
 _COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05
 _HELLO_S = 10.0
@@ -327,10 +328,24 @@ def close() -> None:
 
 
 def abort() -> None:
-    """Leave the process group without waiting for ranks that are gone."""
-    for step in list(_captured_steps):  # NCCL would wait for graphs with its collectives
-        step.release()
+    """Leave the process group without waiting for ranks that are gone.
+
+    NCCL ends its kernels, then waits until all graphs with its collectives are freed. CUDA frees a
+    graph that runs after its kernels have ended. So both are done at the same time.
+    """
     mesh.forget()
+    captured = [step for step in _captured_steps if step.graph is not None]
+    if not captured:
+        _leave_group()
+        return
+    leaving = threading.Thread(target=_leave_group, name="leaving", daemon=True)
+    leaving.start()
+    for step in captured:
+        step.release()
+    leaving.join(LEAVE_S)
+
+
+def _leave_group() -> None:
     with contextlib.suppress(RuntimeError, ValueError, AssertionError):
         if not dist.is_initialized():
             return

@@ -76,7 +76,9 @@ def assemble(
         step = workload.step(bench, compute)
     else:
         divided.attach(trainer)
-        step = divided.counted(workload.step(bench, divided.loss_of_step(compute, model)))
+        step = workload.step(bench, divided.loss_of_step(compute, model))
+    if divided is not None:
+        step = divided.counted(step)
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)
     if divided is not None:

@@ -334,7 +334,6 @@ def test_four_ranks_train_right_however_few_cores_they_share(configuration, many
         ("forward", {}, "needs a backward pass", {"workload": "train"}),
         ("train", {"adamw": "8bit_torchao"}, "8-bit optimizer states", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
-        ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
         ("train", {"kernel_tuning": "on"}, "no rank runs a complete", {"kernel_tuning": "cached"}),
         ("train", {"activation_offload": "on"}, "counts the tensors of one call",
          {"activation_offload": "off", "checkpointing": "full"}),

@@ -374,7 +374,6 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(
          {"data_parallel": "off"}),
         ("train", {"adamw": "8bit_torchao"}, "8-bit optimizer states", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
-        ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
         ("train", {"compile": "max-autotune"}, "pick different kernels", {"compile": "default"}),
         ("train", {"kernel_tuning": "on"}, "pick different kernels", {"kernel_tuning": "cached"}),
         ("forward", {"quantization": "int8_weight_only"}, "cannot be", {"quantization": "none"}),
