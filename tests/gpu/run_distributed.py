@@ -80,6 +80,7 @@ VARIANTS = {
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
     "interleaved, 4, compiled whole": {**WHOLE, **INTERLEAVED, "micro_batches": "4"},
     "zero bubble, 4": {**AMP, **ZERO_BUBBLE, "micro_batches": "4"},
+    "zero bubble, 4, compiled whole": {**WHOLE, **ZERO_BUBBLE, "micro_batches": "4"},
     "data, graphs": {**GRAPHS, **DATA},
     "FSDP, graphs": {**GRAPHS, **DATA, "sharding": "full", "compile_scope": "blocks"},
     "tensor + sequence, graphs": {**GRAPHS, **SEQUENCE},

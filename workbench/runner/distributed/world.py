@@ -285,6 +285,7 @@ class World:
 
 _world: World | None = None
 _captured_steps: weakref.WeakSet[CapturedStep] = weakref.WeakSet()
+_leaving = threading.Lock()
 
 
 def release_first(step: CapturedStep) -> None:
@@ -333,16 +334,17 @@ def abort() -> None:
     NCCL ends its kernels, then waits until all graphs with its collectives are freed. CUDA frees a
     graph that runs after its kernels have ended. So both are done at the same time.
     """
-    mesh.forget()
-    captured = [step for step in _captured_steps if step.graph is not None]
-    if not captured:
-        _leave_group()
-        return
-    leaving = threading.Thread(target=_leave_group, name="leaving", daemon=True)
-    leaving.start()
-    for step in captured:
-        step.release()
-    leaving.join(LEAVE_S)
+    with _leaving:  # on one thread at a time: a failure is noticed on any
+        mesh.forget()
+        captured = [step for step in _captured_steps if step.graph is not None]
+        if not captured:
+            _leave_group()
+            return
+        thread = threading.Thread(target=_leave_group, name="leaving", daemon=True)
+        thread.start()
+        for step in captured:
+            step.release()
+        thread.join(LEAVE_S)
 
 
 def _leave_group() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from built import step_without_peer, stepped
@@ -11,12 +13,28 @@ from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
+from workbench.runner.failures import Mistake
 from workbench.runner.variants.variant import Variant
 
 pytestmark = on_gpus
 GRAPHS = {"cuda_graphs": "on", "adamw": "fused", "precision": "amp_bf16"}
 DATA, TENSOR = {"data_parallel": "2"}, {"tensor_parallel": "2"}
 PIPELINE, CONTEXT = {"pipeline_parallel": "2"}, {"context_parallel": "2"}
+
+UNUSED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.used(x)
+
+def build():
+    return Model(), torch.randn(8, 16)
+"""
 
 
 def step_on_gpus(
@@ -89,7 +107,19 @@ def test_a_killed_peer_lets_the_gpu_go_on(toggles):
     arm = step_on_gpus(configuration, arms, **toggles)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         step_without_peer(arm)
-    assert arm.step.graph is None
+    began_s = time.monotonic()
+    while arm.step.graph is not None or torch.distributed.is_initialized():
+        assert time.monotonic() < began_s + world.LEAVE_S, "the communicators are not freed"
+        time.sleep(0.1)
     again = step_on_gpus(configuration, arms, **toggles)
     assert_right(again, "cuda_graphs", *toggles)
-    torch.cuda.synchronize()
+
+
+def test_a_parameter_without_a_gradient_is_reported_with_its_remedy(tmp_path):
+    source = tmp_path / "mine.py"
+    source.write_text(UNUSED)
+    configuration = Configuration(
+        family="own", preset="file", workload="train", model={"source": str(source)}
+    )
+    with pytest.raises((Mistake, world.RankError), match="a gradient of every parameter"):
+        step_on_gpus(configuration, **DATA)
