@@ -80,7 +80,6 @@ VARIANTS = {
     "interleaved, 4": {**AMP, **INTERLEAVED, "micro_batches": "4"},
     "interleaved, 4, compiled whole": {**WHOLE, **INTERLEAVED, "micro_batches": "4"},
     "zero bubble, 4": {**AMP, **ZERO_BUBBLE, "micro_batches": "4"},
-    "zero bubble, 4, compiled whole": {**WHOLE, **ZERO_BUBBLE, "micro_batches": "4"},
     "data, graphs": {**GRAPHS, **DATA},
     "FSDP, graphs": {**GRAPHS, **DATA, "sharding": "full", "compile_scope": "blocks"},
     "tensor + sequence, graphs": {**GRAPHS, **SEQUENCE},
@@ -88,7 +87,7 @@ VARIANTS = {
     "pipeline, 8, graphs": {**GRAPHS, "pipeline_parallel": "2", "micro_batches": "8"},
     "interleaved, 4, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "4"},
     "interleaved, 8, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "8"},
-    "zero bubble, 4, graphs": {**GRAPHS, **ZERO_BUBBLE, "micro_batches": "4"},
+    "zero bubble, 4, graphs": {**AMP, "cuda_graphs": "on", **ZERO_BUBBLE, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}

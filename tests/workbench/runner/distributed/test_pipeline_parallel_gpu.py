@@ -57,7 +57,6 @@ def test_two_gpus_train_as_one_does(family, model, toggles):
         {"schedule": "interleaved", **BF16},
         {"schedule": "zero_bubble", **BF16},
         {"schedule": "zero_bubble", "fused_loss": "triton"},
-        {"schedule": "zero_bubble", "compile": "default", **BF16},
         {"schedule": "interleaved", "compile": "default", "compile_scope": "blocks"},
     ],
     ids=str,

@@ -61,7 +61,6 @@ def step_on_gpus(
         ("hydra", PIPELINE | {"precision": "amp_fp16", "compile": "default"}),
         ("hydra", PIPELINE | {"schedule": "interleaved"}),
         ("hydra", PIPELINE | {"schedule": "zero_bubble", "triton": "on"}),
-        ("hydra", PIPELINE | {"schedule": "zero_bubble", "compile": "default"}),
         ("mamba2", PIPELINE),
         ("hydra", CONTEXT),
         ("mamba2", CONTEXT),
