@@ -43,6 +43,7 @@ from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
+from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Variant
 
 LOSS = 5e-3  # relative difference of two losses in BF16
@@ -277,6 +278,7 @@ def stepped(
             loss = compiled(*given)
         loss.backward()
         optimizer.step()
+        forget_graph(loss)  # its nodes would keep the stream, and no other step could be captured
 
     return train
 

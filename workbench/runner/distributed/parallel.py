@@ -25,6 +25,7 @@ from workbench.runner.distributed.collectives import (
     hold,
     sum_all,
 )
+from workbench.runner.distributed.common_step import CommonStep
 from workbench.runner.distributed.data import FullyShard, Replicate
 from workbench.runner.distributed.lanes import (
     BEGIN,
@@ -62,35 +63,6 @@ if TYPE_CHECKING:
 
 
 _variants = itertools.count(1)
-
-
-class CommonStep:
-    """A step of all ranks. If they capture it, each rank captures its own part."""
-
-    def __init__(self, ranks: Parallel, part: VariantStep, batches: Batches) -> None:
-        self._ranks, self._batches = ranks, batches
-        self._captured = part if isinstance(part, CapturedStep) else None
-
-    def __call__(self) -> Tensor:
-        """Step with the current batch; return the mean of the ranks' losses."""
-        return self._ranks.step(self._batches.advances)
-
-    @property
-    def graph(self) -> torch.cuda.CUDAGraph | None:
-        """This rank's graph, after the capture."""
-        return None if self._captured is None else self._captured.graph
-
-    @property
-    def replays(self) -> int:
-        """How often the graph was replayed."""
-        return 0 if self._captured is None else self._captured.replays
-
-    @property
-    def uncaptured(self) -> VariantStep | None:
-        """The same step without graphs, where it has them."""
-        if self._captured is None:
-            return None
-        return lambda: self._ranks.step(self._batches.advances, captured=False)
 
 
 class Parallel:
@@ -211,7 +183,7 @@ class Parallel:
         self._step = step
         if isinstance(step, CapturedStep):
             worlds.release_first(step)
-        return CommonStep(self, step, batches)
+        return CommonStep(self.step, step, batches)
 
     def step(self, advances: int = 0, *, captured: bool = True) -> Tensor:
         """Step on all ranks; on rank 0 with the batch after ``advances``."""

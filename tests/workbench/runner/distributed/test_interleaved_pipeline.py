@@ -160,3 +160,13 @@ def test_what_cannot_be_interleaved_gives_a_reason(
     options = blocked(configuration, **toggles)["schedule"]
     assert reason in options["interleaved"].reason
     assert reason in options["zero_bubble"].reason
+
+
+def test_zero_bubble_is_blocked_where_compiled_code_makes_all_gradients_at_once(
+    configuration, many_cores
+):
+    for toggles in ({"compile": "default"}, {"compile": "default", "compile_scope": "blocks"}):
+        options = blocked(configuration, pipeline_parallel="2", **toggles)["schedule"]
+        assert "each would be computed twice" in options["zero_bubble"].reason
+        assert options["zero_bubble"].set["compile"] == "off"
+        assert "interleaved" not in options

@@ -121,7 +121,6 @@ def test_a_fix_by_toggles_leaves_nothing_that_cannot_be_used(plain):
         ({}, "adamw", "8bit_bitsandbytes", {}),
         ({}, "compile", "reduce-overhead", {}),
         ({"pipeline_parallel": "4"}, "tensor_parallel", "2", {}),  # 8 GPUs
-        ({"adamw": "fused"}, "cuda_graphs", "on", {}),
         (
             {"pipeline_parallel": "4", "micro_batches": "4"},
             "data_parallel", "2", {"micro_batches": "auto"},
