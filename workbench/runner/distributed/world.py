@@ -92,6 +92,11 @@ class World:
         self._lock = threading.Lock()
         self._token = secrets.token_hex(32)
         self.workers: list[Worker] = []
+        if dist.is_available() and dist.is_initialized():
+            raise RankError(
+                "new ranks cannot start, because NCCL still waits for ranks that ended; restart "
+                "the runner"
+            )
         try:
             store = self._connect_workers()
             self.await_answers()
@@ -290,7 +295,8 @@ _leaving = threading.Lock()
 
 def release_first(step: CapturedStep) -> None:
     """Release the graph of a captured step whenever the process group ends."""
-    _captured_steps.add(step)
+    with _leaving:
+        _captured_steps.add(step)
 
 
 def current() -> World | None:
