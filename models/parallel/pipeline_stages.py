@@ -30,9 +30,9 @@ _BLOCKS = "blocks."
 # of a training step is 6 FLOPs: 700. A compiled or fused loss needs little. Half of 700 is between.
 LOSS_PER_LOGIT = 350
 # Work of a block outside its matrix products (norms, attention, activations), per token and channel
-# of the residual stream, in the same unit. On an H200, 3.6 blocks of HYDRA base took as long as its
-# head and loss (32 x 1,024 tokens, AMP BF16, compiled and captured): 4.2 and 15.1 ms of a step.
-# By matrix products alone it would be 8 blocks.
+# of the residual stream, in the same unit. A round number: with it, the head and the loss of HYDRA
+# base count as 4.5 blocks; without it, as 8.9. On an H200 they took as long as 3.6 blocks, compiled
+# and captured (32 x 1,024 tokens, AMP BF16: 15.1 ms of a step, and 4.2 for a block).
 STREAM_PER_CHANNEL = 8000
 
 

@@ -51,7 +51,8 @@ AMP |= {"triton": "on"} if torch.cuda.is_available() else {}
 COMPILED = {**AMP, "compile": "default", "compile_scope": "blocks"}
 WHOLE = {**AMP, "compile": "default", "triton": "off"}
 BLOCKS = {**WHOLE, "compile_scope": "blocks"}
-GRAPHS = {**WHOLE, "cuda_graphs": "on"} if torch.cuda.is_available() else WHOLE
+CAPTURED = {"cuda_graphs": "on"} if torch.cuda.is_available() else {}
+GRAPHS = {**WHOLE, **CAPTURED}
 DATA = {"data_parallel": "2"}
 SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 INTERLEAVED = {"pipeline_parallel": "2", "schedule": "interleaved"}
@@ -87,7 +88,7 @@ VARIANTS = {
     "pipeline, 8, graphs": {**GRAPHS, "pipeline_parallel": "2", "micro_batches": "8"},
     "interleaved, 4, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "4"},
     "interleaved, 8, graphs": {**GRAPHS, **INTERLEAVED, "micro_batches": "8"},
-    "zero bubble, 4, graphs": {**AMP, "cuda_graphs": "on", **ZERO_BUBBLE, "micro_batches": "4"},
+    "zero bubble, 4, graphs": {**AMP, **CAPTURED, **ZERO_BUBBLE, "micro_batches": "4"},
 }
 REFERENCE = "one GPU"
 CONTEXT, EXPERTS = {"context_parallel": "2"}, {"expert_parallel": "2"}
