@@ -91,6 +91,11 @@ class LanguageModel(Model):
             counts |= {name: row + 1 for name, row in self._rows[-1].items()}
         self.declare_metrics({name: (counts[name], columns[name]) for name in columns})
 
+    @property
+    def compiled_beside_blocks(self) -> dict[str, tuple[str, ...]]:
+        """Methods to compile where each block is compiled, and the modules that they call."""
+        return {"_loss": ("norm", "head")} if self.stage.last else {}
+
     def forward(
         self,
         tokens_BS: Tensor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import tempfile
@@ -40,7 +41,7 @@ from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
 from workbench.runner.profiling.probes import recordings
-from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.toggles.compile import beside_blocks, repeated_blocks
 from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
@@ -328,7 +329,8 @@ def _modules_marked(
     if not modules_compiled:
         return marks.modules_marked(model)
     if blocks_compiled:
-        return marks.blocks_marked(model, repeated_blocks(model))
+        called = itertools.chain.from_iterable(beside_blocks(model).values())
+        return marks.blocks_marked(model, repeated_blocks(model), called)
     return contextlib.nullcontext()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,19 +46,23 @@ def modules_marked(model: Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blocks_marked(model: Model, blocks: Sequence[nn.Module]) -> Iterator[None]:
+def blocks_marked(
+    model: Model, blocks: Sequence[nn.Module], beside: Iterable[str]
+) -> Iterator[None]:
     """Mark calls of modules and of the loss when each of ``blocks`` was compiled separately.
 
-    A block is marked around its compiled methods; nothing inside it is marked.
+    A block is marked around its compiled methods; nothing inside it is marked, and none of the
+    modules ``beside`` blocks, which other compiled methods call.
     """
     methods = [(block, name, block.__dict__[name]) for block in blocks
                for name in ("forward", "branch") if name in block.__dict__]  # fmt: skip
     names = {id(module): name for name, module in model.named_modules()}
     for block, method, compiled in methods:
         block.__dict__[method] = _within(f"{MODULE}{names[id(block)]}", compiled)
+    apart = [*blocks, *filter(None, (getattr(model, name, None) for name in beside))]
     try:
         yield from _modules_marked(
-            model, {id(part) for block in blocks for part in block.modules()}
+            model, {id(part) for module in apart for part in module.modules()}
         )
     finally:
         for block, method, compiled in methods:

@@ -100,7 +100,7 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Compile the model's repeated blocks in place."""
+    """Compile the model's repeated blocks in place, and its loss if it names a method for it."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
         for name in ("forward", "branch"):  # a fused addition calls only the branch
@@ -110,6 +110,15 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
             if method not in compiled:  # blocks of the same kind share the compiled code
                 compiled[method] = torch.compile(own_code(method), **options)
             setattr(block, name, types.MethodType(compiled[method], block))
+    for name in beside_blocks(model):
+        method = torch.compile(own_code(getattr(type(model), name)), **options)
+        setattr(model, name, types.MethodType(method, model))
+
+
+def beside_blocks(model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+    """Return the model's methods that are compiled beside blocks, and modules that they call."""
+    methods: Mapping[str, tuple[str, ...]] = getattr(model, "compiled_beside_blocks", {})
+    return methods
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

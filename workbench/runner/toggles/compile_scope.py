@@ -2,11 +2,12 @@
 
 *Whole model* continues after a graph break: the code between two graphs runs in eager mode. *One
 graph* makes a graph break an error, with its reason and its line. *Each block* compiles the entries
-of the model's lists of modules separately (regional compilation): blocks of the same kind share one
-graph, and nothing is fused between blocks. It shortens compilation, and more so for deeper models:
-a training step of eight layers took less than half as long to compile on a CPU. On an H200, HYDRA
-base training (8 x 1,024 tokens, AMP BF16, Triton kernels): 39.3 ms in eager mode on a slow host,
-22.3 ms with each block compiled separately, 17.7 ms with the whole model.
+of the model's lists of modules separately (regional compilation), and the loss of a bundled
+language model: blocks of the same kind share one graph, and nothing is fused between blocks. It
+shortens compilation, and more so for deeper models: a training step of eight layers took less than
+half as long to compile on a CPU. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16,
+Triton kernels): 39.3 ms in eager mode on a slow host, 22.3 ms with each block compiled separately
+but not the loss, 17.7 ms with the whole model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.toggles.compile import beside_blocks, repeated_blocks
 from workbench.runner.variants.compiles import Compiles, counted
 
 if TYPE_CHECKING:
@@ -64,13 +65,16 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
         return effective(f"{counted(compiles.graphs, 'graph')} without a graph break, as requested")
     blocks = repeated_blocks(observed.model)
     kinds = len({type(block) for block in blocks})
+    trains = observed.situation.workload.trains
+    losses = len(beside_blocks(observed.model)) if trains else 0  # each has its own graph
+    graphs = compiles.graphs - losses
     text = (
         f"{counted(len(blocks), 'block')} of {counted(kinds, 'kind')} share "
-        f"{counted(compiles.graphs, 'compiled graph')}"
+        f"{counted(graphs, 'compiled graph')}{', and the loss has another' if losses else ''}"
     )
     if compiles.recompiles:
         text += f"; {compiles.text()}"
-    return effective(text) if compiles.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
+    return effective(text) if graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
 
 
 TOGGLE = compiling_toggle(

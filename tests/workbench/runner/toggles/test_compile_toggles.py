@@ -109,7 +109,9 @@ def test_the_blocks_of_every_family_compile_one_by_one_without_a_break(family, s
     """Also with torch 2.11, which gave up in blocks that return more than a tensor."""
     arm = compiled(replace(small, family=family, model={}), "train", compile_scope="blocks")
     evidence = collect_evidence(arm)
-    assert evidence["compile_scope"][0] == "effective"
+    status, text = evidence["compile_scope"]
+    assert status == "effective"
+    assert ", and the loss has another" in text or family == "mahia"
     assert ", 0 graph breaks" in evidence["compile"][1]
 
 
@@ -118,15 +120,16 @@ def test_compiled_blocks_are_marked_from_outside_and_nothing_is_compiled_again(s
     blocks = repeated_blocks(arm.model)
     methods = [dict(block.__dict__) for block in blocks]
     before = arm.compiles.read().text()
-    with arm.entered(), torch.profiler.profile() as profiler, blocks_marked(arm.model, blocks):
+    marking = blocks_marked(arm.model, blocks, ["norm", "head"])
+    with arm.entered(), torch.profiler.profile() as profiler, marking:
         arm.step()
     marks = {event.name for event in profiler.events() if event.name.startswith("module ")}
     assert marks == {
-        "module embedding", "module blocks.0", "module blocks.1", "module norm", "module (loss)"
+        "module embedding", "module blocks.0", "module blocks.1", "module (loss)"
     }  # fmt: skip
     regions = [e for e in profiler.events() if e.name.startswith("Torch-Compiled Region")]
     around = {next(name for name in _callers(region) if name in marks) for region in regions}
-    assert around == {"module blocks.0", "module blocks.1"}
+    assert around == {"module blocks.0", "module blocks.1", "module (loss)"}
     assert arm.compiles.read().text() == before
     assert [dict(block.__dict__) for block in blocks] == methods
 
