@@ -45,7 +45,7 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.variants.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, WARM_UP, LOSSES, PROFILED = 8, 3, 4, 3
+WARM_UP, LOSSES, PROFILED = 3, 4, 3
 AMP = {"precision": "amp_bf16", "adamw": "fused"}
 AMP |= {"triton": "on"} if torch.cuda.is_available() else {}
 COMPILED = {**AMP, "compile": "default", "compile_scope": "blocks"}
@@ -100,6 +100,7 @@ LONG_VARIANTS = {
     "context, compiled": {**COMPILED, **CONTEXT},
     "context, compiled whole": {**WHOLE, **CONTEXT},
     "context, checkpoints": {**AMP, **CONTEXT, "checkpointing": "full"},
+    "context, graphs": {**GRAPHS, **CONTEXT},
 }
 EXPERT_VARIANTS = {
     "one GPU": AMP,
@@ -120,6 +121,10 @@ def main() -> int:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--long-batch", type=int, default=4, help="of context")
+    parser.add_argument("--families", nargs="+", default=["hydra", "mamba2"], help="of context")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8, help="of a timed block")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--test-minutes", type=float, default=1.7)
     options = parser.parse_args()
@@ -150,34 +155,40 @@ def main() -> int:
 def measure_table(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the variants of HYDRA that were requested."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    return measure("hydra", options.preset, settings, chosen(VARIANTS, options), options.rounds)
+    return measure("hydra", options.preset, settings, chosen(VARIANTS, options), options)
 
 
 def measure_context(options: argparse.Namespace) -> dict[str, Any]:
     """Measure split sequences: of attention alone, and of state-space mixers."""
-    settings = {"batch": 4, "sequence": 8 * options.sequence}
+    settings = {"batch": options.long_batch, "sequence": 8 * options.sequence}
     model = {"max_sequence": settings["sequence"]}
+    presets = {"hydra": options.preset, "mamba2": "96M"}
     return {
-        f"{family} {preset}": measure(
-            family, preset, settings, chosen(LONG_VARIANTS, options), options.rounds, model
+        f"{family} {presets[family]}": measure(
+            family, presets[family], settings, chosen(LONG_VARIANTS, options), options, model
         )
-        for family, preset in (("hydra", options.preset), ("mamba2", "96M"))
+        for family in options.families
     }
 
 
 def measure_experts(options: argparse.Namespace) -> dict[str, Any]:
     """Measure experts of which each rank has a part."""
     settings = {"batch": options.batch, "sequence": options.sequence}
-    return measure(
-        "moe", options.preset, settings, chosen(EXPERT_VARIANTS, options), options.rounds
-    )
+    return measure("moe", options.preset, settings, chosen(EXPERT_VARIANTS, options), options)
 
 
 def chosen(
     variants: dict[str, dict[str, str]], options: argparse.Namespace
 ) -> dict[str, dict[str, str]]:
-    """Return the variants that were requested."""
-    return {n: v for n, v in variants.items() if n in options.variants or not options.variants}
+    """Return the variants that were requested, on as many ranks."""
+    return {
+        name: {
+            toggle: str(options.ranks) if toggle.endswith("_parallel") and option == "2" else option
+            for toggle, option in variant.items()
+        }
+        for name, variant in variants.items()
+        if name in options.variants or not options.variants
+    }
 
 
 def measure(
@@ -185,7 +196,7 @@ def measure(
     preset: str,
     settings: dict[str, int | str],
     variants: dict[str, dict[str, str]],
-    n_rounds: int,
+    options: argparse.Namespace,
     model: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measure every variant in turns, from the same weights."""
@@ -227,11 +238,11 @@ def measure(
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {error}"
     rounds: list[dict[str, float]] = []
-    for _ in range(n_rounds):
+    for _ in range(options.rounds):
         rounds.append({})
         for name in random.sample(list(built), len(built)):
             try:
-                rounds[-1][name] = time_block(built[name], arms, rows[name], device)
+                rounds[-1][name] = time_block(built[name], arms, rows[name], device, options.steps)
             except Exception as error:  # noqa: BLE001 - the other variants are still measured
                 del built[name]
                 rows[name]["error"] = f"{type(error).__name__}: {error}"
@@ -302,26 +313,28 @@ class State:
         return [*parameters, *(v for p in parameters for _, v in sorted(state[p].items()))]
 
 
-def time_block(arm: Variant, arms: VariantCache, row: Row, device: torch.device) -> float:
+def time_block(
+    arm: Variant, arms: VariantCache, row: Row, device: torch.device, n_steps: int
+) -> float:
     """Return milliseconds of a step in a block of them, after some that are not timed."""
     with arm.entered():
         if arm.divided is not None:
             row["moved_bytes"] = arm.divided.moved_bytes
-        for _ in range(WARM_UP):
+        for _ in range(min(WARM_UP, n_steps)):
             arm.batches.advance()
             arm.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(n_steps):
             arm.batches.advance()
             arm.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated() - arms.others_bytes(arm)
             row["peaks"] = [peak]
-        ms = 1e3 * (time.perf_counter() - began) / STEPS
+        ms = 1e3 * (time.perf_counter() - began) / n_steps
     if arm.divided is not None:
         row["peaks"] = arm.divided.peaks
         row["differing"] = arm.divided.differing

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import json
 import math
@@ -204,8 +205,10 @@ def makers(
         def make() -> Contender:
             arm = arm_of({"adamw": "fused"})
             model = plain_model(family, arm.situation.config, arm.model)
-            call = called(arm) if model is None else model
-            model = arm.model if model is None else model
+            call: Any = model
+            if model is None:  # a copy: gradients that stay between its steps belong to no arm
+                model = copy.deepcopy(arm.model)
+                call = model.loss if trains else model
             loss = loss_of(call, arm, device)
             return Contender(loss, expected(), stepped(model, call, arm, device, mode, trains))
 

@@ -21,7 +21,7 @@ from built import blocked
 from hang_limit import HANG_S
 from network_namespaces import ADDRESSES, INTERFACE, two_namespaces
 from process_end import assert_end
-from rank_checks import needs_cores
+from rank_checks import needs_cores, needs_gpus
 from runner_driver import Driver
 
 from sessions.model import Configuration
@@ -96,8 +96,36 @@ def hosts(tmp_path, monkeypatch, request) -> Iterator[Hosts]:
         yield hosts
 
 
+@pytest.fixture
+def gpu_hosts(tmp_path, monkeypatch) -> Iterator[Hosts]:
+    """Return two hosts with one GPU each, which NCCL connects through sockets."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    commands = [with_gpu(host, agent(port, host, 1)) for host in (0, 1)]
+    with start_hosts(commands, tmp_path / "log") as hosts:
+        yield hosts
+
+
+def with_gpu(host: int, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command whose only GPU belongs to a host of its own, also for NCCL."""
+    variables = {"CUDA_VISIBLE_DEVICES": host, "NCCL_HOSTID": f"host-{host}"}
+    return ("env", *(f"{name}={value}" for name, value in variables.items()), *command)
+
+
 @needs_cores
 def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
+    assert_verdict(hosts, capsys)
+
+
+@pytest.mark.gpu
+@needs_gpus[1]
+def test_data_parallelism_over_two_hosts_with_gpus_has_a_verdict(gpu_hosts, capsys):
+    assert_verdict(gpu_hosts, capsys)
+
+
+def assert_verdict(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    """Assert that one rank and two ranks on two hosts are compared, with evidence."""
     words = ("--b", "data_parallel=2", "--budget", "1", "--builds", "1", "--no-energy", "--json")
     code = main(["ab", *TINY, *words, "--runner", shlex.join(hosts.first)])
     out, err = capsys.readouterr()
@@ -141,6 +169,25 @@ def test_scaling_over_two_hosts_of_two_ranks_is_measured_and_right(hosts, capsys
 )
 def test_a_failed_rank_of_another_host_is_named_and_one_device_goes_on(hosts, number, reason):
     assert_reported(hosts, lambda: hosts.worker.send_signal(number), reason)
+
+
+@pytest.mark.gpu
+@needs_gpus[1]
+def test_a_killed_rank_of_another_host_with_a_gpu_is_named(gpu_hosts):
+    assert_reported(gpu_hosts, lambda: gpu_hosts.worker.kill(), "was ended by SIGKILL")
+
+
+@pytest.mark.gpu
+@needs_gpus[1]
+def test_a_vanished_host_with_a_gpu_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", INTERFACE)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", INTERFACE)
+    with two_namespaces() as namespaces:
+        commands = [
+            namespaces.on(i, *with_gpu(i, agent(29500, i, 1, ADDRESSES[0]))) for i in (0, 1)
+        ]
+        with start_hosts(commands, tmp_path / "log") as hosts:
+            assert_reported(hosts, namespaces.pull_cable, "its host does not answer")
 
 
 @pytest.mark.slow

@@ -33,7 +33,10 @@ class Model(torch.nn.Module):
         return self.used(x)
 
 def build():
-    return Model(), torch.randn(8, 16)
+    def make_inputs(batch):
+        return (torch.randn(batch, 16),)
+
+    return Model(), make_inputs, lambda output, x: output.square().mean()
 """
 
 
