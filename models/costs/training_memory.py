@@ -26,7 +26,7 @@ def training_course(
     saved = [block.saved for block in blocks]
     at_the_end = sum(saved) + step.batch * costs.saved_per_sequence * size.compute
     yield at_the_end + costs.adapting_bytes, 0
-    loss = _loss(costs, size, -(-tokens // costs.stream_ranks))
+    loss = _loss(costs, size, -(-tokens // costs.stream_ranks), step.compiled)
     yield at_the_end + costs.head * size.copied + loss, 0
 
     unit, extra_memory = unit_memory(costs, size, step), _extra_memory(costs, step)
@@ -158,13 +158,14 @@ def _extra_memory(costs: Costs, step: How) -> Beside:
     return costs.beside(step) if costs.beside else Beside()
 
 
-def _loss(costs: Costs, size: Precision, tokens: int) -> int:
+def _loss(costs: Costs, size: Precision, tokens: int, compiled: bool) -> int:
     """Return the bytes of the log-softmax in FP32, and of the gradients after and before it.
 
     The norm before the head saves its input, and the head its own. The logits are freed before the
-    backward pass begins.
+    backward pass begins. Inductor saves the logits instead, and writes their gradient over them.
     """
-    return tokens * (3 * 4 * costs.rows + costs.dim * (size.stream + size.compute))
+    by_logit = size.compute if compiled else 3 * 4
+    return tokens * (by_logit * costs.rows + costs.dim * (size.stream + size.compute))
 
 
 def _checkpointed(mode: str, count: int) -> list[bool]:
