@@ -4,8 +4,6 @@
 """
 
 import dataclasses
-import math
-import re
 
 import pytest
 import torch
@@ -16,9 +14,7 @@ from peak_bytes import (
     saved_for_backward,
     saved_more_on_a_cpu,
 )
-from torch._inductor.utils import run_fw_bw_and_get_code
 
-from kernels import own_code
 from models import FAMILIES, ConfigurationError
 from models.costs.footprint import Footprint
 
@@ -240,32 +236,6 @@ def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fiel
     layout = 2 * tokens_BS.numel() * width * (4 if precision == "fp32" else 2)  # a CPU's attention
     more = saved[1] - saved[0] - layout
     assert estimated[1] - estimated[0] == pytest.approx(more, rel=0.02)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
-def test_a_compiled_loss_holds_its_logits_once(precision):
-    family, length, n_tokens = FAMILIES["hydra"], 64, 128
-    config = dataclasses.replace(family.presets["tiny"], n_layers=1, vocabulary=8192)
-    model, tokens_BS = drawn(family, config), torch.zeros(2, length, dtype=torch.int64)
-    torch.compiler.reset()
-    compiled = torch.compile(own_code(type(model).loss), fullgraph=True)
-
-    def loss():
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
-            return compiled(model, tokens_BS, tokens_BS)
-
-    _, sources = run_fw_bw_and_get_code(loss)
-    sizes = re.findall(r"= empty_strided_cpu\(\(([\d, ]+)\), ", "\n".join(sources))
-    made = [math.prod(int(part) for part in size.split(",") if part.strip()) for size in sizes]
-    assert sum(numbers >= n_tokens * 8192 for numbers in made) == 1
-
-    step = {"workload": "train", "batch": 2, "sequence": length, "precision": precision}
-    eager, once = (
-        family.footprint(config, fused=False, compiled=compiled, **step).activations
-        for compiled in (False, True)
-    )
-    at_least = n_tokens * 8192 * (12 - (4 if precision == "fp32" else 2))
-    assert eager - once == pytest.approx(at_least, rel=0.1)
 
 
 def test_on_a_cpu_heads_that_adapt_keep_the_matrix_of_weights_until_it_is_too_large():
