@@ -349,10 +349,13 @@ def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Cache the tensors that a function makes, for the last ``most`` arguments.
 
     They are ordinary tensors, with which later calls may train, even if the first call ran in
-    inference mode. Fake tensors (``FakeTensorMode``) have no values and are not cached.
+    inference mode. Fake tensors (``FakeTensorMode``) have no values and are not cached. Tensors
+    that a CUDA graph has captured are never freed, because its replays read their memory.
     """
 
     def keep(make: Callable[..., T]) -> Callable[..., T]:
+        captured: dict[int, T] = {}  # by identity
+
         @functools.lru_cache(maxsize=most)
         def once(*arguments: Any) -> T:
             with torch.inference_mode(False), torch.no_grad():
@@ -360,8 +363,12 @@ def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
         @functools.wraps(make)
         def call(*arguments: Any) -> T:
-            imagined = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-            return once(*arguments) if imagined is None else make(*arguments)
+            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+                return make(*arguments)
+            result = once(*arguments)
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                captured[id(result)] = result
+            return result
 
         call.cache_clear = once.cache_clear  # type: ignore[attr-defined]
         return call

@@ -1,6 +1,7 @@
 """Inputs at the edge of what is legal: no token that counts, one element per head, mixed dtypes."""
 
 import sys
+import weakref
 
 import pytest
 import torch
@@ -169,6 +170,22 @@ def test_a_filters_matrix_first_made_without_gradients_can_be_trained_with(no_ma
         by_products(x)
     (slope,) = torch.autograd.grad(by_products(x.requires_grad_()).sum(), x)
     torch.testing.assert_close(slope, by_products(torch.ones_like(x)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_filters_matrix_stays_if_a_graph_has_captured_it(no_matrix, monkeypatch, captured):
+    matrix = sys.modules["kernels.fourier_mix"]._matrix_once
+
+    def of_size(n):
+        return matrix(n, 0.5, 0.1, False, "cpu", torch.float32)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    read = weakref.ref(of_size(3))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for n in range(4, 40):
+        of_size(n)
+    assert (read() is not None) == captured
 
 
 def test_a_filters_matrix_first_made_on_imagined_tensors_is_none_that_counts(no_matrix):
