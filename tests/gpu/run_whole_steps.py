@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import gc
 import json
 import math
@@ -54,6 +55,7 @@ BASE = {"precision": "amp_bf16", "adamw": "fused", "compile": "default", "triton
 GRAPHS = BASE | {"cuda_graphs": "on"}
 PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
 SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
+PYTORCH = functools.partial(kernels.using, all="torch")
 Step = Callable[[], Any]
 
 
@@ -209,8 +211,10 @@ def makers(
             if model is None:  # a copy: gradients that stay between its steps belong to no arm
                 model = copy.deepcopy(arm.model)
                 call = model.loss if trains else model
-            loss = loss_of(call, arm, device)
-            return Contender(loss, expected(), stepped(model, call, arm, device, mode, trains))
+            with PYTORCH():
+                loss = loss_of(call, arm, device)
+            step = stepped(model, call, arm, device, mode, trains)
+            return Contender(loss, expected(), step, PYTORCH)
 
         return make
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from built import blocked, collect_evidence, stepped
 
+from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.numerics import comparison
@@ -145,3 +146,17 @@ def test_a_step_is_captured_where_inductor_has_captured_one_of_the_same_weights(
     arm = on_gpu(wide, compile=compiled, cuda_graphs="on", adamw="fused", arms=arms)
     assert arms.count == 2
     assert all_effective(arm)["cuda_graphs"]
+
+
+@pytest.mark.parametrize("triton", ["off", "auto"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_captured_steps_and_those_that_inductor_captured_take_turns(family, triton):
+    requested, arms = Configuration(family=family, preset="tiny"), VariantCache()
+    shared = {"precision": "amp_bf16", "adamw": "fused", "triton": triton, "arms": arms}
+    modes = ({"compile": "default", "cuda_graphs": "on"}, {"compile": "reduce-overhead"})
+    for _ in range(3):
+        for mode in modes:
+            arm = on_gpu(requested, **shared, **mode)
+    torch.cuda.synchronize()
+    numbers = comparison.check(arm, arm.situation)
+    assert numbers.ok, numbers.text
