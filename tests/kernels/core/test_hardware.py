@@ -27,6 +27,27 @@ def test_the_budget_is_a_fraction_of_what_is_free():
     assert 0 < half < all_of_it <= hardware.of("cpu").total_bytes
 
 
+def test_a_gpus_budget_has_what_the_allocator_caches_but_no_pool_of_graphs(monkeypatch):
+    def segment(device, pool, total, active):
+        return {"device": device, "segment_pool_id": pool, "total_size": total,
+                "active_size": active}  # fmt: skip
+
+    segments = [segment(0, (0, 0), 100, 30), segment(0, (0, 1), 1000, 0),
+                segment(1, (0, 0), 5000, 0)]  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 10_000))
+    assert hardware.budget_bytes("cuda:0", 1.0) == 77
+    assert hardware.budget_bytes("cuda:0", 0.5) == 38
+
+
+@pytest.mark.gpu
+def test_memory_that_a_tensor_has_left_is_free_again():
+    tensor = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    free_bytes = hardware.budget_bytes("cuda", 1.0)
+    del tensor
+    assert hardware.budget_bytes("cuda", 1.0) >= free_bytes + (1 << 30)
+
+
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [((6, 1), torch.float32), ((7, 5), torch.float16), ((8, 0), torch.bfloat16)],

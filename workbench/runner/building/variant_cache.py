@@ -21,7 +21,7 @@ from workbench.runner.data import batches_of
 from workbench.runner.distributed import world
 from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.distributed.parallel import Parallel
-from workbench.runner.instruments.memory import free_memory
+from workbench.runner.instruments.memory import free_bytes, free_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.numerics.isolation import probed
@@ -54,9 +54,7 @@ def is_short(device: torch.device) -> bool:
     """Return True if so little GPU memory is free that variants that are not in use should go."""
     if device.type != "cuda":
         return False
-    free, total = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + cached < FREE_SHARE * total
+    return free_bytes(device) < FREE_SHARE * torch.cuda.mem_get_info(device)[1]
 
 
 class VariantCache:

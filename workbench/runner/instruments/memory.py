@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import psutil
 import torch
 
+from kernels import hardware
 from workbench.runner.instruments.timing import now_ns
 
 Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
@@ -185,9 +186,9 @@ def make_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of the device's memory, or of the host's if the CPU computes."""
+    """Return the bytes that a GPU's next tensors can have, or of the host if the CPU computes."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return hardware.budget_bytes(device, 1.0)
     return int(psutil.virtual_memory().available)
 
 
