@@ -1,7 +1,8 @@
 """The verdicts of an optimization, from new blocks: what the search promised is measured again.
 
 The start, the best candidate, the runner-up and the best candidate without each of its changes
-alternate in rounds. The blocks of the search do not count: the best of many was chosen by them.
+alternate in rounds. The blocks of the search do not count: the best of many was chosen by them. If
+the new blocks show that the runner-up is faster than the best candidate, it takes its place.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Verdicts:
     slice_s: float = math.inf  # after which all arms are built again
     one_build: str = ""  # why they are built once, as a clause
     seconds: float = 0.0  # of alternating
+    _gave_way: bool = False  # the search's best candidate, to the runner-up
 
     @property
     def best(self) -> Candidate | None:
@@ -65,12 +67,8 @@ class Verdicts:
 
         It is the start if the new blocks show that the search's best one is slower or needs more.
         """
-        best, start, objective = self.search.best, self.search.start, self.search.goal.objective
-        gain = None if objective == MEMORY else self.gain(objective)
-        is_refuted = (
-            gain is not None and gain.judgement is not None and gain.judgement.verdict == "SLOWER"
-        )
-        if is_refuted and self.search.proposable(start):
+        best, start = self.search.best, self.search.start
+        if self._is_refuted_by(GAIN) and self.search.proposable(start):
             return start
         return best if self.search.proposable(best) else None
 
@@ -202,6 +200,28 @@ class Verdicts:
         weights = {self.arms.index(self.search.best): 1.0, self.arms.index(other): -1.0}
         self.contrasts.append(Contrast(kind, name, weights))
 
+    def _is_refuted_by(self, kind: str) -> bool:
+        """Return True if this contrast shows that the best candidate is slower or needs more."""
+        objective = self.search.goal.objective
+        effect = None if objective == MEMORY else self._effect(kind, objective)
+        judgement = None if effect is None else effect.judgement
+        return judgement is not None and judgement.verdict == "SLOWER"
+
+    def _give_way(self) -> None:
+        """Put the runner-up in the place of the best candidate if the rounds show it to be faster.
+
+        That was asked before these rounds, so the answer holds. It happens once at most.
+        """
+        search, runner_up = self.search, self.runner_up
+        if self._gave_way or runner_up is None or not search.proposable(runner_up):
+            return
+        if self._is_refuted_by(RUNNER_UP):
+            self._gave_way, self.contrasts = True, []
+            self.runner_up = None if search.best is search.start else search.best
+            search.best = runner_up
+            self._choose_arms()
+            self.judge()
+
     def _alternate(self) -> None:
         """Run rounds of all arms until the verdicts settle or the budget is spent."""
         search, began = self.search, self.search.bench.now()
@@ -218,6 +238,9 @@ class Verdicts:
             count, self.seconds = len(self.rounds), search.bench.now() - began
             if is_look(count):
                 self.judge()
+                chosen = len(self.arms)
+                self._give_way()
+                arms += self.arms[chosen:]
                 search.report(f"{count} rounds of {len(arms)} configurations")
                 if self.is_settled:
                     return
@@ -225,6 +248,7 @@ class Verdicts:
             if self.left_s <= 0 or is_hopeless:
                 break
         self.judge()
+        self._give_way()
 
     def _plan_builds(self) -> None:
         """Build all arms several times if that is cheap: builds of one configuration differ."""
@@ -286,8 +310,11 @@ class Verdicts:
 
     def gain(self, quantity: str = "") -> Effect | None:
         """Return the effect of the best candidate against the start; None where there is none."""
+        return self._effect(GAIN, quantity)
+
+    def _effect(self, kind: str, quantity: str) -> Effect | None:
         effects = self.energy if quantity == ENERGY else self.effects
-        return next((e for e in effects if e.contrast.kind == GAIN), None)
+        return next((effect for effect in effects if effect.contrast.kind == kind), None)
 
     def payoff_steps(self) -> float:
         """Return after how many steps the longer build of the best candidate has paid off.

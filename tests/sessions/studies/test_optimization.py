@@ -184,6 +184,38 @@ def test_a_best_candidate_that_new_blocks_show_to_be_slower_is_not_proposed():
     assert verdicts.gain().judgement.verdict == "SLOWER" and verdicts.best is search.start
 
 
+@pytest.mark.parametrize("budget_s", [45.0, 400.0])
+def test_a_runner_up_that_new_blocks_show_to_be_faster_is_proposed_with_its_own_verdicts(budget_s):
+    effects = {(0, "b"): -0.1, (1, "b"): -0.1, (2, "b"): 0.1}
+    bench = SimulatedBench(dimensions(2, 2, 2), effects, noise=0.003)
+    search = Search(bench.dimensions, bench, Goal(budget_s=budget_s))
+    search.run()
+    fastest, former = search.best, next(c for c in search.candidates if c.title == "toggle0=b")
+    search.best, search.is_complete = former, False  # as after a search without enough time
+    verdicts = Verdicts(search)
+    verdicts.run()
+    assert verdicts.best is search.best is fastest and verdicts.runner_up is former
+    judged = {(e.contrast.kind, e.contrast.name): e for e in verdicts.effects}
+    total = judged[GAIN, "best against start"].judgement
+    assert total.verdict == "FASTER" and total.low < math.exp(-0.2) < total.high
+    assert judged[RUNNER_UP, "best against toggle0=b"].judgement.verdict == "FASTER"
+    without = {name: e for (kind, name), e in judged.items() if kind == WITHOUT}
+    assert without.keys() == {"toggle0=b", "toggle1=b"}
+    assert all(e.judgement is not None or "no time" in e.reason for e in without.values())
+
+
+def test_a_start_gives_way_to_a_runner_up_that_new_blocks_show_to_be_faster():
+    bench = SimulatedBench(dimensions(2), {(0, "b"): -0.1}, noise=0.003)
+    search = Search(bench.dimensions, bench, Goal(budget_s=60.0))
+    search.run()
+    search.best = search.start
+    verdicts = Verdicts(search)
+    verdicts.run()
+    assert verdicts.best.title == "toggle0=b" and verdicts.runner_up is None
+    assert [e.contrast.kind for e in verdicts.effects] == [GAIN]
+    assert verdicts.gain().judgement.verdict == "FASTER"
+
+
 @pytest.mark.parametrize(
     ("extra_s", "ratio", "steps"),
     [(10.0, 0.5, 200), (10.0, 1.0, math.inf), (10.0, 1.5, math.inf), (-1.0, 0.5, 0)],
