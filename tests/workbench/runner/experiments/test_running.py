@@ -113,8 +113,10 @@ def test_the_same_configuration_and_seed_train_to_the_same_loss(runner, small):
     assert losses[0] == losses[2] != losses[1]
 
 
-def test_training_goes_on_from_where_another_option_left_it(runner, small):
-    runner.start(with_(small, workload="train", seed=7))
+def test_training_goes_on_from_where_another_option_left_it(runner, small, tmp_path):
+    text = tmp_path / "all the same.txt"
+    text.write_bytes(b"a" * 1000)  # whose loss falls in every batch
+    runner.start(with_(small, workload="train", seed=7, data=str(text)))
     runner.until_steps(20)
     first = len(runner.session.segments) - 1
     runner.send(protocol.Apply(toggles={"adamw": "foreach"}))
