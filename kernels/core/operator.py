@@ -366,7 +366,7 @@ def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
             if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
                 return make(*arguments)
             result = once(*arguments)
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
                 captured[id(result)] = result
             return result
 

@@ -179,7 +179,7 @@ def test_a_filters_matrix_stays_if_a_graph_has_captured_it(no_matrix, monkeypatc
     def of_size(n):
         return matrix(n, 0.5, 0.1, False, "cpu", torch.float32)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     read = weakref.ref(of_size(3))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

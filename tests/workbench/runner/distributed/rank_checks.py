@@ -22,10 +22,8 @@ BF16 = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}
 needs_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
 )
-needs_gpus = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+needs_gpus = [pytest.mark.gpu, needs_two_gpus]
 on_gpus = [*needs_gpus, pytest.mark.usefixtures("close_ranks")]  # for a module
 
 

@@ -21,7 +21,7 @@ from built import blocked
 from hang_limit import HANG_S
 from network_namespaces import ADDRESSES, INTERFACE, two_namespaces
 from process_end import assert_end
-from rank_checks import needs_cores, needs_gpus
+from rank_checks import needs_cores, needs_two_gpus
 from runner_driver import Driver
 
 from sessions.model import Configuration
@@ -119,7 +119,7 @@ def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
 
 
 @pytest.mark.gpu
-@needs_gpus[1]
+@needs_two_gpus
 def test_data_parallelism_over_two_hosts_with_gpus_has_a_verdict(gpu_hosts, capsys):
     assert_verdict(gpu_hosts, capsys)
 
@@ -172,13 +172,13 @@ def test_a_failed_rank_of_another_host_is_named_and_one_device_goes_on(hosts, nu
 
 
 @pytest.mark.gpu
-@needs_gpus[1]
+@needs_two_gpus
 def test_a_killed_rank_of_another_host_with_a_gpu_is_named(gpu_hosts):
     assert_reported(gpu_hosts, lambda: gpu_hosts.worker.kill(), "was ended by SIGKILL")
 
 
 @pytest.mark.gpu
-@needs_gpus[1]
+@needs_two_gpus
 def test_a_vanished_host_with_a_gpu_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", INTERFACE)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", INTERFACE)
