@@ -30,8 +30,8 @@ def _stream(device: int) -> torch.cuda.Stream:
 def on_capture_stream() -> Iterator[None]:
     """Run the block on the one stream of the current GPU that captures.
 
-    A step warms up on it before it is captured. Libraries keep a workspace for every stream (cuBLAS
-    64 MiB on Hopper), which is then allocated once, outside of the graphs' pools.
+    A step warms up on it before it is captured, because autograd accumulates gradients on the
+    stream where it first saw their parameters.
     """
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
@@ -41,16 +41,36 @@ def on_capture_stream() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let cuBLAS allocate new workspaces inside, and forget them at the end.
+
+    Torch keeps a workspace for each handle and stream and frees all of them when Inductor captures,
+    or when another graph of the stream is freed. Replays of a graph that had captured one of them
+    would then overwrite other tensors (pytorch/pytorch#193402). Inside a capture they are
+    allocated in the pool of the graph, which lives as long as the graph.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture what runs inside into ``graph``; raises ``CaptureError``.
 
-    Other threads may allocate meanwhile. After a failure the process can continue: torch leaves its
-    random generator in capture mode, in which every later random number is an error, and this
-    resets it.
+    Other threads may allocate meanwhile. The graph has its own cuBLAS workspaces (32 MiB on Hopper
+    for each thread that multiplies), in its memory pool. After a failure the process can continue:
+    torch leaves its random generator in capture mode, in which every later random number is an
+    error, and this resets it.
     """
     try:
         stream = _stream(torch.cuda.current_device())
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _own_workspaces(),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             yield
     except RuntimeError as error:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]

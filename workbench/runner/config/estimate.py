@@ -62,8 +62,8 @@ def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
 def _handles(situation: Situation) -> int:
     """Return how many workspaces cuBLAS has.
 
-    The forward pass's thread and the backward pass's have one each, and the same again on the
-    stream that a CUDA graph is captured on.
+    The forward pass's thread and the backward pass's have one each, and the same again in the
+    memory pool of a CUDA graph.
     """
     captured = situation.has(Trait.CAPTURED, Trait.REPLAYED)
     return (2 if situation.workload.trains else 1) * (2 if captured else 1)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
-_WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
+_WARM_UP_STEPS = 3  # lets lazy allocations (of optimizer state) happen first
 _WARM_UP_STEPS_OF_DDP = 11  # it reads events on the host in its first ten steps
 _RELEASE_S = 1.0
 
