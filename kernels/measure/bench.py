@@ -116,17 +116,29 @@ def bench(
     """
     from torch._functorch import config  # torch 2.11 does not load it
 
-    # A timed backward pass runs many times over one forward pass.
-    config.donated_buffer = False
     options = _Options(deadline, only, forward_only, tune, budget_s, enough)
+    # A timed backward pass runs many times over one forward pass.
+    with config.patch(donated_buffer=False):
+        chosen = default_cases(op, device.type) if cases is None else cases
+        yield from _bench(op, device, dtype, chosen, options, profiled)
+
+
+def _bench(
+    op: Operator,
+    device: torch.device,
+    dtype: torch.dtype,
+    cases: Iterable[Case],
+    options: _Options,
+    profiled: bool,
+) -> Iterator[Row]:
     finished: list[_CaseBench] = []
-    for case in cases if cases is not None else default_cases(op, device.type):
+    for case in cases:
         case_bench = _CaseBench(op, case, device, dtype, options)
         yield from case_bench.rows()
-        if device.type == "cuda" and profiled and not forward_only:
+        if device.type == "cuda" and profiled and not options.forward_only:
             finished.append(case_bench)
     for row, call, restore in [(*entry, case.restore) for case in finished for entry in case.timed]:
-        if time.monotonic() > deadline:
+        if time.monotonic() > options.deadline:
             return
         restore()
         with contextlib.suppress(Exception):  # CUPTI may be taken or forbidden: no column then

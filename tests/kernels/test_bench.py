@@ -96,6 +96,20 @@ def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
     assert all(row.times_us for row in there), "its backward pass finds what it has saved, unspoilt"
 
 
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_bench_leaves_the_settings_of_torch_compile_as_they_were(ends_early):
+    from torch._functorch import config
+
+    before = config.save_config()
+    rows = bench(OPS["rms_norm"], CPU, torch.float32)
+    next(rows)
+    if ends_early:
+        rows.close()
+    else:
+        list(rows)
+    assert config.save_config() == before
+
+
 def test_what_is_not_begun_by_the_deadline_says_so():
     rows = timed(with_implementations(plain=OPS["swiglu"].reference), deadline=0.0)
     assert [row.problem for row in rows] == ["not timed: out of time"]
