@@ -140,9 +140,9 @@ def test_a_lost_watcher_ends_no_script(run, write):
 import os, signal
 {LOOP}
 def is_watcher(number):
-    words = open(f"/proc/{{number}}/cmdline").read().split("\\0")
-    parent = int(open(f"/proc/{{number}}/stat").read().rpartition(")")[2].split()[1])
-    return "workbench.runner.script" in words and parent == os.getppid()
+    words = open(f"/proc/{{number}}/cmdline", "rb").read().split(b"\\0")
+    parent = int(open(f"/proc/{{number}}/stat", "rb").read().rpartition(b")")[2].split()[1])
+    return b"workbench.runner.script" in words and parent == os.getppid()
 for number in filter(str.isdigit, os.listdir("/proc")):
     try:
         if is_watcher(number):
