@@ -307,9 +307,9 @@ class State:
 
     @staticmethod
     def _tensors(arm: Variant) -> list[torch.Tensor]:
-        assert arm.keeper is not None
+        assert arm.full_trainer is not None
         parameters = list(arm.plain_weights().values())
-        state = arm.keeper.optimizer.state
+        state = arm.full_trainer.optimizer.state
         return [*parameters, *(v for p in parameters for _, v in sorted(state[p].items()))]
 
 

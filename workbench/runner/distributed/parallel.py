@@ -92,12 +92,16 @@ class Parallel:
         self.copy = 0  # among variants of one configuration
         self.has_all = False  # what ranks create together
         self.moved_bytes = 0
-        self.full: Parameters | None = None  # that all other variants compute with; on rank 0
-        self.keeper: Trainer | None = None
-        if weights.full is not None:
-            self.full = weights.full.parameters
+        self.full_parameters: Parameters | None = (
+            None  # that all other variants compute with; on rank 0
+        )
+        self.full_trainer: Trainer | None = None
+        if weights.full_weights is not None:
+            self.full_parameters = weights.full_weights.parameters
             if build.situation.workload.trains:
-                self.keeper = weights.full.trainer(build.optimizer, scales_loss=build.scales_loss)
+                self.full_trainer = weights.full_weights.trainer(
+                    build.optimizer, scales_loss=build.scales_loss
+                )
         self.replicate: Replicate | None = None
         self.fully_shard: FullyShard | None = None
         self.pipeline: Pipeline | None = None
@@ -154,8 +158,8 @@ class Parallel:
     def attach(self, trainer: Trainer) -> None:
         """Let the trainer sum gradients over ranks, and all ranks skip the same updates."""
         self._trainer = trainer
-        if self.keeper is not None:
-            trainer.scaler = self.keeper.scaler
+        if self.full_trainer is not None:
+            trainer.scaler = self.full_trainer.scaler
         if self.pipeline is not None:
             trainer.backward = _already_done
             self.pipeline.scaler = trainer.scaler
@@ -254,9 +258,9 @@ class Parallel:
             yield
             return
         world = None if self.rank else self._assemble()
-        full = self.weights.full
-        if self.keeper is not None and full is not None:
-            full.sync_step_counts(self.keeper.optimizer)
+        full = self.weights.full_weights
+        if self.full_trainer is not None and full is not None:
+            full.sync_step_counts(self.full_trainer.optimizer)
         with self._together(world):
             self._load(variant)
             self._prepare()
@@ -302,13 +306,15 @@ class Parallel:
 
     def _compare(self, variant: DividedVariant) -> None:
         """Compare the ranks' parameters; all ranks take part."""
-        part_optimizer, keeper = self._optimizers
+        part_optimizer, full_optimizer = self._optimizers
         if not self._is_replica:
-            self.weights.store(part_optimizer, keeper)
-        elif self._is_captured and self.weights.full is not None:
-            self.weights.full.entries += 1  # a replay trains without a new version of a parameter
+            self.weights.store(part_optimizer, full_optimizer)
+        elif self._is_captured and self.weights.full_weights is not None:
+            self.weights.full_weights.entries += (
+                1  # a replay trains without a new version of a parameter
+            )
         self.differing = max(self.weights.count_differing(), self.differing or 0)
-        self.weights.mark(keeper, current=not self.differing)
+        self.weights.mark(full_optimizer, current=not self.differing)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
         peaks[self.rank] = self._peak_bytes
         dist.all_reduce(peaks, group=self.weights.mesh.group)
@@ -333,7 +339,7 @@ class Parallel:
     def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:
         """The optimizers of this rank's part and of the full weights."""
         part_optimizer = None if self._trainer is None else self._trainer.optimizer
-        return part_optimizer, None if self.keeper is None else self.keeper.optimizer
+        return part_optimizer, None if self.full_trainer is None else self.full_trainer.optimizer
 
     @staticmethod
     def _together(world: worlds.World | None) -> contextlib.AbstractContextManager[None]:
@@ -372,8 +378,8 @@ class Parallel:
         )  # it may have ended, or freed the variant
         answers = world.await_answers()[: self.ranks - 1]
         self.has_all &= all(answer.prepared for answer in answers)
-        keeper = self._optimizers[1]
-        current = self.weights.is_current(keeper)
+        full_optimizer = self._optimizers[1]
+        current = self.weights.is_current(full_optimizer)
         self.version = self.weights.version
         if not current or any(answer.version != self.version for answer in answers):
             self.version = self.weights.next_version()
@@ -383,12 +389,12 @@ class Parallel:
         return world
 
     def _load(self, variant: DividedVariant) -> None:
-        part_optimizer, keeper = self._optimizers
+        part_optimizer, full_optimizer = self._optimizers
         self.moved_bytes = 0
         if self.version != self.weights.version:
-            self.moved_bytes = self.weights.load(part_optimizer, keeper)
+            self.moved_bytes = self.weights.load(part_optimizer, full_optimizer)
             self.weights.version = self.version
-            self.weights.mark(keeper)
+            self.weights.mark(full_optimizer)
         self._load_buffers(variant)
 
     def _prepare(self) -> None:

@@ -25,9 +25,9 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
-def is_plain(keeper: Trainer | None) -> bool:
+def is_plain(full_trainer: Trainer | None) -> bool:
     """Return True if a plain AdamW can continue from the optimizer's moments."""
-    return keeper is not None and type(keeper.optimizer) is torch.optim.AdamW
+    return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
@@ -37,7 +37,7 @@ def copy_of(
 
     The latter's are those of a first step where they are ``fresh``. The copies go by address.
     """
-    assert variant.keeper is not None
+    assert variant.full_trainer is not None
     dtype = requested or variant.weights_dtype
     copies: dict[int, nn.Parameter] = {}
     weights: dict[str, Tensor] = {}
@@ -57,7 +57,7 @@ def copy_of(
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     rng.copy_modes(model, variant.model)
     optimizer = plain_optimizer(copies.values())
-    for parameter, state in variant.keeper.optimizer.state.items():
+    for parameter, state in variant.full_trainer.optimizer.state.items():
         if not fresh and id(parameter) in copies:
             copied = copies[id(parameter)]
             optimizer.state[copied] = {
@@ -70,7 +70,7 @@ def copy_of(
 
 @contextlib.contextmanager
 def put_back(
-    weights: Parameters, buffers: Iterable[Tensor], keeper: Trainer
+    weights: Parameters, buffers: Iterable[Tensor], full_trainer: Trainer
 ) -> Iterator[dict[int, Tensor]]:
     """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
 
@@ -78,10 +78,10 @@ def put_back(
     """
     parameters = distinct(weights)
     tensors = [*parameters, *buffers]
-    if is_plain(keeper):
-        for state in keeper.optimizer.state.values():
+    if is_plain(full_trainer):
+        for state in full_trainer.optimizer.state.values():
             tensors += state.values()
-    scaler = keeper.scaler
+    scaler = full_trainer.scaler
     scale = None if scaler is None else scaler.state_dict()
     copies = [tensor.detach().clone() for tensor in tensors]
     try:

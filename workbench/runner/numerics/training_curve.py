@@ -103,8 +103,8 @@ def check(
     ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
     reference's weights, which find out if rounding decides what the model chooses. 0: none.
     """
-    assert variant.keeper is not None
-    rough, scaler = not is_plain(variant.keeper), variant.keeper.scaler
+    assert variant.full_trainer is not None
+    rough, scaler = not is_plain(variant.full_trainer), variant.full_trainer.scaler
     scale_before = None if scaler is None else scaler.state_dict()
     advances = variant.batches.advances
     try:
@@ -125,7 +125,7 @@ def check(
                 allowed += SLACK * reach
         changes = _updates(
             variant.plain_weights(),
-            variant.keeper,
+            variant.full_trainer,
             actual.steps,
             plain,
             reference,
@@ -144,23 +144,27 @@ def _courses(variant: Variant, between: Between, *, fresh: bool) -> tuple[Course
     They begin again at a lower loss scale, which stays, until no update of either was skipped. The
     scales of several ranks are not changed here.
     """
-    keeper = variant.keeper
-    assert keeper is not None
+    full_trainer = variant.full_trainer
+    assert full_trainer is not None
     for _ in range(MOST_COURSES):
-        before = _scale_of(keeper.scaler)
+        before = _scale_of(full_trainer.scaler)
         plain = _plain_course(variant, None, between, fresh=fresh)
         with (
-            put_back(variant.plain_weights(), variant.model.buffers(), keeper) as weights_before,
-            fresh_moments(keeper.optimizer) if fresh else contextlib.nullcontext(),
+            put_back(
+                variant.plain_weights(), variant.model.buffers(), full_trainer
+            ) as weights_before,
+            fresh_moments(full_trainer.optimizer) if fresh else contextlib.nullcontext(),
         ):
             losses = _own_losses(variant, between)
             actual = Course(
-                losses, _moved(variant.plain_weights(), weights_before), _scale_of(keeper.scaler)
+                losses,
+                _moved(variant.plain_weights(), weights_before),
+                _scale_of(full_trainer.scaler),
             )
         reached = min(plain.scale, actual.scale)
-        if keeper.scaler is None or variant.divided is not None or reached >= before:
+        if full_trainer.scaler is None or variant.divided is not None or reached >= before:
             break
-        restore_scale(keeper.scaler, {"scale": reached, "_growth_tracker": 0})
+        restore_scale(full_trainer.scaler, {"scale": reached, "_growth_tracker": 0})
     return plain, actual
 
 
@@ -224,7 +228,7 @@ def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.d
 
 def _updates(
     weights: Parameters,
-    keeper: Trainer,
+    full_trainer: Trainer,
     actual: Steps,
     plain: Course,
     reference: Course,
@@ -233,10 +237,10 @@ def _updates(
     """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
     groups = [
         [id(parameter) for parameter in group["params"] if parameter.requires_grad]
-        for group in keeper.optimizer.param_groups
+        for group in full_trainer.optimizer.param_groups
     ]
     groups = [group for group in groups if group]
-    short = updates.SHORT if is_plain(keeper) else updates.COARSE
+    short = updates.SHORT if is_plain(full_trainer) else updates.COARSE
     if updates.follows(plain.steps, reference.steps, groups):
         changes = updates.against_reference(actual, plain.steps, reference.steps, groups, short)
     else:
@@ -300,7 +304,7 @@ def _plain_course(
         model, trainer, copies = copy_of(variant, dtype, nudge, fresh=fresh)
         if dtype is None:
             copy_choices(model, variant.model)
-            trainer.scaler = _scaler(variant.keeper, variant.situation.device)
+            trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
         losses = []
         parts = 1 if variant.divided is None else variant.divided.parts
         variant.batches.rewind()
@@ -339,11 +343,11 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
     return cast
 
 
-def _scaler(keeper: Trainer | None, device: torch.device) -> torch.amp.GradScaler | None:
+def _scaler(full_trainer: Trainer | None, device: torch.device) -> torch.amp.GradScaler | None:
     """Build a scaler at the scale of the trainer's own; None if it has none."""
-    if keeper is None or keeper.scaler is None:
+    if full_trainer is None or full_trainer.scaler is None:
         return None
-    return torch.amp.GradScaler(device.type, init_scale=keeper.scaler.get_scale())
+    return torch.amp.GradScaler(device.type, init_scale=full_trainer.scaler.get_scale())
 
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -163,7 +163,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     """Describe what the ranks hold, computed and sent."""
-    local_weights, full = divided.weights.own, divided.weights.full
+    local_weights, full = divided.weights.own, divided.weights.full_weights
     assert full is not None
     first = pipeline.turns[0]
     by_stage = [

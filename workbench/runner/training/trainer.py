@@ -84,7 +84,9 @@ class Weights:
         """``source``: other weights in the same memory, whose moments are used."""
         self.parameters, self._source = parameters, source
         self.entries = 0  # of variants of one rank that may have trained them
-        self._drawn = {name: parameter._version for name, parameter in parameters.items()}
+        self._initial_versions = {
+            name: parameter._version for name, parameter in parameters.items()
+        }
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
@@ -125,7 +127,7 @@ class Weights:
     def changed(self) -> bool:
         """Return True if the parameters may differ from the first ones."""
         versions = {name: parameter._version for name, parameter in self.parameters.items()}
-        return bool(self._optimizers or self._eight_bit) or versions != self._drawn
+        return bool(self._optimizers or self._eight_bit) or versions != self._initial_versions
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""

@@ -98,7 +98,7 @@ def test_a_reference_of_more_digits_needs_no_other_order(small, monkeypatch, dty
 
 def test_updates_that_are_skipped_while_the_loss_scale_settles_are_no_error(arm):
     """In FP16, gradients of the arm can overflow where the plain model's do not."""
-    scaler = arm.keeper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler = arm.full_trainer.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scaler.scale(torch.zeros(()))
     weight = next(iter(arm.plain_weights().values()))
     weight.register_hook(lambda slope: slope * (math.inf if scaler.get_scale() > 32 else 1.0))
