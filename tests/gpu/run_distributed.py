@@ -337,7 +337,7 @@ def time_block(
         ms = 1e3 * (time.perf_counter() - began) / n_steps
     if arm.divided is not None:
         row["peaks"] = arm.divided.peaks
-        row["differing"] = arm.divided.differing
+        row["differing"] = arm.divided.n_differing
     return ms
 
 

@@ -179,7 +179,7 @@ class VariantCache:
         if local_weights is not None:
             divided = Parallel(build, local_weights, model)
             divided.others_bytes, divided.pool_bytes = self.others_bytes, _pool_bytes
-            batches = divided.share(all_batches)
+            batches = divided.local_batches(all_batches)
         cast = autocast(build.autocast, situation.device.type)
         with contextlib.ExitStack() as stack:
             if divided is not None:

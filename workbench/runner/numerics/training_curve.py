@@ -306,13 +306,13 @@ def _plain_course(
             copy_choices(model, variant.model)
             trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
         losses = []
-        parts = 1 if variant.divided is None else variant.divided.parts
+        ranks = 1 if variant.divided is None else variant.divided.layout.data
         variant.batches.rewind()
         for _ in range(STEPS):
             variant.batches.advance()
-            shares = _shares(variant.all_batches, parts)
-            inputs = [_turned(share) if turned else share for share in shares]
-            loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
+            batches = _batches_of_ranks(variant.all_batches, ranks)
+            inputs = [_turned(batch) if turned else batch for batch in batches]
+            loss = torch.stack([wrap(model.loss)(*_cast(batch, dtype)) for batch in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()
@@ -324,8 +324,8 @@ def _plain_course(
     return Course([float(loss) for loss in losses], steps, _scale_of(trainer.scaler))
 
 
-def _shares(batches: Batches, count: int) -> list[Tensors]:
-    """Return inputs and targets of each of so many parts of the current batch."""
+def _batches_of_ranks(batches: Batches, count: int) -> list[Tensors]:
+    """Return the inputs and targets of each rank's rows of the current batch."""
     parts = (batches.part(index, count) for index in range(count))
     return [part.inputs + part.targets for part in parts]
 

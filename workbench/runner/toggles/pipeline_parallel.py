@@ -199,8 +199,8 @@ def _problem(divided: Parallel, pipeline: Pipeline) -> str:
     least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
         return f"{sends} sends and {receives} receives on all ranks, but {least} are needed"
-    if divided.differing:
-        return f"rank 0 has different values of {counted(divided.differing, 'parameter')}"
+    if divided.n_differing:
+        return f"rank 0 has different values of {counted(divided.n_differing, 'parameter')}"
     return ""
 
 

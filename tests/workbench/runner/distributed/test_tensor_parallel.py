@@ -270,7 +270,7 @@ def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(divided,
     moved = weight.detach().clone()
     assert not torch.equal(moved, torch.ones(3))
     monkeypatch.setattr(dist, "all_reduce", infinite_elsewhere)
-    trainer.agree = divided.divided._agree
+    trainer.sync_found_inf = divided.divided._sync_found_inf
     trainer.update(weight.sum())
     assert torch.equal(weight, moved) and scaler.get_scale() == 4.0
 
