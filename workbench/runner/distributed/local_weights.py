@@ -203,7 +203,7 @@ class LocalWeights:
             if cut is None:
                 gradients.append(part)
             elif part is gradient:  # else FSDP has sharded it across the sections
-                gradients += cut.common(gradient, self.layout.tensor)
+                gradients += cut.replicated_sections(gradient, self.layout.tensor)
         return gradients
 
     def on_both_ends(self) -> list[nn.Parameter]:

@@ -74,7 +74,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(
             f"no layer can be sharded: {'; '.join(plan.replicated)}", "Choose another model."
         )
-    if why := plan.uneven(ranks):
+    if why := plan.why_uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
     return _other_options(situation)
 
@@ -114,9 +114,9 @@ def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     if ranks == 1:
         return None
     plan = divisible(family, config)
-    if not plan.layers or plan.uneven(ranks):
+    if not plan.layers or plan.why_uneven(ranks):
         return None
-    along = situation.option("sequence_parallel") == "on" and not plan.together
+    along = situation.option("sequence_parallel") == "on" and not plan.why_not_split
     return largest_share(family, config, ranks, along_sequence=along, **undivided_sizes(step))
 
 
