@@ -141,7 +141,7 @@ class Parallel:
 
     def local_compute(self, compute: Compute, model: Model) -> Compute:
         """Return this rank's part of a workload's computation: of its stage in a pipeline."""
-        return compute if self.pipeline is None else self.pipeline.part(model)
+        return compute if self.pipeline is None else self.pipeline.local_compute(model)
 
     def loss_of_step(self, compute: Compute, model: Model) -> Compute:
         """Return the computation whose result a step differentiates."""

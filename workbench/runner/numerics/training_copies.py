@@ -33,17 +33,18 @@ def is_plain(full_trainer: Trainer | None) -> bool:
 def copy_of(
     variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of copied weights of the variant, and an AdamW of copied moments.
+    """Return a plain model of the variant's copied weights, its AdamW, and the copies.
 
-    The latter's are those of a first step where they are ``fresh``. The copies go by address.
+    The copies are by the id of the variant's parameter. ``requested``: their dtype; None: the
+    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments.
     """
     assert variant.full_trainer is not None
     dtype = requested or variant.weights_dtype
     copies: dict[int, nn.Parameter] = {}
     weights: dict[str, Tensor] = {}
-    held_by = variant.plain_weights()
-    exact = held_by if requested is None else constants_of(variant.remembered, held_by, dtype)
-    for name, parameter in held_by.items():
+    originals = variant.plain_weights()
+    exact = originals if requested is None else constants_of(variant.remembered, originals, dtype)
+    for name, parameter in originals.items():
         if id(parameter) not in copies:
             cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
             value = nudged(cast, nudge, len(copies))
@@ -54,7 +55,7 @@ def copy_of(
     model = share(variant.situation, variant.model, variant.remembered, weights, requested)
     fake_quantize_as(model, variant.model)
     model.train()
-    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
+    model.set_checkpointing("full")  # gives equal results, and saves memory
     rng.copy_modes(model, variant.model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in variant.full_trainer.optimizer.state.items():
@@ -69,12 +70,12 @@ def copy_of(
 
 
 @contextlib.contextmanager
-def put_back(
+def restored(
     weights: Parameters, buffers: Iterable[Tensor], full_trainer: Trainer
 ) -> Iterator[dict[int, Tensor]]:
-    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
+    """Restore weights, buffers, moments and loss scale in place at the end.
 
-    Gives what the weights were, by address.
+    Yields copies of the weights, by the id of the parameter.
     """
     parameters = distinct(weights)
     tensors = [*parameters, *buffers]

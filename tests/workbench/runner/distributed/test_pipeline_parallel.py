@@ -217,9 +217,9 @@ def test_the_runner_divides_blocks_when_the_toggle_is_switched_while_it_runs(
     ],
 )
 def test_missing_passes_and_messages_are_no_effect(divided, monkeypatch, done, problem):
-    first, last = divided.divided.pipeline.turns
-    turns = [] if done is None else [first, last._replace(**done)]
-    monkeypatch.setattr(divided.divided.pipeline, "turns", turns)
+    first, last = divided.divided.pipeline.step_counts
+    counts = [] if done is None else [first, last._replace(**done)]
+    monkeypatch.setattr(divided.divided.pipeline, "step_counts", counts)
     monkeypatch.setattr(divided, "evidence", None)
     status, text = collect_evidence(divided)["pipeline_parallel"]
     assert status == "no effect" and problem in text, text
@@ -241,8 +241,8 @@ def test_another_number_of_micro_batches_than_configured_is_no_effect(
     configuration, arms, monkeypatch
 ):
     arm = stepped(configuration, arms=arms, micro_batches="2", **ON)
-    turns = [turn._replace(forwards=4) for turn in arm.divided.pipeline.turns]
-    monkeypatch.setattr(arm.divided.pipeline, "turns", turns)
+    counts = [c._replace(forwards=4) for c in arm.divided.pipeline.step_counts]
+    monkeypatch.setattr(arm.divided.pipeline, "step_counts", counts)
     monkeypatch.setattr(arm, "evidence", None)
     status, text = collect_evidence(arm)["micro_batches"]
     assert status == "no effect" and "4 rows in 4 micro-batches" in text
