@@ -25,7 +25,7 @@ from models.layers.quantized_linear import saving
 from models.model import Metric, Model
 from models.parallel.expert_parallel import divide_experts
 from models.parallel.pipeline_stages import Stage
-from models.parallel.tensor_parallel_plan import WHOLE, Region, divide
+from models.parallel.tensor_parallel_plan import Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -274,10 +274,6 @@ class Family:
         divide_experts(model, ranks)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
-
-    def share_stage(self, config: Any, weights: Mapping[str, nn.Parameter], stage: Stage) -> Model:
-        """Build a model of one ``stage``, around its ``weights`` by their names there."""
-        return self.share_divided(config, weights, 1, WHOLE, stage)
 
 
 def _gigabytes(count: int) -> str:

@@ -298,7 +298,7 @@ def _notify_recorder(*launch: Any) -> None:
 def _notify_unrecordable() -> None:
     recorder = recorders.get(threading.get_ident())
     if recorder is not None:
-        recorder.misses("a launch by Triton")
+        recorder.reject("a launch by Triton")
 
 
 def _of_tensors(key: tuple[Any, ...]) -> bool:

@@ -31,8 +31,8 @@ class Recording(NamedTuple):
     and one that picks its addresses. ``watchers`` are empty unless something observes launches.
     """
 
-    makes: tuple[Make, ...]
-    views: tuple[tuple[int, int], ...]  # of which slot, and how many bytes behind its beginning
+    allocations: tuple[Make, ...]  # and copies and products; in the order of their slots
+    views: tuple[tuple[int, int], ...]  # slot and offset in bytes
     launches: tuple[tuple[Callable[..., None], Callable[[list[int]], Sequence[int]]], ...]
     effects: tuple[Callable[[], None], ...]
     result: Callable[[list[Any]], Any]
@@ -40,37 +40,40 @@ class Recording(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Record of what happens inside it, on the thread that entered it.
+    """Mode that records torch operators and launches on the thread that entered it.
 
-    ``missed`` is the first step that cannot be replayed, ``effects`` are replayed unchanged, and
-    ``operators`` counts the operators that may still be called; choices can redirect an operator at
-    any time.
+    ``rejected``: the first step that cannot be replayed. ``effects`` are replayed unchanged.
+    ``operators``: how many operators may still be called; choices can redirect an operator at any
+    time.
     """
 
     def __init__(self, device: int, operators: int) -> None:
         super().__init__()
         self.device = device
-        self.missed = ""
+        self.rejected = ""
         self.effects: list[Callable[[], None]] = []
         self.operators = operators
         self._arguments: list[Any] = [None]
-        self._allocations: list[tuple[Make, Tensor, bool]] = []  # and whether it is only allocated
-        self._at = {id(None): (0, 0)}  # by identity: the slot, and bytes behind its beginning
+        self._allocations: list[tuple[Make, Tensor, bool]] = []  # True: uninitialised memory
+        self._slots = {id(None): (0, 0)}  # by id: slot and offset in bytes
         self._alive: list[Tensor] = []  # so that identities stay unique
         self._views: list[Tensor] = []
         self._launches: list[tuple[Callable[..., None], list[tuple[int, int]]]] = []
         self._watchers: list[Any] = []
 
-    def given(self, x: Tensor) -> Tensor:
-        """Register an argument; one passed twice becomes two tensors, as it may be next time."""
-        x = x.detach() if id(x) in self._at else x
-        self._at[id(x)] = (len(self._arguments), 0)
+    def add_argument(self, x: Tensor) -> Tensor:
+        """Register and return an argument.
+
+        One that is passed twice is returned as an alias: the next call may pass two tensors.
+        """
+        x = x.detach() if id(x) in self._slots else x
+        self._slots[id(x)] = (len(self._arguments), 0)
         self._arguments.append(x)
         return x
 
-    def misses(self, what: str) -> None:
-        """Discard the recording of this call."""
-        self.missed = self.missed or what
+    def reject(self, reason: str) -> None:
+        """Discard the recording of this call; the first reason is stored."""
+        self.rejected = self.rejected or reason
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -81,26 +84,26 @@ class Recorder(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         if name in EMPTY or name in ZEROS:
             make = _empty(result, self._arguments)
-            self._makes(_zeros(make) if name in ZEROS else make, result, name in EMPTY)
+            self._add_allocation(_zeros(make) if name in ZEROS else make, result, name in EMPTY)
         elif (
             name in COPIES and any(args[0] is x for x in self._arguments) and options.keys() <= LIKE
         ):
-            slot, _ = self._at[id(args[0])]
-            self._makes(_copy(slot, options), result, False)
+            slot, _ = self._slots[id(args[0])]
+            self._add_allocation(_copy(slot, options), result, False)
         elif name == "mm" and all(self._is_argument(x) for x in args):
-            factors = [_view(*self._at[id(x)], x, self._arguments) for x in args]
-            self._makes(_product(*factors), result, False)
-        elif name in VIEWS and id(args[0]) in self._at:
-            slot, offset = self._at[id(args[0])]
-            self._at[id(result)] = (slot, offset + result.data_ptr() - args[0].data_ptr())
+            factors = [_view(*self._slots[id(x)], x, self._arguments) for x in args]
+            self._add_allocation(_product(*factors), result, False)
+        elif name in VIEWS and id(args[0]) in self._slots:
+            slot, offset = self._slots[id(args[0])]
+            self._slots[id(result)] = (slot, offset + result.data_ptr() - args[0].data_ptr())
             self._views.append(result)
         # torch returns its results through detach
-        elif name == "detach" and id(args[0]) in self._at:
-            self._at[id(result)] = self._at[id(args[0])]
+        elif name == "detach" and id(args[0]) in self._slots:
+            self._slots[id(result)] = self._slots[id(args[0])]
             of_view = any(args[0] is x for x in self._views)
             (self._views if of_view else self._alive).append(result)
         else:
-            self.misses(str(operation))
+            self.reject(str(operation))
         return result
 
     def launched(
@@ -115,10 +118,10 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Record a launch, repeated by ``bind(entry, *grid, *values)(stream, *addresses)``."""
         if device != self.device:
-            self.misses("a launch on another GPU")
-        if not all(id(x) in self._at for x in pointers):
-            return self.misses("memory from elsewhere")
-        at = [self._at[id(x)] for x in pointers]
+            self.reject("a launch on another GPU")
+        if not all(id(x) in self._slots for x in pointers):
+            return self.reject("memory from elsewhere")
+        at = [self._slots[id(x)] for x in pointers]
         self._launches.append((bind(entry, *grid, *values), at))
         self._watchers += [
             watcher for watcher in watchers if not any(watcher is w for w in self._watchers)
@@ -128,14 +131,14 @@ class Recorder(TorchDispatchMode):
         """Return the recorded call, which returned ``result``; None if it cannot be replayed."""
         parts = result if type(result) is tuple else (result,)
         viewed = [id(x) for x in self._views]
-        if not all(id(x) in self._at and id(x) not in viewed for x in parts):
-            self.misses("a result that is no allocation")
-        if self.missed:
+        if not all(id(x) in self._slots and id(x) not in viewed for x in parts):
+            self.reject("a result that is no allocation")
+        if self.rejected:
             return None
-        returned = [self._at[id(x)][0] for x in parts]
-        makes, moved = self._arranged(returned)
+        returned = [self._slots[id(x)][0] for x in parts]
+        allocations, moved = self._merged_allocations(returned)
         views: dict[tuple[int, int], int] = {}
-        behind = len(self._arguments) + len(makes)
+        first_view = len(self._arguments) + len(allocations)
         launches = []
         for launch, at in self._launches:
             slots = []
@@ -143,12 +146,12 @@ class Recorder(TorchDispatchMode):
                 new_slot, further = moved.get(slot, (slot, 0))
                 location = (new_slot, offset + further)
                 slots.append(
-                    views.setdefault(location, behind + len(views)) if location[1] else new_slot
+                    views.setdefault(location, first_view + len(views)) if location[1] else new_slot
                 )
             launches.append((launch, _picker(slots)))
         slots = [moved.get(slot, (slot, 0))[0] for slot in returned]
         return Recording(
-            tuple(makes),
+            tuple(allocations),
             tuple(views),
             tuple(launches),
             tuple(self.effects),
@@ -158,19 +161,21 @@ class Recorder(TorchDispatchMode):
 
     def _is_argument(self, x: Tensor) -> bool:
         """Return True if it is an argument, or a view of one in its dtype."""
-        slot, _ = self._at.get(id(x), (0, 0))
+        slot, _ = self._slots.get(id(x), (0, 0))
         return 0 < slot < len(self._arguments) and self._arguments[slot].dtype == x.dtype
 
-    def _makes(self, make: Make, tensor: Tensor, temporary: bool) -> None:
-        self._at[id(tensor)] = (len(self._arguments) + len(self._allocations), 0)
+    def _add_allocation(self, make: Make, tensor: Tensor, temporary: bool) -> None:
+        self._slots[id(tensor)] = (len(self._arguments) + len(self._allocations), 0)
         self._allocations.append((make, tensor, temporary))
 
-    def _arranged(self, returned: list[int]) -> tuple[list[Make], dict[int, tuple[int, int]]]:
-        """Return what to allocate, and the slot and offset where each recorded allocation is then.
+    def _merged_allocations(
+        self, returned: list[int]
+    ) -> tuple[list[Make], dict[int, tuple[int, int]]]:
+        """Return the allocations of a replay, and the new slot and offset of each recorded one.
 
         Small temporaries share one allocation: each allocation takes longer than a launch.
         """
-        makes: list[Make] = []
+        allocations: list[Make] = []
         moved: dict[int, tuple[int, int]] = {}
         used = {slot for _, at in self._launches for slot, _ in at} | set(returned)
         shared: dict[int, int] = {}
@@ -183,13 +188,15 @@ class Recorder(TorchDispatchMode):
             shared = {}
         for slot, (make, _, _) in enumerate(self._allocations, len(self._arguments)):
             if slot not in shared and (slot in used or not temporary):
-                moved[slot] = (len(self._arguments) + len(makes), 0)
-                makes.append(make)
+                moved[slot] = (len(self._arguments) + len(allocations), 0)
+                allocations.append(make)
         if shared:
-            moved |= {slot: (len(self._arguments) + len(makes), at) for slot, at in shared.items()}
+            moved |= {
+                slot: (len(self._arguments) + len(allocations), at) for slot, at in shared.items()
+            }
             # Floating-point memory, which a test can poison.
-            makes.append(lambda _: torch.empty(end // 4, dtype=torch.float32, device=device))
-        return makes, moved
+            allocations.append(lambda _: torch.empty(end // 4, dtype=torch.float32, device=device))
+        return allocations, moved
 
 
 def _picker(slots: list[int]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -47,9 +47,9 @@ _forgotten = 0  # number of calls of ``forget``
 def replayed(function: Function, operators: int = 0) -> Function:
     """Return ``function`` with replay of calls whose key has a recording.
 
-    It is called by position. It must decide by its arguments, the current GPU, its Tunables and the
-    precision of products alone, and report every side effect through ``also``. ``operators``: how
-    many operators it may call whose choice is among its arguments.
+    Its arguments are positional. Its decisions may depend only on them, the current GPU, its
+    Tunables and the precision of products. It reports every side effect through ``also``.
+    ``operators``: how many operators it may call whose choice is among its arguments.
     """
     if not INSTALLED or INTERPRETED:
         return function
@@ -76,7 +76,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
         parts: list[Any] = [device, precision_of("cuda", "matmul")]
         tensors: list[Any] = [None]
         addresses = [0]
-        odd = 0
+        address_bits = 0  # of all addresses: the last four are 0 if all are aligned to 16 bytes
         for x in args:
             kind = type(x)
             if kind is Tensor or kind is Parameter:
@@ -85,27 +85,27 @@ def replayed(function: Function, operators: int = 0) -> Function:
                     return function(*args)
                 tensors.append(x)
                 addresses.append(address)
-                odd |= address
+                address_bits |= address
                 parts += (x.shape, x.stride(), x.dtype, x.get_device())
             elif kind in SCALARS:
                 parts.append(x)
             else:
                 return function(*args)
-        if odd & 15:
+        if address_bits & 15:
             parts.append(tuple([address & 15 for address in addresses]))
         key = tuple(parts)
         recording = cache.get(key)
         if type(recording) is not Recording or any(recording.watchers):
-            return _called(function, args, cache, key, recording, operators)
-        makes, views, launches, effects, result, _ = recording
-        odd = 0
-        for make in makes:
-            tensor = make(tensors)
+            return _call_and_record(function, args, cache, key, recording, operators)
+        allocations, views, launches, effects, result, _ = recording
+        address_bits = 0
+        for allocate in allocations:
+            tensor = allocate(tensors)
             address = tensor.data_ptr()
             tensors.append(tensor)
             addresses.append(address)
-            odd |= address
-        if odd & 15:  # an address is not aligned as it was when recorded
+            address_bits |= address
+        if address_bits & 15:  # an address is not aligned as it was when recorded
             return function(*args)
         for base, offset in views:
             addresses.append(addresses[base] + offset)
@@ -142,7 +142,7 @@ def not_replayed(why: str) -> None:
     """If a call is being recorded, discard it: it depends on more than its key."""
     recorder = _recorder()
     if recorder is not None:
-        recorder.misses(why)
+        recorder.reject(why)
 
 
 def operator_called() -> None:
@@ -151,14 +151,14 @@ def operator_called() -> None:
     if recorder is not None:
         recorder.operators -= 1
         if recorder.operators < 0:
-            recorder.misses("an operator, whose choice may change")
+            recorder.reject("an operator, whose choice may change")
 
 
 def _recorder() -> Recorder | None:
     return launch.recorders.get(threading.get_ident()) if launch.recorders else None
 
 
-def _called(
+def _call_and_record(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     cache: dict[Any, Any],
@@ -166,7 +166,10 @@ def _called(
     entry: Any,
     operators: int,
 ) -> Any:
-    """Call without a replay; record if there were enough calls."""
+    """Call the function; record this call if there were ``BEFORE`` calls of its key.
+
+    ``entry`` is the stored value of the key: the number of calls, ``NEVER`` or None.
+    """
     if entry is None and len(cache) >= MAX_CACHED:
         cache.clear()
     calls = entry or 0
@@ -175,7 +178,7 @@ def _called(
             cache[key] = calls + 1
         return function(*args)
     recorder, forgotten, me = Recorder(key[0], operators), _forgotten, threading.get_ident()
-    args = tuple([recorder.given(x) if isinstance(x, Tensor) else x for x in args])
+    args = tuple([recorder.add_argument(x) if isinstance(x, Tensor) else x for x in args])
     launch.recorders[me] = recorder
     try:
         with recorder:

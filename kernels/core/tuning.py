@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -276,14 +276,15 @@ def _can_be_timed(args: tuple[Any, ...]) -> bool:
 
 
 def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[Any, ...]) -> Choice:
-    """Time all candidates whose results equal the heuristic's."""
-    choices = list(dict.fromkeys(tunable.candidates(*key)))
-    heuristic, written = choices[0], _written(key)
-    dropped: dict[Tile, str] = {}
-    if len(choices) == 1:
-        return Choice(
-            tunable.name, written, heuristic, heuristic, "heuristic", note="no other tile"
-        )
+    """Time all candidates whose results equal the heuristic's; return the fastest of them.
+
+    The heuristic's tile stays if no candidate is faster by ``GAIN``, or if memory runs out.
+    """
+    tiles = list(dict.fromkeys(tunable.candidates(*key)))
+    heuristic = tiles[0]
+    untuned = Choice(tunable.name, _written(key), heuristic, heuristic, "heuristic")
+    if len(tiles) == 1:
+        return replace(untuned, note="no other tile")
     arguments = [timeable(x) for x in args]
 
     def run(tile: Tile, args: Sequence[Any]) -> list[Tensor]:
@@ -301,29 +302,39 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
         with torch.no_grad():
             with poisoned():
                 expected = run(heuristic, fresh())
-                for tile in choices[1:]:
-                    reason = _why_not(partial(run, tile, fresh()), expected, key)
-                    if reason:
-                        dropped[tile] = reason
+                reasons = {
+                    tile: _why_not(partial(run, tile, fresh()), expected, key) for tile in tiles[1:]
+                }
             del expected
-            right = [tile for tile in choices if tile not in dropped]
-            timed_args = fresh()
-            times: dict[Tile, list[float]] = {tile: [] for tile in right}
-            for _ in range(ROUNDS):
-                for tile in right:
-                    times[tile] += _times_us(partial(run, tile, timed_args), key[0])
+            dropped = {tile: reason for tile, reason in reasons.items() if reason}
+            calls = {tile: partial(run, tile) for tile in tiles if tile not in dropped}
+            medians = _medians_us(calls, fresh(), key[0])
     except torch.OutOfMemoryError:
-        note = "not tuned: not enough memory"
-        return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note=note)
+        return replace(untuned, note="not tuned: not enough memory")
     finally:
         free_memory()
-    medians = {tile: statistics.median(us) for tile, us in times.items()}
     best = min(medians, key=lambda tile: medians[tile])
     if medians[best] > GAIN * medians[heuristic]:
         best = heuristic
-    return Choice(
-        tunable.name, written, best, heuristic, "tuned", medians[best], medians[heuristic], dropped
+    return replace(
+        untuned,
+        tile=best,
+        source="tuned",
+        us=medians[best],
+        heuristic_us=medians[heuristic],
+        dropped=dropped,
     )
+
+
+def _medians_us(
+    calls: Mapping[Tile, Callable[[list[Any]], Any]], args: list[Any], device: int
+) -> dict[Tile, float]:
+    """Return the median time of each tile's call in microseconds; the tiles take turns."""
+    times_us: dict[Tile, list[float]] = {tile: [] for tile in calls}
+    for _ in range(ROUNDS):
+        for tile, call in calls.items():
+            times_us[tile] += _times_us(partial(call, args), device)
+    return {tile: statistics.median(times) for tile, times in times_us.items()}
 
 
 def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key) -> str:

@@ -54,14 +54,14 @@ def install(model: nn.Module, exchange: Exchange) -> None:
 
 @functools.cache
 def experts_of(family: ModelBuilder, config: Any) -> tuple[int, int]:
-    """Return how many experts a mixture has, and the numbers of all mixtures' experts; or zeros."""
+    """Return the experts of a mixture and the parameters of all experts; zeros without any."""
     model: nn.Module = family.build(config)
-    counts, numbers = [0], 0
+    counts, numel = [0], 0
     for name, division in expert_divisions(model):
         assert isinstance(division, Division)
         counts.append(division.count)
         mixture = model.get_submodule(name)
-        numbers += sum(
+        numel += sum(
             mixture.get_parameter(parameter_name).numel() for parameter_name in division.cuts
         )
-    return counts[-1], numbers
+    return counts[-1], numel

@@ -35,12 +35,12 @@ def largest_stage(
     exist once for a step, unless a compiler makes them. Raises ``ValueError`` for
     fewer blocks than chunks.
     """
-    full, every = family.costs(config), _stages(family, config, ranks, chunks)
+    model_costs, stages = family.costs(config), _stages(family, config, ranks, chunks)
     rows = -(-batch // micro_batches)
-    stream = rows * step["sequence"] * full.dim * PRECISIONS[step["precision"]].stream
+    stream = rows * step["sequence"] * model_costs.dim * PRECISIONS[step["precision"]].stream
     stage_footprints = []
-    for rank, (stage, numbers) in enumerate(every):
-        costs = _costs(full, stage, numbers)
+    for rank, (stage, numel) in enumerate(stages):
+        costs = _stage_costs(model_costs, stage, numel)
         single = footprint(costs, batch=rows, **step)
         in_flight = min(ranks - rank, micro_batches)
         if chunks > 1:
@@ -59,7 +59,7 @@ def largest_stage(
 
 @functools.cache
 def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[Stage, int]]:
-    """Return each stage, and how many numbers its parameters have."""
+    """Return each stage with the number of elements of its parameters."""
     sizes = []
     for stage in chain(family, config).stages(ranks, chunks):
         model: Any = family.build(config)
@@ -68,25 +68,25 @@ def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[
     return sizes
 
 
-def _costs(full: Costs, stage: Stage, numbers: int) -> Costs:
+def _stage_costs(costs: Costs, stage: Stage, numel: int) -> Costs:
     """Return the part of all blocks' costs that counts for a stage's training step."""
 
     def select(values: Sequence[Value]) -> tuple[Value, ...]:
         return tuple(values[index] for index in stage.blocks) if values else ()
 
-    weights, kept_beside = full.weights_by_block, full.kept_beside
+    weights, kept_beside = costs.weights_by_block, costs.kept_beside
     part = sum(select(weights))
-    attending = [block for block in select(full.attends) if any(block)]
+    attending = [block for block in select(costs.attends) if any(block)]
     return replace(
-        full,
-        parameters=numbers,
+        costs,
+        parameters=numel,
         n_layers=len(stage.blocks),
-        rows=full.rows if stage.last else 0,
-        matmul_per_token=round(part * full.matmul_per_token),
-        rotating=None if full.rotating is None else len(attending),
-        linear_parameters=round(part * full.linears),
-        block_passes=select(full.block_passes),
+        rows=costs.rows if stage.last else 0,
+        matmul_per_token=round(part * costs.matmul_per_token),
+        rotating=None if costs.rotating is None else len(attending),
+        linear_parameters=round(part * costs.linears),
+        block_passes=select(costs.block_passes),
         block_weights=tuple(weight / part for weight in select(weights)),
         kept_beside=None if kept_beside is None else lambda step: select(kept_beside(step)),
-        attends=select(full.attends),
+        attends=select(costs.attends),
     )

@@ -55,7 +55,7 @@ class Stage(NamedTuple):
         ends = self.first and not chunk, self.last and chunk == len(self.chunks) - 1
         return Passage(self.chunks[chunk], *ends)
 
-    def whole_name(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """Return the full model's name of a parameter of the stage."""
         if not name.startswith(_BLOCKS):
             return name

@@ -75,25 +75,26 @@ class Cut(NamedTuple):
     sections: tuple[int, ...]
     replicated: tuple[int, ...] = ()
 
-    def numbers(self, full: Tensor) -> int:
-        """Return how many of the parameter's numbers are sharded."""
-        divided = [size for index, size in enumerate(self.sections) if index not in self.replicated]
-        return full.numel() // sum(self.sections) * sum(divided)
+    def sharded_numel(self, full: Tensor) -> int:
+        """Return how many elements of the full parameter are sharded."""
+        sizes = [size for index, size in enumerate(self.sections) if index not in self.replicated]
+        return full.numel() // sum(self.sections) * sum(sizes)
 
-    def common(self, share: Tensor, ranks: int) -> list[Tensor]:
-        """Return the parts of a shard that every rank has."""
-        parts = share.split(self._sizes(ranks), self.axis)
-        return [parts[index] for index in self.replicated]
+    def replicated_sections(self, shard: Tensor, ranks: int) -> list[Tensor]:
+        """Return the sections of a shard that every rank has completely."""
+        sections = shard.split(self._sizes(ranks), self.axis)
+        return [sections[index] for index in self.replicated]
 
     def shard(self, full: Tensor, rank: int, ranks: int) -> Tensor:
         """Return one rank's shard as a new tensor."""
-        return torch.cat(self._parts(full, rank, ranks), self.axis)
+        return torch.cat(self._sections(full, rank, ranks), self.axis)
 
-    def write_back(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
+    def write_back(self, shard: Tensor, full: Tensor, rank: int, ranks: int) -> None:
         """Write one rank's shard back into the full parameter."""
-        parts = self._parts(full, rank, ranks)
-        for part, shard_part in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
-            part.copy_(shard_part)
+        targets = self._sections(full, rank, ranks)
+        sources = shard.split(self._sizes(ranks), self.axis)
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
     def _sizes(self, ranks: int) -> list[int]:
         """Return the size of each section in a shard."""
@@ -102,7 +103,8 @@ class Cut(NamedTuple):
             for index, size in enumerate(self.sections)
         ]
 
-    def _parts(self, full: Tensor, rank: int, ranks: int) -> list[Tensor]:
+    def _sections(self, full: Tensor, rank: int, ranks: int) -> list[Tensor]:
+        """Return a rank's part of each section, as views of the full parameter."""
         sections = full.split(self.sections, self.axis)
         return [
             section if index in self.replicated else section.chunk(ranks, self.axis)[rank]
@@ -112,7 +114,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Division:
-    """Sharding of one layer: ``count`` units named ``what`` (plural), and the parameters' ``cuts``.
+    """Sharding of one layer: ``count`` units named ``unit`` (plural), and the parameters' ``cuts``.
 
     ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` turns the layer into a
     shard. ``saved``: compute-dtype numbers per token that the layer saves inside for backward, and
@@ -120,7 +122,7 @@ class Division:
     token, sharded too, that shards save and a fused kernel of the full layer does not.
     """
 
-    what: str
+    unit: str
     count: int
     cuts: Mapping[str, Cut]
     saved: int
@@ -145,10 +147,10 @@ class Divisible:
 
     layers: Mapping[str, Division]  # by name
     replicated: tuple[str, ...]  # why other wide layers are replicated, each reason once
-    numbers: int  # of all parameters
-    cut: int  # of these, sharded
-    cut_in_blocks: int  # of these
-    together: str  # why the residual stream between them cannot be split; empty if it can
+    numel: int  # of all parameters
+    sharded_numel: int  # of the sharded ones
+    sharded_numel_in_blocks: int  # of the sharded ones in blocks
+    why_not_split: str  # why the residual stream between them cannot be split; empty if it can
 
     def of_block(self, index: int) -> list[Division]:
         """Return the layers of one block."""
@@ -158,11 +160,11 @@ class Divisible:
             if name.startswith(f"blocks.{index}.")
         ]
 
-    def uneven(self, ranks: int) -> str:
-        """Return what so many ranks cannot split evenly, as a clause; empty if nothing."""
+    def why_uneven(self, ranks: int) -> str:
+        """Return why ``ranks`` cannot shard the layers evenly, as a clause; empty if they can."""
         for division in self.layers.values():
             if division.count % ranks:
-                return f"{division.count} {division.what} cannot be divided among {ranks} ranks"
+                return f"{division.count} {division.unit} cannot be divided among {ranks} ranks"
         return ""
 
 
@@ -191,14 +193,14 @@ def divisible(family: ModelBuilder, config: Any) -> Divisible:
     layers = {name: plan for name, plan in by_layer.items() if not isinstance(plan, str)}
     reasons = tuple(dict.fromkeys(plan for plan in by_layer.values() if isinstance(plan, str)))
     parameters = dict(model.named_parameters())
-    cuts = {name: cut.numbers(parameters[name]) for name, cut in _cuts(layers).items()}
+    cuts = {name: cut.sharded_numel(parameters[name]) for name, cut in _cuts(layers).items()}
     in_blocks = sum(count for name, count in cuts.items() if name.startswith("blocks."))
-    numbers = sum(parameter.numel() for parameter in parameters.values())
-    together = _together(model, reasons)
-    return Divisible(layers, reasons, numbers, sum(cuts.values()), in_blocks, together)
+    numel = sum(parameter.numel() for parameter in parameters.values())
+    why_not_split = _why_not_split(model, reasons)
+    return Divisible(layers, reasons, numel, sum(cuts.values()), in_blocks, why_not_split)
 
 
-def _together(model: nn.Module, reasons: tuple[str, ...]) -> str:
+def _why_not_split(model: nn.Module, reasons: tuple[str, ...]) -> str:
     """Return why every rank needs the full sequence between the sharded layers; empty if not."""
     if reasons:
         return reasons[0]
@@ -221,7 +223,7 @@ def divide(
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(
-                f"divide: {name} has {division.count} {division.what}, which cannot be divided "
+                f"divide: {name} has {division.count} {division.unit}, which cannot be divided "
                 f"evenly among {ranks} ranks"
             )
         division.narrow(ranks)

@@ -307,9 +307,9 @@ class State:
 
     @staticmethod
     def _tensors(arm: Variant) -> list[torch.Tensor]:
-        assert arm.keeper is not None
+        assert arm.full_trainer is not None
         parameters = list(arm.plain_weights().values())
-        state = arm.keeper.optimizer.state
+        state = arm.full_trainer.optimizer.state
         return [*parameters, *(v for p in parameters for _, v in sorted(state[p].items()))]
 
 
@@ -337,7 +337,7 @@ def time_block(
         ms = 1e3 * (time.perf_counter() - began) / n_steps
     if arm.divided is not None:
         row["peaks"] = arm.divided.peaks
-        row["differing"] = arm.divided.differing
+        row["differing"] = arm.divided.n_differing
     return ms
 
 

@@ -88,18 +88,7 @@ def explain(error: BaseException) -> Failure:
             detail=error.detail,
         )
     if isinstance(error, RankError):
-        sentence = first[:1].upper() + first[1:]  # names the rank, its host and its step
-        if (failure := error.failure) is not None:
-            detail += f"\nOn rank {error.rank}:\n{failure.detail}"
-            if error.lacks_memory:
-                sentence += "" if failure.sentence in first else f": {failure.sentence}"
-                return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
-        return Failure(
-            kind="ranks",
-            sentence=sentence,
-            fix="Run again to restart the other ranks. The log has their output.",
-            detail=detail,
-        )
+        return _failure_of_rank(error, first, detail)
     if lacks_memory(error):
         return Failure(
             kind="out-of-memory",
@@ -151,6 +140,22 @@ def explain(error: BaseException) -> Failure:
         kind="model",
         sentence=f"{type(error).__name__} in the model: {first or 'no message'}",
         fix="The log has the traceback; correct the model or change the configuration.",
+        detail=detail,
+    )
+
+
+def _failure_of_rank(error: RankError, first_line: str, detail: str) -> Failure:
+    """Return the failure of another rank; ``first_line`` names the rank, its host and its step."""
+    sentence = first_line[:1].upper() + first_line[1:]
+    if (failure := error.failure) is not None:
+        detail += f"\nOn rank {error.rank}:\n{failure.detail}"
+        if error.lacks_memory:
+            sentence += "" if failure.sentence in first_line else f": {failure.sentence}"
+            return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
+    return Failure(
+        kind="ranks",
+        sentence=sentence,
+        fix="Run again to restart the other ranks. The log has their output.",
         detail=detail,
     )
 

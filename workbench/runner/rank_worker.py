@@ -121,10 +121,10 @@ class WorkerLoop:
         if variant.trainer is not None and variant.trainer.scaler is not None:
             variant.trainer.scaler.load_state_dict(order.scale)
         variant.divided.version = order.version
-        variant.divided.has_all = not order.prepare
+        variant.divided.is_set_up = not order.prepare
         self._entered.enter_context(variant.entered())
-        if not variant.divided.prepared:
-            variant.divided.prepared = True
+        if not variant.divided.has_prepared:
+            variant.divided.has_prepared = True
             variant.prepare()
 
     def _build(self, order: BuildVariant) -> Ready:
@@ -139,18 +139,18 @@ class WorkerLoop:
         divided = None if self._variant is None else self._variant.divided
         if divided is None:
             return Ready(prepared=True)
-        return Ready(version=divided.weights.version, prepared=divided.has_all)
+        return Ready(version=divided.weights.version, prepared=divided.is_set_up)
 
     def _get(self, situation: Situation, order: BuildVariant) -> Variant:
         """Return the variant that belongs to rank 0's, built now if it does not exist."""
         phases = PhaseTracker(lambda phase: None)
         variant = self._variants.get(situation, phases, order.copy)
-        if variant.divided is not None and variant.divided.variant not in (0, order.variant):
+        if variant.divided is not None and variant.divided.variant_id not in (0, order.variant):
             del variant
             self._variants.forget(situation, order.copy)
             variant = self._variants.get(situation, phases, order.copy)
         if variant.divided is not None:
-            variant.divided.variant = order.variant
+            variant.divided.variant_id = order.variant
         return variant
 
 

@@ -182,7 +182,7 @@ def test_what_wants_scratch_memory_is_given_it_anew_at_each_launch(driver, launc
     assert len(driver.launches) == len(given) == replay.BEFORE + 4
     assert {memory.nbytes for memory in given} == {3 * 2 * 128}
     (recording,) = replay._CACHES[-1].values()
-    assert not recording.makes, "each launch makes its own"
+    assert not recording.allocations, "each launch makes its own"
 
 
 @pytest.mark.parametrize("driver", ["0.0.0"], indirect=True)

@@ -258,8 +258,8 @@ def test_shares_put_back_are_the_whole(cut):
     for rank, share in enumerate(shares):
         cut.write_back(share, made, rank, RANKS)
     assert torch.equal(made, full)
-    assert sum(share.numel() for share in shares) == 2 * full.numel() - cut.numbers(full)
-    for index, part in zip(cut.replicated, cut.common(shares[1], RANKS), strict=True):
+    assert sum(share.numel() for share in shares) == 2 * full.numel() - cut.sharded_numel(full)
+    for index, part in zip(cut.replicated, cut.replicated_sections(shares[1], RANKS), strict=True):
         assert torch.equal(part, full.split(cut.sections, cut.axis)[index])
 
 
@@ -273,16 +273,17 @@ def test_a_share_is_smaller_by_what_is_cut(name):
     divide(model, RANKS, Region())
     assert (
         sum(parameter.numel() for parameter in model.parameters())
-        == plan.numbers - plan.cut // RANKS
+        == plan.numel - plan.sharded_numel // RANKS
     )
-    assert plan.cut > 0 and plan.numbers == family.parameter_count(config)
+    assert plan.sharded_numel > 0 and plan.numel == family.parameter_count(config)
 
 
 def test_what_does_not_divide_evenly_is_refused_with_the_layer():
     family = FAMILIES["hydra"]
     config = family.presets["tiny"]
     assert (
-        divisible(family, config).uneven(4) == "2 key/value heads cannot be divided among 4 ranks"
+        divisible(family, config).why_uneven(4)
+        == "2 key/value heads cannot be divided among 4 ranks"
     )
     with pytest.raises(ValueError, match=r"blocks.0.attention has 2 key/value heads"):
         divide(family.build(config), 4, Region())

@@ -71,12 +71,12 @@ def test_more_ranks_need_less_each_and_together_no_less_than_one(
 ):
     result = divisible(FAMILIES[name], FAMILIES[name].configure("tiny", fields))
     step = {"precision": "amp", "checkpointing": checkpointing, "fused": fused}
-    every = [ranks for ranks in (1, 2, 4, 8) if not result.uneven(ranks)]
+    every = [ranks for ranks in (1, 2, 4, 8) if not result.why_uneven(ranks)]
     totals = [estimated(name, fields, ranks, **step).total for ranks in every]
     if not fused or not any(item.fp32 for item in result.layers.values()):
         assert totals == sorted(totals, reverse=True) and totals[-1] < totals[0]
     for ranks, total in zip(every, totals, strict=True):
         assert ranks * total >= totals[0]
-        if not result.together:
+        if not result.why_not_split:
             along = estimated(name, fields, ranks, along_sequence=True, **step).total
             assert along <= total and ranks * along >= totals[0]

@@ -8,7 +8,7 @@ from workbench.runner.toggles import Toggle, all_toggles, unknown
 from workbench.runner.variants.observed import Observed
 
 
-def look(observed: Observed) -> list[Evidence]:
+def collect(observed: Observed) -> list[Evidence]:
     """Return the evidence of every toggle that is on, or had to choose; the variant is entered.
 
     A failure makes a toggle's evidence unknown; only a fatal one is raised.

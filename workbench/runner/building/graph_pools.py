@@ -16,11 +16,6 @@ from workbench.runner.profiling.probes import recordings
 from workbench.runner.workloads import Step
 
 
-def captures_graphs(situation: Situation) -> bool:
-    """Return True if a situation's steps are replayed as CUDA graphs, its own or Inductor's."""
-    return situation.has(Trait.CAPTURED, Trait.REPLAYED)
-
-
 def resident_bytes(step: Step, situation: Situation) -> int:
     """Return bytes of a step's pools that no tensor holds; takes milliseconds if it has any."""
     pools = {_captured(step), _inductors(situation)} - {None}

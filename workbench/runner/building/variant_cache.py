@@ -14,11 +14,13 @@ import msgspec
 import torch
 
 import kernels
+from models import Model
 from sessions.model import Numerics
 from workbench.runner.building import evidence
-from workbench.runner.building.graph_pools import captures_graphs, resident_bytes
+from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.data import batches_of
 from workbench.runner.distributed import world
+from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.instruments.memory import free_bytes, free_memory
@@ -36,7 +38,7 @@ from workbench.runner.variants.build import Build
 from workbench.runner.variants.flops import model_flops
 from workbench.runner.variants.footprints import others_bytes
 from workbench.runner.variants.variant import Variant
-from workbench.runner.variants.weights import Quantized, Use, WeightSets, structure_key
+from workbench.runner.variants.weights import Quantized, WeightSets, WeightsUse, structure_key
 
 KEPT_VARIANTS = 24
 FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
@@ -68,7 +70,7 @@ class VariantCache:
 
     @property
     def count(self) -> int:
-        """Return how many variants are stored."""
+        """The number of stored variants."""
         return len(self._variants)
 
     def has(self, situation: Situation, copy: int = 0) -> bool:
@@ -82,17 +84,7 @@ class VariantCache:
         if variant is not None and variant.divided is not None and variant.divided.is_stale:
             variant = None
         if variant is None:
-            while self._variants and (
-                len(self._variants) >= KEPT_VARIANTS or is_short(situation.device)
-            ):
-                old = self._variants.pop(next(iter(self._variants)))
-                left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
-                del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
-                if is_short(situation.device) or any(x() is not None for x in left):
-                    gc.collect()
-            if is_short(situation.device):
-                situations = [variant.situation for variant in self._variants.values()]
-                self._weights.keep_structures([*situations, situation])
+            self._make_room(situation)
             try:
                 variant = self._build(situation, phases, copy)
             finally:
@@ -100,11 +92,24 @@ class VariantCache:
         self._variants[key] = variant
         return variant
 
-    def others_bytes(self, variant: Variant) -> int:
-        """Return bytes on the device that are held for others than this variant.
+    def _make_room(self, situation: Situation) -> None:
+        """Free the least recently used variants, and their weights, if there is too little room."""
+        while self._variants and (
+            len(self._variants) >= KEPT_VARIANTS or is_short(situation.device)
+        ):
+            old = self._variants.pop(next(iter(self._variants)))
+            references = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
+            del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
+            if is_short(situation.device) or any(x() is not None for x in references):
+                gc.collect()
+        if is_short(situation.device):
+            situations = [variant.situation for variant in self._variants.values()]
+            self._weights.keep_structures([*situations, situation])
 
-        Counted once, which takes milliseconds: what is held changes as variants are built and
-        freed.
+    def others_bytes(self, variant: Variant) -> int:
+        """Return bytes on the device that belong to other variants alone.
+
+        The count takes milliseconds, so it is stored until a variant is built or freed.
         """
         if id(variant) not in self._others:
             self._others[id(variant)] = others_bytes(
@@ -113,15 +118,15 @@ class VariantCache:
         return self._others[id(variant)]
 
     def forget(self, situation: Situation, copy: int = 0) -> None:
-        """Free the variant of a situation, and the gradients that it may have left half made."""
+        """Free the variant of a situation, and gradients of an incomplete step."""
         self._variants.pop(_variant_key(situation, copy), None)
         self._others.clear()
         self._weights.drop_gradients()
 
     def forget_variants(self) -> int:
-        """Free all variants, and gradients left half made; the weights stay, on this rank.
+        """Free all variants, and gradients of an incomplete step; return their number.
 
-        Returns how many variants there were.
+        The weights of this rank stay in memory.
         """
         count = len(self._variants)
         self._variants.clear()
@@ -162,41 +167,19 @@ class VariantCache:
         if situation.is_own_model:  # ours switch nothing
             build.flags.insert(0, global_flags.put_back)
         apply_toggles(build, all_toggles().values())
-        sets, dtype = self._weights, build.weights_dtype
-        used = [
-            *self._used(),
-            Use(situation, dtype, build.quantization, build.layout, build.chunks),
-        ]
-        sets.tidy(used)
-        if captures_graphs(situation):
-            sets.mark_captured(situation, dtype)
-        part = sets.part(situation, dtype, build.layout, build.chunks, shards=bool(build.sharding))
-        if part is not None and situation.has(Trait.CAPTURED) and not build.sharding:
-            part = part.alias()  # hooks of other variants belong to other streams
-        weights: Weights | Quantized
-        if build.quantization:
-            weights = sets.quantized(situation, dtype, build.quantization)
-            model = weights.model(situation)
-            build.flags.append(weights.current)
-        elif part is not None:
-            weights, model = part.own, part.model(situation, along_sequence=build.along_sequence)
-        else:
-            weights = sets.plain(situation, dtype)
-            # Each variant has its own modules around the same parameters.
-            model = situation.family.share(situation.config, weights.parameters)
-        sets.tidy(used)
+        weights, model, local_weights = self._weights_of(build)
         model.share_rope_cache(False)
-        unshared = model.rope_cache_bytes()
+        unshared_bytes = model.rope_cache_bytes()
         for transform in build.transforms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        all_batches = batches_of(situation, dtype, build.loading)
-        divided = None if part is None else Parallel(build, part, model)
-        batches = all_batches
-        if divided is not None:
+        all_batches = batches_of(situation, build.weights_dtype, build.loading)
+        divided, batches = None, all_batches
+        if local_weights is not None:
+            divided = Parallel(build, local_weights, model)
             divided.others_bytes, divided.pool_bytes = self.others_bytes, _pool_bytes
-            batches = divided.share(all_batches)
+            batches = divided.local_batches(all_batches)
         cast = autocast(build.autocast, situation.device.type)
         with contextlib.ExitStack() as stack:
             if divided is not None:
@@ -209,8 +192,20 @@ class VariantCache:
             assembled = assemble(build, model, weights, batches, divided)
         bench, compute = assembled.bench, assembled.compute
         if divided is not None:
-            weights = divided.weights.own
-        named = weights.parameters if divided is None else divided.full or weights.parameters
+            weights = divided.weights.own  # FSDP has replaced them by shards
+        full = divided.full_parameters if divided is not None else None
+        parameters = full or weights.parameters
+        ledger = {
+            "parameters": sum({id(p): p.numel() for p in parameters.values()}.values()),
+            "weights_bytes": weights.bytes,
+            "tokens_per_step": _tokens(situation),
+            **model_flops(situation),
+            "rope_cache_bytes": model.rope_cache_bytes(),
+            "rope_cache_bytes_unshared": unshared_bytes,
+            **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
+            "build_s": round(time.perf_counter() - began, 4),
+            **source_facts(configuration),
+        }
         return Variant(
             situation=situation,
             model=model,
@@ -222,33 +217,54 @@ class VariantCache:
             compute=compute,
             autocast=cast,
             rounds=workload.rounds(bench, compute) if workload.rounds else None,
-            text=workload.text(bench) if workload.text else None,
+            written_tokens=workload.written_tokens(bench) if workload.written_tokens else None,
             decoder=bench.decoder if workload.decodes else None,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,
             weights=weights,
-            sets=sets,
+            weight_sets=self._weights,
             flags=build.flags,
             preparations=[*build.preparations, *measured_choices.preparations(build)],
-            look=evidence.look,
+            collect_evidence=evidence.collect,
             probe=observed,
-            ledger={
-                "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
-                "weights_bytes": weights.bytes,
-                "tokens_per_step": _tokens(situation),
-                **model_flops(situation),
-                "rope_cache_bytes": model.rope_cache_bytes(),
-                "rope_cache_bytes_unshared": unshared,
-                **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
-                "build_s": round(time.perf_counter() - began, 4),
-                **source_facts(configuration),
-            },
+            ledger=ledger,
         )
 
-    def _used(self) -> list[Use]:
+    def _weights_of(self, build: Build) -> tuple[Weights | Quantized, Model, LocalWeights | None]:
+        """Return the weights of a build, a new model around them, and this rank's side of them.
+
+        The last is None if there is one rank. Frees weights that no variant uses any more.
+        """
+        situation, dtype, layout = build.situation, build.weights_dtype, build.layout
+        uses = [
+            *self._uses(),
+            WeightsUse(situation, dtype, build.quantization, layout, build.chunks),
+        ]
+        self._weights.tidy(uses)
+        local_weights = self._weights.local_weights(
+            situation, dtype, layout, build.chunks, shards=bool(build.sharding)
+        )
+        if local_weights is not None and situation.has(Trait.CAPTURED) and not build.sharding:
+            local_weights = local_weights.alias()  # hooks of other variants are on other streams
+        weights: Weights | Quantized
+        if build.quantization:
+            weights = self._weights.quantized(situation, dtype, build.quantization)
+            model = weights.model(situation)
+            build.flags.append(weights.current)
+        elif local_weights is not None:
+            weights = local_weights.own
+            model = local_weights.model(situation, along_sequence=build.along_sequence)
+        else:
+            weights = self._weights.plain(situation, dtype)
+            # Each variant has its own modules around the same parameters.
+            model = situation.family.share(situation.config, weights.parameters)
+        self._weights.tidy(uses)
+        return weights, model, local_weights
+
+    def _uses(self) -> list[WeightsUse]:
         return [
-            Use(
+            WeightsUse(
                 variant.situation,
                 variant.weights_dtype,
                 variant.quantization,

@@ -61,32 +61,32 @@ class Spelling:
 class TextReader:
     """Reads the text of one segment; ``poll`` is called between steps.
 
-    ``text`` are the tokens that steps write, as in ``Decoder.written``, and ``data`` is the source
-    of the batches.
+    ``tokens`` are those that steps write, as in ``Decoder.written``. ``data`` is the source of the
+    batches.
     """
 
     def __init__(
         self,
         wire: Wire,
         segment: int,
-        text: torch.Tensor,
+        tokens: torch.Tensor,
         rounds: Rounds,
         batches: Batches,
         data: str,
     ) -> None:
         self._wire, self._segment = wire, segment
-        self._text, self._rounds, self._batches, self._data = text, rounds, batches, data
+        self._tokens, self._rounds, self._batches, self._data = tokens, rounds, batches, data
         self._spelling = Spelling(data)
-        self._number, self._told = -1, 0  # the round, and how many of its tokens were sent
+        self._round, self._sent = -1, 0  # the round, and how many of its tokens were sent
         self._reading: _Reading | None = None
         self._due_ns = 0
         self._prefills_ms: list[float] = []
-        on_gpu = text.is_cuda
+        on_gpu = tokens.is_cuda
         (prompt_BS,) = batches.inputs
         self._event = torch.cuda.Event() if on_gpu else None
-        self._written, self._prompt = (
+        self._host_tokens, self._host_prompt = (
             torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-            for source in (text, prompt_BS[0])
+            for source in (tokens, prompt_BS[0])
         )
 
     def poll(self) -> None:
@@ -109,8 +109,8 @@ class TextReader:
 
     def _start_copy(self) -> None:
         rounds = self._rounds
-        self._written.copy_(self._text, non_blocking=True)
-        self._prompt.copy_(self._batches.inputs[0][0], non_blocking=True)
+        self._host_tokens.copy_(self._tokens, non_blocking=True)
+        self._host_prompt.copy_(self._batches.inputs[0][0], non_blocking=True)
         if self._event is not None:
             self._event.record()
         self._reading = _Reading(self._wire.seconds(), rounds.number, rounds.done + 1)
@@ -118,33 +118,33 @@ class TextReader:
     def _send(self) -> None:
         reading, self._reading = self._reading, None
         assert reading is not None
-        if reading.number == self._number + 1 and self._number >= 0:
-            self._send_piece(reading, self._number, self._written.shape[1])
+        if reading.number == self._round + 1 and self._round >= 0:
+            self._send_piece(reading, self._round, self._host_tokens.shape[1])
         self._send_piece(reading, reading.number, reading.written)
         self._send_prefills()
 
     def _send_piece(self, reading: _Reading, number: int, count: int) -> None:
-        """Send what is new of a round's first ``count`` tokens."""
-        if number != self._number:
-            self._number, self._told = number, 0
+        """Send those of a round's first ``count`` tokens that were not sent yet."""
+        if number != self._round:
+            self._round, self._sent = number, 0
             self._spelling.begin()
-        new = self._written[number % 2, self._told : count].tolist()
+        new = self._host_tokens[number % 2, self._sent : count].tolist()
         if not new:
             return
         prompt = ""
-        if self._told == 0:
-            prompt = Spelling(self._data).text(self._prompt.tolist())
+        if self._sent == 0:
+            prompt = Spelling(self._data).text(self._host_prompt.tolist())
         self._wire.send(
             protocol.Generated(
                 t_s=reading.t_s,
                 segment=self._segment,
                 sequence=number,
-                start=self._told,
+                start=self._sent,
                 prompt=prompt,
                 text=self._spelling.text(new),
             )
         )
-        self._told = count
+        self._sent = count
 
     def _send_prefills(self) -> None:
         spent_ms = self._rounds.spent_ms()

@@ -12,7 +12,7 @@ import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,24 +41,25 @@ from workbench.runner.distributed.world import rank
 from workbench.runner.training.trainer import Weights
 
 if TYPE_CHECKING:
+    from models.family import Family
     from workbench.runner.interfaces import Situation
 
 _numbers = itertools.count(1)
 
 
 class Transfer(NamedTuple):
-    """A tensor of the full model: this rank's part, and rank 0's full one."""
+    """A weight or moment that is copied between the full weights and the ranks' parts."""
 
-    like: Tensor  # shape and dtype of the full one
-    own: Tensor | None
-    full: Tensor | None
-    cut: Cut | None
-    source: int  # first rank that has it
+    like: Tensor  # has the shape and dtype of the full tensor
+    local: Tensor | None  # None if this rank has no part of it
+    full: Tensor | None  # on rank 0
+    cut: Cut | None  # None if it is not sharded
+    source: int  # the first rank that has a part of it
 
 
 @dataclass
 class _Loaded:
-    """The state of the full weights that parts hold."""
+    """The state of the full weights that was loaded last."""
 
     version: int = 0
     stamp: object = None  # on rank 0
@@ -67,8 +68,10 @@ class _Loaded:
 class LocalWeights:
     """This rank's parameters, by the full model's names.
 
-    ``full`` are rank 0's, None on any other rank. Raises ``ValueError`` for a layer that cannot be
-    divided evenly, or fewer blocks than stages.
+    ``own`` are the parameters in memory. ``full_weights`` are the unsharded ones on rank 0, None on
+    any other rank. ``names`` gives the full model's name for each local name. ``cuts`` says how
+    parameters are sharded, by the full model's names. Raises ``ValueError`` for a layer that cannot
+    be sharded evenly, or fewer blocks than stages.
     """
 
     def __init__(
@@ -79,12 +82,13 @@ class LocalWeights:
         replica: Weights | None,
         chunks: int = 1,
     ) -> None:
-        """``replica``: this rank's full weights, where it has them; None: parts hold zeros.
+        """Allocate the parameters; they hold zeros until ``load``.
 
-        ``chunks``: of each stage of a pipeline.
+        ``replica``: full weights on this rank, whose memory replicas share; None if it has none.
+        ``chunks``: the number of chunks of each stage of a pipeline.
         """
         self.layout, self._device = layout, situation.device
-        self.full = replica if rank() == 0 else None
+        self.full_weights = replica if rank() == 0 else None
         self._loaded = _Loaded()
         family, config = situation.family, situation.config
         at = layout.coordinates(rank())
@@ -92,50 +96,53 @@ class LocalWeights:
         if layout.pipeline > 1:
             self.stages = chain(family, config).stages(layout.pipeline, chunks)
         self.stage = self.stages[at.pipeline]
-        divides = max(layout.tensor, layout.pipeline, layout.expert) > 1
         self._cut_axis = EXPERT if layout.expert > 1 else TENSOR
         self._cut_ranks = getattr(layout, self._cut_axis)
         structure = family.build(config, dtype=dtype)
-        named = {id(p): n for n, p in reversed(structure.weights().items())}  # tied ones once
-        parameters = {name: structure.weights()[name] for name in reversed(named.values())}
-        self._like: dict[str, Tensor] = {name: p.detach() for name, p in parameters.items()}
-        self._trained = {name for name, p in parameters.items() if p.requires_grad}
-        self._holders: dict[str, list[int]] = {name: [0] for name in self._like}
-        self.cuts: dict[str, Cut] = {}
-        self.names = {name: name for name in structure.weights()}  # the full model's by the local
-        if not divides:
-            self.own = Weights(_zeros(structure.weights(), situation.device))
-            if replica is not None and layout.shard == 1:
-                self.own = replica.alias() if rank() == 0 else replica
-            return
+        weights = structure.weights()
+        first_names = {id(p): name for name, p in reversed(weights.items())}  # tied ones once
+        self._like = {name: weights[name].detach() for name in reversed(first_names.values())}
+        self._trained = {name for name in self._like if weights[name].requires_grad}
+        self._stages_of = {name: [0] for name in self._like}  # indices of the stages that have it
+        self.names = {name: name for name in weights}
         if layout.pipeline > 1:
-            self._holders = {name: [] for name in self._like}
-        for number, stage in enumerate(self.stages if layout.pipeline > 1 else [None]):
-            part = family.build(config, dtype=dtype)
-            if stage is not None:
-                part.narrow(stage)
-                names = {name: stage.whole_name(name) for name in part.weights()}
-                for name in names.values():
-                    self._holders[name].append(number)
-            else:
-                names = self.names
-            if number == at.pipeline:
-                cuts = divide(part, layout.tensor, WHOLE) if layout.tensor > 1 else {}
-                if layout.expert > 1:
-                    cuts = divide_experts(part, layout.expert)
-                self.names = names
-                self.cuts = {names[name]: cut for name, cut in cuts.items()}
-                self.own = Weights(_zeros(part.weights(), situation.device))
+            structure = self._narrow_to_stage(family, config, dtype)
+        cuts: dict[str, Cut] = {}
+        if layout.tensor > 1:
+            cuts = divide(structure, layout.tensor, WHOLE)
+        elif layout.expert > 1:
+            cuts = divide_experts(structure, layout.expert)
+        self.cuts = {self.names[name]: cut for name, cut in cuts.items()}
+        if replica is not None and layout.ranks == layout.replicas:
+            self.own = replica.alias() if rank() == 0 else replica
+        else:
+            self.own = Weights(_zeros(structure.weights(), situation.device))
+
+    def _narrow_to_stage(self, family: Family, config: Any, dtype: torch.dtype) -> Model:
+        """Return the structure of this rank's stage; record which stages have each parameter."""
+        self._stages_of = {name: [] for name in self._like}
+        for index, stage in enumerate(self.stages):
+            narrowed: Model = family.build(config, dtype=dtype)
+            narrowed.narrow(stage)
+            names = {name: stage.full_name(name) for name in narrowed.weights()}
+            for name in names.values():
+                self._stages_of[name].append(index)
+            if stage is self.stage:
+                structure, self.names = narrowed, names
+        return structure
 
     def model(self, situation: Situation, *, along_sequence: bool) -> Model:
-        """Build a model around them, whose stream or sequences may be split, too."""
-        model = self._divided(situation, along_sequence)
+        """Return a model around these weights.
+
+        ``along_sequence``: split the residual stream between sharded layers.
+        """
+        model = self._sharded_model(situation, along_sequence)
         if self.layout.context > 1:
             context_rank = self.layout.coordinates(rank()).context
             install_context(model, SplitContext(self.layout.context, context_rank))
         return model
 
-    def _divided(self, situation: Situation, along_sequence: bool) -> Model:
+    def _sharded_model(self, situation: Situation, along_sequence: bool) -> Model:
         family, config = situation.family, situation.config
         layout = self.layout
         if layout.expert > 1:
@@ -154,14 +161,14 @@ class LocalWeights:
         return model
 
     def alias(self) -> LocalWeights:
-        """Return the same weights in the same memory as other parameters, without hooks."""
+        """Return these weights as new parameters, without hooks, in the same memory."""
         twin = copy.copy(self)
         twin.own = self.own.alias()
         return twin
 
     @property
     def version(self) -> int:
-        """The state of the full weights that the parts hold; 0: none."""
+        """The number of the state of the full weights that is loaded; 0 if none is."""
         return self._loaded.version
 
     @version.setter
@@ -196,47 +203,47 @@ class LocalWeights:
             if cut is None:
                 gradients.append(part)
             elif part is gradient:  # else FSDP has sharded it across the sections
-                gradients += cut.common(gradient, self.layout.tensor)
+                gradients += cut.replicated_sections(gradient, self.layout.tensor)
         return gradients
 
     def on_both_ends(self) -> list[nn.Parameter]:
-        """Return parameters that the first and the last stage have, if this is one of them."""
-        return [p for name, p in self.by_name.items() if len(self._holders[name]) > 1]
+        """Return the parameters of this stage that another stage has too (a tied embedding)."""
+        return [p for name, p in self.by_name.items() if len(self._stages_of[name]) > 1]
 
-    def is_current(self, keeper: Optimizer | None) -> bool:
-        """Return True if the parts still hold rank 0's full weights and moments."""
-        return bool(self.version) and self._loaded.stamp == self._stamp_of(keeper)
+    def is_current(self, full_optimizer: Optimizer | None) -> bool:
+        """Return True if the loaded weights and moments still equal rank 0's full ones."""
+        return bool(self.version) and self._loaded.stamp == self._stamp_of(full_optimizer)
 
-    def mark(self, keeper: Optimizer | None, *, current: bool = True) -> None:
-        """Remember on rank 0 that the parts now hold the full weights, or no longer do."""
+    def mark(self, full_optimizer: Optimizer | None, *, current: bool = True) -> None:
+        """Record on rank 0 if the loaded weights equal the full ones."""
         if not current:
             self.version = 0
-        elif self.full is not None:
-            self._loaded.stamp = self._stamp_of(keeper)
+        elif self.full_weights is not None:
+            self._loaded.stamp = self._stamp_of(full_optimizer)
 
     def next_version(self) -> int:
-        """Return a number for a state that is about to be loaded."""
+        """Return the number of a state that will be loaded."""
         return next(_numbers)
 
     @torch.no_grad()
-    def load(self, part_optimizer: Optimizer | None, keeper: Optimizer | None) -> int:
-        """Give every rank its part of the weights and moments; return the bytes that moved.
+    def load(self, part_optimizer: Optimizer | None, full_optimizer: Optimizer | None) -> int:
+        """Broadcast weights and moments to all ranks' parts; return the bytes sent.
 
-        All ranks call it at the same time. ``part_optimizer`` and ``keeper`` are the optimizers of
-        the part and of the full weights, if there are any.
+        All ranks call it at the same time. ``part_optimizer`` trains the part and
+        ``full_optimizer`` the full weights; None if there is none.
         """
         moved = 0
-        for transfer in self._transfers(part_optimizer, keeper):
+        for transfer in self._transfers(part_optimizer, full_optimizer):
             sent = self._broadcast_full(transfer)
             moved += sent.nbytes
-            if (part := transfer.own) is not None:
-                _copy(self._part(sent, part, transfer.cut), part)
+            if (part := transfer.local) is not None:
+                _copy(self._shard(sent, part, transfer.cut), part)
         return moved
 
     @torch.no_grad()
-    def store(self, part_optimizer: Optimizer | None, keeper: Optimizer | None) -> None:
-        """Put every rank's part back into the full weights and moments; all ranks call it."""
-        for transfer in self._transfers(part_optimizer, keeper):
+    def store(self, part_optimizer: Optimizer | None, full_optimizer: Optimizer | None) -> None:
+        """Gather every rank's part into the full weights and moments; all ranks call it."""
+        for transfer in self._transfers(part_optimizer, full_optimizer):
             full = self._gather(transfer)
             if transfer.source:
                 buffer = self._empty(transfer.like) if full is None else full.contiguous()
@@ -247,23 +254,23 @@ class LocalWeights:
 
     @torch.no_grad()
     def count_differing(self) -> int:
-        """Count parameters of which a rank does not have rank 0's numbers to the last bit."""
+        """Return how many parameters differ by any bit between rank 0 and another rank."""
         flags = []
         for transfer in self._transfers(None, None):
             sent = self._broadcast_full(transfer)
             same = True
-            if (part := transfer.own) is not None:
-                expected = self._part(sent, part, transfer.cut)
+            if (part := transfer.local) is not None:
+                expected = self._shard(sent, part, transfer.cut)
                 same = torch.equal(_bits(local(expected)), _bits(local(part)).to(sent.device))
             flags.append(not same)
         differing = torch.tensor(flags, dtype=torch.int64, device=self._device)
         dist.all_reduce(differing, dist.ReduceOp.MAX, group=self.mesh.group)
         return int(differing.sum())
 
-    def _stamp_of(self, keeper: Optimizer | None) -> object:
-        full = self.full
+    def _stamp_of(self, full_optimizer: Optimizer | None) -> object:
+        full = self.full_weights
         assert full is not None
-        states = () if keeper is None else keeper.state.values()
+        states = () if full_optimizer is None else full_optimizer.state.values()
         versions = [p._version for p in full.parameters.values()]
         return full.entries, versions, [v._version for s in states for v in s.values()]
 
@@ -275,8 +282,8 @@ class LocalWeights:
         dist.broadcast(sent, src=0, group=self.mesh.group)
         return sent
 
-    def _part(self, full: Tensor, part: Tensor, cut: Cut | None) -> Tensor:
-        """Return what this rank has of a full tensor, sharded as ``part`` is."""
+    def _shard(self, full: Tensor, part: Tensor, cut: Cut | None) -> Tensor:
+        """Return this rank's part of a full tensor, sharded as ``part`` is."""
         if cut is not None:
             at = getattr(self.layout.coordinates(rank()), self._cut_axis)
             full = cut.shard(full, at, self._cut_ranks)
@@ -289,7 +296,7 @@ class LocalWeights:
 
     def _gather(self, transfer: Transfer) -> Tensor | None:
         """Return the full tensor, on the ranks that have a part of it."""
-        part = transfer.own
+        part = transfer.local
         if part is None:
             return None
         gathered = self._unshard(part.detach())
@@ -320,7 +327,7 @@ class LocalWeights:
         return torch.empty(like.shape, dtype=like.dtype, device=self._device)
 
     def _transfers(
-        self, part_optimizer: Optimizer | None, keeper: Optimizer | None
+        self, part_optimizer: Optimizer | None, full_optimizer: Optimizer | None
     ) -> Iterator[Transfer]:
         """Yield each distinct tensor in the same order on every rank."""
         states: Mapping[Tensor, dict[str, Tensor]] = (
@@ -330,15 +337,17 @@ class LocalWeights:
         parts = self.by_name
         for name, like in self._like.items():
             part = parts.get(name)
-            full = None if self.full is None else self.full.parameters[name]
-            cut, source = self.cuts.get(name), self.layout.first_of_stage(self._holders[name][0])
+            full = None if self.full_weights is None else self.full_weights.parameters[name]
+            cut, source = self.cuts.get(name), self.layout.first_of_stage(self._stages_of[name][0])
             yield Transfer(like, part, full, cut, source)
             for kind in sorted(template) if name in self._trained else ():
                 is_moment = bool(template[kind].ndim)
                 yield Transfer(
                     like if is_moment else template[kind],
                     None if part is None else states[part][kind],
-                    None if keeper is None or full is None else keeper.state[full][kind],
+                    None
+                    if full_optimizer is None or full is None
+                    else full_optimizer.state[full][kind],
                     cut if is_moment else None,
                     source,
                 )

@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from workbench.runner.workloads import Step as VariantStep
 
 
-_variants = itertools.count(1)
+_variant_ids = itertools.count(1)
 
 
 class Parallel:
     """One rank's side of a variant of several ranks.
 
-    ``differing``: how many parameters were not equal on all ranks that have them after the last
+    ``n_differing``: how many parameters were not equal on all ranks that have them after the last
     steps; None before that. ``peaks``: the highest number of bytes that each rank allocated in
     steps, without what ``others_bytes`` attributes to other variants, but with ``pool_bytes`` in
     the pools of its graphs; on the CPU resident bytes.
@@ -78,26 +78,29 @@ class Parallel:
     def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:
         self.layout, self.weights = weights.layout, weights
         self.ranks, self.rank = self.layout.ranks, worlds.rank()
-        self.parts = self.layout.data  # of a batch
-        self.differing: int | None = None
-        self.prepared = False
+        self.n_differing: int | None = None
+        self.has_prepared = False  # the variant's preparations have run; on other ranks than 0
         self.peaks: list[int] = []
         self.others_bytes: Callable[[Any], int] = lambda variant: 0
         self.pool_bytes: Callable[[Any], int] = lambda variant: 0
         self.traffic = Traffic()  # of the last step, inside layers that ranks divide
         self.context_traffic = Traffic()  # among ranks that split sequences
         self.expert_traffic = Traffic()  # among ranks that have other experts
-        self.version = 0  # that rank 0 orders this rank to load
-        self.variant = 0 if self.rank else next(_variants)
-        self.copy = 0  # among variants of one configuration
-        self.has_all = False  # what ranks create together
+        self.version = 0  # of the full weights, which rank 0 orders this rank to load
+        self.variant_id = 0 if self.rank else next(_variant_ids)
+        self.copy = 0  # number among variants of one configuration
+        self.is_set_up = False  # graphs, buckets and pipelines exist on all ranks
         self.moved_bytes = 0
-        self.full: Parameters | None = None  # that all other variants compute with; on rank 0
-        self.keeper: Trainer | None = None
-        if weights.full is not None:
-            self.full = weights.full.parameters
+        self.full_parameters: Parameters | None = (
+            None  # that all other variants compute with; on rank 0
+        )
+        self.full_trainer: Trainer | None = None
+        if weights.full_weights is not None:
+            self.full_parameters = weights.full_weights.parameters
             if build.situation.workload.trains:
-                self.keeper = weights.full.trainer(build.optimizer, scales_loss=build.scales_loss)
+                self.full_trainer = weights.full_weights.trainer(
+                    build.optimizer, scales_loss=build.scales_loss
+                )
         self.replicate: Replicate | None = None
         self.fully_shard: FullyShard | None = None
         self.pipeline: Pipeline | None = None
@@ -120,7 +123,7 @@ class Parallel:
         if self.rank:
             yield
             return
-        self._order_build(configuration)
+        self._request_build(configuration)
         try:
             yield
         finally:
@@ -128,17 +131,17 @@ class Parallel:
                 world.await_answers()
 
     def shard(self, model: Model) -> None:
-        """Shard the model's parameters, where the batch's ranks shard them; before its trainer."""
+        """Shard the model's parameters with FSDP if the build does, before there is a trainer."""
         if self._build.sharding:
             self.fully_shard = FullyShard(self._build, self.weights, model)
 
-    def share(self, batches: Batches) -> Batches:
+    def local_batches(self, batches: Batches) -> Batches:
         """Return this rank's rows of each batch."""
         return batches.part(self.layout.data_rank(self.rank), self.layout.data)
 
-    def part(self, compute: Compute, model: Model) -> Compute:
-        """Return the rank's part of a workload's computation."""
-        return compute if self.pipeline is None else self.pipeline.part(model)
+    def local_compute(self, compute: Compute, model: Model) -> Compute:
+        """Return this rank's part of a workload's computation: of its stage in a pipeline."""
+        return compute if self.pipeline is None else self.pipeline.local_compute(model)
 
     def loss_of_step(self, compute: Compute, model: Model) -> Compute:
         """Return the computation whose result a step differentiates."""
@@ -152,20 +155,20 @@ class Parallel:
         return compute
 
     def attach(self, trainer: Trainer) -> None:
-        """Let the trainer sum gradients over ranks, and all ranks skip the same updates."""
+        """Let the trainer reduce gradients over ranks, and let all ranks skip the same updates."""
         self._trainer = trainer
-        if self.keeper is not None:
-            trainer.scaler = self.keeper.scaler
+        if self.full_trainer is not None:
+            trainer.scaler = self.full_trainer.scaler
         if self.pipeline is not None:
             trainer.backward = _already_done
             self.pipeline.scaler = trainer.scaler
-        trainer.agree = self._agree
+        trainer.sync_found_inf = self._sync_found_inf
         trainer.after_backward = self._finish_gradients
 
-    def counted(self, step: VariantStep) -> VariantStep:
-        """Return this rank's part of a step, whose communication is counted when Python runs it.
+    def counting_traffic(self, step: VariantStep) -> VariantStep:
+        """Return this rank's part of a step, with its communication counted.
 
-        The replay of a captured step communicates as its capture did.
+        A replay of a captured step runs no Python; it communicates as its capture did.
         """
 
         def counted_step() -> Tensor:
@@ -178,7 +181,7 @@ class Parallel:
 
         return counted_step
 
-    def together(self, step: VariantStep, batches: Batches) -> CommonStep:
+    def on_all_ranks(self, step: VariantStep, batches: Batches) -> CommonStep:
         """Return the step of all ranks, which returns the mean of their losses."""
         self._step = step
         if isinstance(step, CapturedStep):
@@ -186,7 +189,10 @@ class Parallel:
         return CommonStep(self.step, step, batches)
 
     def step(self, advances: int = 0, *, captured: bool = True) -> Tensor:
-        """Step on all ranks; on rank 0 with the batch after ``advances``."""
+        """Run a step on all ranks; return the mean of their losses.
+
+        ``advances``: the position of the batch. ``captured``: replay the graph of a captured step.
+        """
         step, was_captured = self._step, self._is_captured
         assert step is not None
         with self._on_all_ranks(Step(advances, captured)):
@@ -253,13 +259,13 @@ class Parallel:
         if self._depth:
             yield
             return
-        world = None if self.rank else self._assemble()
-        full = self.weights.full
-        if self.keeper is not None and full is not None:
-            full.sync_step_counts(self.keeper.optimizer)
-        with self._together(world):
+        world = None if self.rank else self._ready_ranks()
+        full = self.weights.full_weights
+        if self.full_trainer is not None and full is not None:
+            full.sync_step_counts(self.full_trainer.optimizer)
+        with self._end_on_error(world):
             self._load(variant)
-            self._prepare()
+            self._set_up()
         if self._peak is not None:
             self._peak.restart()  # building is not part of a step
         self._world, self._depth, self._steps = world, 1, 0
@@ -274,17 +280,17 @@ class Parallel:
                 self._depth, self._world = 0, None
 
     def compare(self, variant: DividedVariant) -> None:
-        """Store the weights after steps, and count parameters that ranks do not have alike."""
+        """Store the weights after steps, and count the parameters that differ between ranks."""
         if not self._steps:
             return
-        with self._together(self._world):
+        with self._end_on_error(self._world):
             if self._world is not None:
                 self._world.send(Compare())
             self._read_peak(variant)
             self._compare(variant)
 
     def record_lanes(self, step: Callable[[], object], steps: int) -> list[RankLane]:
-        """Return what every rank does in ``steps`` steps, which all of them profile; if entered."""
+        """Profile ``steps`` steps on all ranks inside ``entered``; return their lanes."""
         for phase, count in ((BEGIN, 1), (MARK, steps)):
             self.record(phase)
             for _ in range(count):
@@ -302,13 +308,15 @@ class Parallel:
 
     def _compare(self, variant: DividedVariant) -> None:
         """Compare the ranks' parameters; all ranks take part."""
-        part_optimizer, keeper = self._optimizers
+        part_optimizer, full_optimizer = self._optimizers
         if not self._is_replica:
-            self.weights.store(part_optimizer, keeper)
-        elif self._is_captured and self.weights.full is not None:
-            self.weights.full.entries += 1  # a replay trains without a new version of a parameter
-        self.differing = max(self.weights.count_differing(), self.differing or 0)
-        self.weights.mark(keeper, current=not self.differing)
+            self.weights.store(part_optimizer, full_optimizer)
+        elif self._is_captured and self.weights.full_weights is not None:
+            self.weights.full_weights.entries += (
+                1  # a replay trains without a new version of a parameter
+            )
+        self.n_differing = max(self.weights.count_differing(), self.n_differing or 0)
+        self.weights.mark(full_optimizer, current=not self.n_differing)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
         peaks[self.rank] = self._peak_bytes
         dist.all_reduce(peaks, group=self.weights.mesh.group)
@@ -319,7 +327,7 @@ class Parallel:
 
     @property
     def is_stale(self) -> bool:
-        """True if its model is bound to ranks that have ended, as FSDP's is."""
+        """True if the model's FSDP mesh belongs to ranks that have ended."""
         return self.fully_shard is not None and self.fully_shard.mesh is not meshes.get(
             self.layout, self._device
         )
@@ -331,13 +339,13 @@ class Parallel:
 
     @property
     def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:
-        """The optimizers of this rank's part and of the full weights."""
+        """The optimizers of this rank's weights and of the full ones; None where there is none."""
         part_optimizer = None if self._trainer is None else self._trainer.optimizer
-        return part_optimizer, None if self.keeper is None else self.keeper.optimizer
+        return part_optimizer, None if self.full_trainer is None else self.full_trainer.optimizer
 
     @staticmethod
-    def _together(world: worlds.World | None) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if world is None else world.together()
+    def _end_on_error(world: worlds.World | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if world is None else world.end_on_error()
 
     @contextlib.contextmanager
     def _on_all_ranks(self, order: Order) -> Iterator[None]:
@@ -356,46 +364,45 @@ class Parallel:
         axes = [axis for axis in (TENSOR, CONTEXT, EXPERT) if getattr(layout, axis) > 1]
         return communicating({axis: mesh.group_of(axis) for axis in axes})
 
-    def _order_build(self, configuration: Configuration) -> worlds.World:
+    def _request_build(self, configuration: Configuration) -> worlds.World:
         world = worlds.of(self.ranks, self._device)
         if meshes.get(self.layout, self._device) is None:
-            with world.together():
+            with world.end_on_error():
                 world.send(Arrange(list(self.layout)))
                 meshes.of(self.layout, self._device)
-        world.send(BuildVariant(configuration, self.copy, self.variant))
+        world.send(BuildVariant(configuration, self.copy, self.variant_id))
         return world
 
-    def _assemble(self) -> worlds.World:
-        """Have every rank ready; order it to load the weights unless it has them."""
-        world = self._order_build(
-            self._build.situation.configuration
-        )  # it may have ended, or freed the variant
+    def _ready_ranks(self) -> worlds.World:
+        """Let every rank build the variant, and order it to load the weights unless it has them."""
+        # A rank may have ended, or freed the variant.
+        world = self._request_build(self._build.situation.configuration)
         answers = world.await_answers()[: self.ranks - 1]
-        self.has_all &= all(answer.prepared for answer in answers)
-        keeper = self._optimizers[1]
-        current = self.weights.is_current(keeper)
+        self.is_set_up &= all(answer.prepared for answer in answers)
+        full_optimizer = self._optimizers[1]
+        current = self.weights.is_current(full_optimizer)
         self.version = self.weights.version
         if not current or any(answer.version != self.version for answer in answers):
             self.version = self.weights.next_version()
         scaler = None if self._trainer is None else self._trainer.scaler
         scale = {} if scaler is None else scaler.state_dict()
-        world.send(Enter(self.version, not self.has_all, scale))
+        world.send(Enter(self.version, not self.is_set_up, scale))
         return world
 
     def _load(self, variant: DividedVariant) -> None:
-        part_optimizer, keeper = self._optimizers
+        part_optimizer, full_optimizer = self._optimizers
         self.moved_bytes = 0
         if self.version != self.weights.version:
-            self.moved_bytes = self.weights.load(part_optimizer, keeper)
+            self.moved_bytes = self.weights.load(part_optimizer, full_optimizer)
             self.weights.version = self.version
-            self.weights.mark(keeper)
+            self.weights.mark(full_optimizer)
         self._load_buffers(variant)
 
-    def _prepare(self) -> None:
-        """Create what needs all ranks at the same time, unless all of them have it."""
-        if self.has_all:
+    def _set_up(self) -> None:
+        """Create graphs, buckets and pipelines, which needs all ranks, unless all have them."""
+        if self.is_set_up:
             return
-        self.has_all = True
+        self.is_set_up = True
         if isinstance(self._step, CapturedStep):
             self._step.release()  # all ranks capture in the same step
         if self.replicate is not None:
@@ -431,7 +438,7 @@ class Parallel:
             broadcast_all(self.weights.common(), first, group)
 
     def _average_experts(self) -> None:
-        """Average the gradients of this rank's experts, which have those of all ranks' tokens."""
+        """Average the gradients of this rank's experts, which are sums over the ranks' tokens."""
         layout, parameters = self.layout, self.weights.by_name
         for name in self.weights.cuts:
             parameter = parameters[name]
@@ -441,8 +448,8 @@ class Parallel:
                 dist.all_reduce(parameter.grad, group=self.weights.mesh.replicas)
             parameter.grad /= layout.averaged
 
-    def _agree(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-        """Let every rank skip an update if one of them has a gradient that is not finite."""
+    def _sync_found_inf(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        """All-reduce the non-finite flags, so that every rank skips the same updates."""
         if self.layout.tensor == self.layout.pipeline == self.layout.expert == 1:
             return  # replicas have equal gradients, and torch looks at all of FSDP's shards
         scaler.unscale_(optimizer)
@@ -454,7 +461,7 @@ class Parallel:
             local_flag.copy_(on_any)
 
     def _read_peak(self, variant: DividedVariant) -> None:
-        """Read the steps' memory before the comparison needs more."""
+        """Read the peak memory of the steps, before the comparison allocates more."""
         if self._peak is not None:
             own_bytes = self._peak.highest() - self.others_bytes(variant)
             self._peak_bytes = own_bytes + self.pool_bytes(variant)
@@ -476,4 +483,4 @@ def _may_diverge(build: DividedBuild) -> bool:
 
 
 def _already_done(loss: Tensor) -> None:
-    """Do nothing: the schedule of a pipeline has made all gradients."""
+    """Do nothing: the schedule of a pipeline has computed all gradients."""

@@ -39,7 +39,7 @@ SCHEDULES = {
 Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``kernels``
 
 
-class Turns(NamedTuple):
+class StepCounts(NamedTuple):
     """Counts of one rank's last step."""
 
     blocks: int  # that the last micro-batch passed
@@ -53,19 +53,19 @@ class Turns(NamedTuple):
 
 
 class _Inject(torch.autograd.Function):
-    """The unchanged residual stream; in backward, a block's loss gets its part of the gradient."""
+    """Identity of the residual stream; backward gives a block's loss its gradient, too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, share: Tensor) -> Tensor:
-        ctx.share = share
+    def forward(ctx: Any, x: Tensor, loss: Tensor, loss_gradient: Tensor) -> Tensor:
+        ctx.loss_gradient = loss_gradient
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        return gradient, ctx.share.clone(), None
+        return gradient, ctx.loss_gradient.clone(), None
 
 
-class _Part(nn.Module):
+class _Chunk(nn.Module):
     """A chunk as torch's schedules call it; the last one returns its loss as its output."""
 
     def __init__(self, pipeline: Pipeline, compute: Any, chunk: int) -> None:
@@ -90,25 +90,25 @@ class Pipeline:
         self.stage, self.stages = weights.stage, weights.stages
         self.chunks = max(1, len(self.stage.chunks))  # of each rank
         self.micro_batches = build.micro_batches
-        self.turns: list[Turns] = []  # of each rank, in the last step that was compared
+        self.step_counts: list[StepCounts] = []  # of each rank, in the last step that was compared
         self.scaler: torch.amp.GradScaler | None = None
         self._device = build.situation.device
         self._metrics = StageMetrics(model, self.micro_batches)
-        self._usage: Usage | None = None  # of the first step of a worker
+        self._usage: Usage | None = None  # of the first step, on later stages
         self._knows_usage = False
         self._compute: Compute | None = None
         self._schedule: Any = None
         self._torch_stages: list[Any] = []
         self._applied_blocks = [0] * self.chunks  # by the last micro-batch
         self._losses: list[Tensor] = []
-        self._share = torch.ones((), device=self._device)  # of a micro-batch's gradient
+        self._loss_gradient = torch.ones((), device=self._device)  # of a micro-batch
 
     def parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that this rank trains."""
         yield from (p for p in self._weights.own.parameters.values() if p.requires_grad)
 
-    def part(self, model: Model) -> Compute:
-        """Return the stage's part of the loss and of the residual stream."""
+    def local_compute(self, model: Model) -> Compute:
+        """Return the function that computes the stage: its residual stream and loss."""
         assert isinstance(model, LanguageModel)
 
         def stage(x: Tensor, targets: Tensor) -> StageOutput:
@@ -117,18 +117,22 @@ class Pipeline:
         return cast("Compute", stage)
 
     def steps(self, compute: Compute) -> Compute:
-        """Return a function that runs the schedule: it makes the gradients, too."""
+        """Return a function that runs the schedule, including the backward passes."""
         self._compute = compute
 
         def run_schedule(tokens: Tensor, targets: Tensor) -> Tensor:
-            first = self._weights.layout.coordinates(dist.get_rank()).pipeline > 0
-            watched = first and self._usage is None
+            is_later_stage = self._weights.layout.coordinates(dist.get_rank()).pipeline > 0
+            watched = is_later_stage and self._usage is None
             if watched:
                 kernels.reset_usage()
             self._begin()
             count = self.micro_batches
-            scale = 1.0 if self.scaler is None else self.scaler.scale(torch.ones_like(self._share))
-            self._share = torch.ones_like(self._share) * scale / count
+            scale = (
+                1.0
+                if self.scaler is None
+                else self.scaler.scale(torch.ones_like(self._loss_gradient))
+            )
+            self._loss_gradient = torch.ones_like(self._loss_gradient) * scale / count
             self._metrics.reset()
             # Autocast forgets its casts where the outermost region ends: here, and not after each
             # micro-batch. In between it is off, as it has to be in backward passes.
@@ -162,7 +166,7 @@ class Pipeline:
             return torch.stack([output.loss])  # torch detaches it in place, unless it is a view
         stream: Tensor = output.x
         if output.loss is not None and stream.requires_grad:
-            stream = cast("Tensor", _Inject.apply(stream, output.loss, self._share))
+            stream = cast("Tensor", _Inject.apply(stream, output.loss, self._loss_gradient))
         if self._build.schedule == "zero_bubble" and stream._base is not None:
             return stream.clone()  # torch detaches it in place, which is not allowed for a view
         return stream
@@ -232,11 +236,11 @@ class Pipeline:
 
     def share_records(self, record: StepRecord) -> None:
         """Send all ranks the counts of the last step, and rank 0 the kernels that others called."""
-        turns = torch.zeros(self._weights.layout.ranks, len(Turns._fields), dtype=torch.int64)
-        turns[dist.get_rank()] = torch.tensor(self._own_turns())
-        turns = turns.to(self._device)
-        dist.all_reduce(turns, group=self._weights.mesh.group)
-        self.turns = [Turns(*row) for row in turns.tolist()]
+        rows = torch.zeros(self._weights.layout.ranks, len(StepCounts._fields), dtype=torch.int64)
+        rows[dist.get_rank()] = torch.tensor(self._count_step())
+        rows = rows.to(self._device)
+        dist.all_reduce(rows, group=self._weights.mesh.group)
+        self.step_counts = [StepCounts(*row) for row in rows.tolist()]
         payloads = all_gather_bytes(
             msgspec.json.encode(self._usage), self._device, self._weights.mesh.group
         )
@@ -254,9 +258,11 @@ class Pipeline:
                     counts[name] = counts.get(name, 0) + calls
             record.reasons = reasons | record.reasons
 
-    def _own_turns(self) -> Turns:
+    def _count_step(self) -> StepCounts:
         counts = self._torch_stages[0].counts
-        return Turns(sum(self._applied_blocks), *(counts[name] for name in Turns._fields[1:]))
+        return StepCounts(
+            sum(self._applied_blocks), *(counts[name] for name in StepCounts._fields[1:])
+        )
 
     def _begin(self) -> None:
         self._losses.clear()
@@ -282,7 +288,7 @@ class Pipeline:
             self._call(schedule.eval, tokens, targets)
 
     def _call(self, run: Any, tokens: Tensor, targets: Tensor) -> None:
-        """Give the schedule this rank's arguments."""
+        """Run a schedule; only the first stage passes tokens, and only the last one targets."""
         inputs = (tokens,) if self.stage.first else ()
         try:
             run(*inputs, target=targets if self.stage.last else None, targets=targets)
@@ -315,7 +321,7 @@ class Pipeline:
         loss = torch.empty(1, dtype=torch.promote_types(dtype, torch.float32), **trained)
         passage, ranks = self.stage.passage(chunk), layout.pipeline
         return counted_stage()(
-            _Part(self, compute, chunk),
+            _Chunk(self, compute, chunk),
             layout.coordinates(dist.get_rank()).pipeline + chunk * ranks,
             ranks * self.chunks,
             self._device,
@@ -325,5 +331,5 @@ class Pipeline:
         )
 
     def _scaled(self, loss: Tensor, _: Tensor) -> Tensor:
-        """Return what the backward pass of a micro-batch begins with."""
-        return (loss * self._share).sum()
+        """Return a micro-batch's loss times its gradient, for the backward pass."""
+        return (loss * self._loss_gradient).sum()

@@ -100,7 +100,7 @@ class World:
         try:
             store = self._connect_workers()
             self.await_answers()
-            with self.together():
+            with self.end_on_error():
                 join(size, device, store)
         except BaseException:
             self.close()
@@ -151,7 +151,7 @@ class World:
             self._cut_off(worker)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def end_on_error(self) -> Iterator[None]:
         """Run an action of all ranks; if it fails on this rank, end the other ranks."""
         try:
             yield

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,16 @@ from workbench.runner.workloads import Step
 MOST_STEPS = 100
 TIMED_S = 1.0  # without the profiler, before it and after it
 BUSY = "These steps are being profiled; stop before changing a toggle."
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The traced steps of one configuration."""
+
+    trace: Trace
+    memory: dict[str, list[float]]  # over a step: ``t_ms``, and bytes by role
+    step_us: float  # with the profiler
+    file: Path | None  # where the trace was saved
 
 
 class ProfileRun:
@@ -112,6 +123,45 @@ class ProfileRun:
         peak = self._peak(variant)
         context.state("running", "Profiling")
         context.watchdog.active = False  # reading a trace takes long, and is no hang
+        traced = self._trace(variant, compilation, turns, file)
+        context.watchdog.active = True
+        context.watchdog.begin(context.phases.phase)
+        context.state("running", "Timing steps after the profiler")
+        turns.warm_up(contender)
+        # They may be slower, and so are no steady steps of the segment.
+        while (after := blocks.run_block(context, contender, 0)) is None:
+            turns.handle_commands()
+        recorded = traced.trace
+        notes = findings.notes(compilation, context.device, before.void, recorded)
+        disturbed = findings.disturbed(before.median_ms, after.median_ms)
+        if situation.on_gpu and disturbed:
+            notes.append(disturbed)
+            context.wire.send(protocol.Note(kind="warning", text=disturbed))
+        busy_us = math.nan
+        if situation.on_gpu:
+            busy_us = sums.busy_us(recorded) / len(recorded.steps)
+        context.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
+        self._send(situation, traced, {
+            "step_us": 1e3 * before.median_ms,
+            "after_us": 1e3 * after.median_ms,
+            "profiled_us": traced.step_us,
+            "busy_us": busy_us,
+            "peak_bytes": peak,
+            "notes": notes,
+        })  # fmt: skip
+
+    def _trace(
+        self,
+        variant: Variant,
+        compilation: findings.Compilation,
+        turns: Alternation,
+        file: Path | None,
+    ) -> _Traced:
+        """Trace steps with the profiler, and save the trace in ``file`` if it is given.
+
+        Steps with CUDA graphs are traced once more without them, to name the kernels of a replay.
+        """
+        context, situation = self._context, variant.situation
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
             read = functools.partial(
@@ -123,7 +173,7 @@ class ProfileRun:
                 trains=situation.workload.trains,
             )
             steps = self._command.steps
-            known, profiled_us = self._record(variant, path, variant.step, steps, compilation)
+            known, step_us = self._record(variant, path, variant.step, steps, compilation)
             turns.handle_commands()
             context.state("running", "Reading the trace")
             recorded = read()
@@ -133,34 +183,13 @@ class ProfileRun:
                 except OSError as error:
                     context.wire.send(unwritten("The trace", file, error))
                     file = None
-            course = roles.course(recorded, known)
+            memory = roles.memory_over_step(recorded, known)
             if (uncaptured := self._without_graphs(variant, path, compilation)) is not None:
                 plain = read()
                 sums.name_replayed(recorded, plain)
                 recorded.untold = recorded.untold or plain.untold
-                course = roles.replayed(roles.course(plain, uncaptured), known)
-        context.watchdog.active = True
-        context.watchdog.begin(context.phases.phase)
-        context.state("running", "Timing steps after the profiler")
-        turns.warm_up(contender)
-        # They may be slower, and so are no steady steps of the segment.
-        while (after := blocks.run_block(context, contender, 0)) is None:
-            turns.handle_commands()
-        notes = findings.notes(compilation, context.device, before.void, recorded)
-        disturbed = findings.disturbed(before.median_ms, after.median_ms)
-        if situation.on_gpu and disturbed:
-            notes.append(disturbed)
-            context.wire.send(protocol.Note(kind="warning", text=disturbed))
-        busy_us = sums.busy_us(recorded) / len(recorded.steps) if situation.on_gpu else math.nan
-        context.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
-        self._send(situation, recorded, course, file, {
-            "step_us": 1e3 * before.median_ms,
-            "after_us": 1e3 * after.median_ms,
-            "profiled_us": profiled_us,
-            "busy_us": busy_us,
-            "peak_bytes": peak,
-            "notes": notes,
-        })  # fmt: skip
+                memory = roles.replayed(roles.memory_over_step(plain, uncaptured), known)
+        return _Traced(recorded, memory, step_us, file)
 
     def _peak(self, variant: Variant) -> float:
         """Return the peak bytes over an unprofiled step, with graph pools; NaN if unknown."""
@@ -238,14 +267,10 @@ class ProfileRun:
     # Sending
 
     def _send(
-        self,
-        situation: Situation,
-        recorded: Trace,
-        course: dict[str, list[float]],
-        file: Path | None,
-        facts: dict[str, Scalar | list[Scalar]],
+        self, situation: Situation, traced: _Traced, facts: dict[str, Scalar | list[Scalar]]
     ) -> None:
-        context = self._context
+        """Send the profile as a study; ``facts`` are completed, and those that are NaN left out."""
+        context, recorded = self._context, traced.trace
         index, context.studies = context.studies, context.studies + 1
         configuration = situation.configuration
         text = label(configuration, context.device)
@@ -264,34 +289,38 @@ class ProfileRun:
         on_gpu = context.device.type == "cuda"
         rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
         self._rows(index, "kernels", sums.kernel_columns(rows, len(recorded.steps)))
-        least = context.predictor.rows(situation)
-        if isinstance(least, str):
-            facts["no_least"] = least
-        else:
-            self._rows(index, "least", {
-                "name": [row.name for row in least],
-                "calls": [row.calls for row in least],
-                "bytes": [row.bytes for row in least],
-                "flops": [row.flops for row in least],
-                "us": [row.us for row in least],
-            })  # fmt: skip
-            rates = context.predictor.ceilings.flops_per_s
-            facts |= {
-                "ceiling_bytes_per_s": context.predictor.ceilings.bytes_per_s,
-                "ceiling_dtypes": [*rates],
-                "ceiling_flops_per_s": [*rates.values()],
-            }
+        facts |= self._send_least(index, situation)
         self._rows(index, "gaps", sums.gap_columns(recorded))
-        self._rows(index, "memory", {name: [*values] for name, values in course.items()})
+        self._rows(index, "memory", {name: [*values] for name, values in traced.memory.items()})
         trains = situation.workload.trains
-        peak = findings.peak_by_role(course, footprint(situation), trains=trains)
+        peak = findings.peak_by_role(traced.memory, footprint(situation), trains=trains)
         self._rows(index, "peak", peak)
         for table, columns in timeline.tables(recorded).items():
             self._rows(index, table, columns)
-        if file is not None:
-            facts["trace"] = str(file)
+        if traced.file is not None:
+            facts["trace"] = str(traced.file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
         wire.send(protocol.StudyFacts(study=index, facts=finite))
+
+    def _send_least(self, index: int, situation: Situation) -> dict[str, Scalar | list[Scalar]]:
+        """Send the least work of a step; return the measured ceilings, or why it is unknown."""
+        predictor = self._context.predictor
+        least = predictor.rows(situation)
+        if isinstance(least, str):
+            return {"no_least": least}
+        self._rows(index, "least", {
+            "name": [row.name for row in least],
+            "calls": [row.calls for row in least],
+            "bytes": [row.bytes for row in least],
+            "flops": [row.flops for row in least],
+            "us": [row.us for row in least],
+        })  # fmt: skip
+        rates = predictor.ceilings.flops_per_s
+        return {
+            "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
+            "ceiling_dtypes": [*rates],
+            "ceiling_flops_per_s": [*rates.values()],
+        }
 
     def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
         if next(iter(columns.values())):

@@ -168,9 +168,9 @@ class Run:
         self._metrics = MetricReader(wire, index, variant.model)
         self._finite = FiniteWatch(context.device, self._infinities)
         self._text = None
-        if variant.text is not None and variant.rounds is not None:
-            data, batches = variant.situation.configuration.data, variant.batches
-            self._text = TextReader(wire, index, variant.text, variant.rounds, batches, data)
+        if variant.written_tokens is not None and variant.rounds is not None:
+            written, data = variant.written_tokens, situation.configuration.data
+            self._text = TextReader(wire, index, written, variant.rounds, variant.batches, data)
         self._evidence.begin()
         self._numbers.begin(situation)
         self._pairing.begin(situation, index)
@@ -197,7 +197,7 @@ class Run:
             context.phases.restart()
             if not reused:
                 self._first_step(variant)
-                variant.made_s = time.perf_counter() - began
+                variant.startup_s = time.perf_counter() - began
             if self._saved is not None:
                 decode_state.restore(self._saved, variant.decoder, variant.rounds, variant.batches)
                 self._context.note("info", self._saved.note)

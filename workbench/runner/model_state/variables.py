@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,14 @@ def roots(model: OwnModel) -> list[tuple[str, Any]]:
 
 
 def variables(model: OwnModel) -> dict[str, Variable]:
-    """Return the variables that may hold state, by names that a fresh build has too."""
+    """Return the variables that may hold state, by names that a fresh build has too.
+
+    They are buffers and attributes of modules, global variables of the user's files, attributes of
+    their classes, and variables that functions enclose.
+    """
     variables_by_name: dict[str, Variable] = {}
     functions = [model.own_loss] if model.own_loss is not None else []
-    classes: dict[type, None] = {}
+    classes: dict[type, None] = {}  # in order of appearance
     for path, module in model.module.named_modules():
         prefix = f"{path}." if path else ""
         classes[type(module)] = None
@@ -57,9 +61,8 @@ def variables(model: OwnModel) -> dict[str, Variable]:
             elif isinstance(value, types.FunctionType):
                 functions.append(value)
             elif not isinstance(value, CODE):
-                variables_by_name[f"{source.file}: {name}"] = Variable(
-                    value, _setting(source.names, name)
-                )
+                key, setting = f"{source.file}: {name}", _setting(source.names, name)
+                variables_by_name[key] = Variable(value, setting)
     for owner in classes:
         if owner.__module__.partition(".")[0] == "torch":
             continue
@@ -67,15 +70,19 @@ def variables(model: OwnModel) -> dict[str, Variable]:
             if isinstance(value, types.FunctionType):
                 functions.append(value)
             elif not name.startswith("__") and not isinstance(value, (*CODE, *_WRAPPERS)):
-                variables_by_name[f"{owner.__qualname__}.{name}"] = Variable(
-                    value, _of_class(owner, name)
-                )
-    for function in functions:
-        for name, cell in _cells(function):
-            if not isinstance(value := _content(cell), CODE) and value is not MISSING:
-                key = f"{function.__qualname__}: {name}"
-                variables_by_name[key] = Variable(value, _of_cell(cell))
-    return variables_by_name
+                key, setting = f"{owner.__qualname__}.{name}", _of_class(owner, name)
+                variables_by_name[key] = Variable(value, setting)
+    return variables_by_name | _enclosed_variables(functions)
+
+
+def _enclosed_variables(functions: Iterable[Callable[..., Any]]) -> dict[str, Variable]:
+    """Return the variables in the closures of functions."""
+    return {
+        f"{function.__qualname__}: {name}": Variable(value, _of_cell(cell))
+        for function in functions
+        for name, cell in _cells(function)
+        if (value := _content(cell)) is not MISSING and not isinstance(value, CODE)
+    }
 
 
 def add_variable(model: OwnModel, name: str, value: Any) -> bool:

@@ -123,6 +123,10 @@ def _judge(
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:
+    """Compare the variant's outputs, layers and training curve with the reference called ``name``.
+
+    ``model`` is the plain model in the variant's precision; ``mode`` says how both are run.
+    """
     variant, situation = model.variant, model.situation
     plain = model.outputs()
     put_back()
@@ -142,8 +146,7 @@ def _judge(
     if not outcome.fits and finite and not variant.quantization:
         between()
         outcome.widen(nudges)
-    course = _curve(variant, situation, name, nudges, between)
-    curve = course if isinstance(course, Curve) else None
+    curve = _curve(variant, situation, name, nudges, between)
     text = f"{mode.words}{outcome.text()}"
     right: bool | None = False
     if outcome.means_nothing:
@@ -152,10 +155,17 @@ def _judge(
         right, text = None, f"not checked: no check can detect a wrong layer here: {text}"
     elif finite:
         captured = situation.has(Trait.CAPTURED)
-        right, text = _with_curve(text, outcome.fits, course, captured)
+        right, text = _with_curve(text, outcome.fits, curve, captured)
+    return _numerics(name, right, text, outcome, curve if isinstance(curve, Curve) else None)
+
+
+def _numerics(
+    reference: str, right: bool | None, text: str, outcome: Deviation, curve: Curve | None
+) -> Numerics:
+    """Return the result with the numbers of a deviation and a training curve."""
     difference, errors = outcome.difference, outcome.distance
     return Numerics(
-        reference=name,
+        reference=reference,
         ok=right,
         text=text,
         max_error=_finite(errors.max_error),
@@ -193,22 +203,22 @@ def _look_at_layers(
 
 
 def _with_curve(
-    text: str, fits: bool, course: Curve | str, captured: bool
+    text: str, fits: bool, curve: Curve | str, captured: bool
 ) -> tuple[bool | None, str]:
-    """Return True if all is right, None if unknown, and the text of the result.
+    """Return the verdict (True: right, False: wrong, None: unknown), and the text of the result.
 
-    ``text`` and ``fits`` describe the outputs. ``course``: the comparison of some training steps,
-    or why there is none. ``captured``: whether the steps are a CUDA graph.
+    ``text`` and ``fits`` describe the outputs. ``curve``: the comparison of some training steps,
+    or why there is none; empty in inference. ``captured``: the steps replay a CUDA graph.
     """
-    if isinstance(course, Curve):
-        text += f"; {course.text}"
+    if isinstance(curve, Curve):
+        text += f"; {curve.text}"
         if captured:
             text += "; all steps replayed the captured graph, with its optimizer"
-        if fits and course.ok and course.updates.unclear:
-            return None, f"not checked: {course.updates.unclear}; {text}"
-        return fits and course.ok, text
-    if course:
-        text += f"; loss curve not checked: {course}"
+        if fits and curve.ok and curve.updates.unclear:
+            return None, f"not checked: {curve.updates.unclear}; {text}"
+        return fits and curve.ok, text
+    if curve:
+        text += f"; loss curve not checked: {curve}"
         if captured and fits:  # no replay has been compared
             graph = "not checked: the captured graph and the optimizer in it"
             return None, f"{graph}; without the graph: {text}"

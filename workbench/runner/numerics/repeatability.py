@@ -45,7 +45,7 @@ def choose_mode(
         return Comparison("", why)
     with contextlib.ExitStack() as mode:
         mode.enter_context(rng.evaluating(plain.variant.model))
-        mode.enter_context(plain.variant.compiles.aside())
+        mode.enter_context(plain.variant.compiles.ignoring())
         try:
             still = plain.outputs()
             put_back()

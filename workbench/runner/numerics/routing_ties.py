@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 
 NUDGES = 6  # each turns a tie with a chance of a half
-COURSES = 3  # the same of a whole course of training
+NUDGED_RUNS = 3  # training runs with nudged weights
 JUMP = 4.0
 _LARGEST = 64.0  # roundings; a nudge of more is none
 Nudge = tuple[float, int]  # size and seed

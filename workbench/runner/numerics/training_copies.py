@@ -25,25 +25,26 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
-def is_plain(keeper: Trainer | None) -> bool:
+def is_plain(full_trainer: Trainer | None) -> bool:
     """Return True if a plain AdamW can continue from the optimizer's moments."""
-    return keeper is not None and type(keeper.optimizer) is torch.optim.AdamW
+    return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
     variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of copied weights of the variant, and an AdamW of copied moments.
+    """Return a plain model of the variant's copied weights, its AdamW, and the copies.
 
-    The latter's are those of a first step where they are ``fresh``. The copies go by address.
+    The copies are by the id of the variant's parameter. ``requested``: their dtype; None: the
+    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments.
     """
-    assert variant.keeper is not None
+    assert variant.full_trainer is not None
     dtype = requested or variant.weights_dtype
     copies: dict[int, nn.Parameter] = {}
     weights: dict[str, Tensor] = {}
-    held_by = variant.plain_weights()
-    exact = held_by if requested is None else constants_of(variant.remembered, held_by, dtype)
-    for name, parameter in held_by.items():
+    originals = variant.plain_weights()
+    exact = originals if requested is None else constants_of(variant.remembered, originals, dtype)
+    for name, parameter in originals.items():
         if id(parameter) not in copies:
             cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
             value = nudged(cast, nudge, len(copies))
@@ -54,10 +55,10 @@ def copy_of(
     model = share(variant.situation, variant.model, variant.remembered, weights, requested)
     fake_quantize_as(model, variant.model)
     model.train()
-    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
+    model.set_checkpointing("full")  # gives equal results, and saves memory
     rng.copy_modes(model, variant.model)
     optimizer = plain_optimizer(copies.values())
-    for parameter, state in variant.keeper.optimizer.state.items():
+    for parameter, state in variant.full_trainer.optimizer.state.items():
         if not fresh and id(parameter) in copies:
             copied = copies[id(parameter)]
             optimizer.state[copied] = {
@@ -69,19 +70,19 @@ def copy_of(
 
 
 @contextlib.contextmanager
-def put_back(
-    weights: Parameters, buffers: Iterable[Tensor], keeper: Trainer
+def restored(
+    weights: Parameters, buffers: Iterable[Tensor], full_trainer: Trainer
 ) -> Iterator[dict[int, Tensor]]:
-    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
+    """Restore weights, buffers, moments and loss scale in place at the end.
 
-    Gives what the weights were, by address.
+    Yields copies of the weights, by the id of the parameter.
     """
     parameters = distinct(weights)
     tensors = [*parameters, *buffers]
-    if is_plain(keeper):
-        for state in keeper.optimizer.state.values():
+    if is_plain(full_trainer):
+        for state in full_trainer.optimizer.state.values():
             tensors += state.values()
-    scaler = keeper.scaler
+    scaler = full_trainer.scaler
     scale = None if scaler is None else scaler.state_dict()
     copies = [tensor.detach().clone() for tensor in tensors]
     try:

@@ -37,10 +37,10 @@ from workbench.runner.numerics.training_copies import (
     distinct,
     fresh_moments,
     is_plain,
-    put_back,
     restore_scale,
+    restored,
 )
-from workbench.runner.numerics.updates import Steps, Updates
+from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
@@ -48,11 +48,11 @@ from workbench.runner.training.trainer import Parameters, Trainer
 from workbench.runner.variants.variant import Variant
 
 STEPS = 8
-SLACK = 2.0  # as of a single step
+SLACK = 2.0  # times the plain model's largest error, as for a single step
 SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
 ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
 ROUGH = 0.1  # of what training changes of the loss
-MOST_COURSES = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
+MOST_RUNS = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
 
 
@@ -61,17 +61,17 @@ def go_on() -> None:
 
 
 @dataclass(frozen=True)
-class Course:
-    """Losses, and how far training moved each of the weights."""
+class TrainingRun:
+    """Losses and weight updates of ``STEPS`` training steps."""
 
     losses: list[float]
-    steps: Steps
+    updates: WeightUpdates
     scale: float = math.inf  # of the loss at the end; infinite if it is not scaled
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Losses of the variant, and the largest distance from the reference's, and what is allowed."""
+    """Losses of the variant, their distance from the reference's, and weight updates."""
 
     losses: list[float]
     difference: float
@@ -80,7 +80,7 @@ class Curve:
 
     @property
     def ok(self) -> bool:
-        """Return True if it trains as it should; False if a loss is not finite."""
+        """True if losses and updates are within their bounds; False if a loss is not finite."""
         return self.difference <= self.allowed and self.updates.ok
 
     @property
@@ -98,38 +98,38 @@ def check(
     between: Between = go_on,
     nudge: Callable[[], float] = lambda: 0.0,
 ) -> Curve:
-    """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``.
+    """Compare ``STEPS`` losses and the weight updates with the reference's in ``dtype``.
 
-    ``nudge`` is called if the losses are too far off. It returns the size of nudges of the
-    reference's weights, which find out if rounding decides what the model chooses. 0: none.
+    ``nudge`` is called if the losses are too far off. It returns the relative size of noise to add
+    to the reference's weights, which detects choices that rounding decides; 0: none.
     """
-    assert variant.keeper is not None
-    rough, scaler = not is_plain(variant.keeper), variant.keeper.scaler
+    assert variant.full_trainer is not None
+    rough, scaler = not is_plain(variant.full_trainer), variant.full_trainer.scaler
     scale_before = None if scaler is None else scaler.state_dict()
     advances = variant.batches.advances
     try:
-        reference = _plain_course(variant, dtype, between, fresh=rough)
-        plain, actual = _courses(variant, between, fresh=rough)
-        measured = _measured(variant, dtype, between, plain, reference, fresh=rough)
-        worst = _farthest(actual.losses, reference.losses)
+        reference = _train_plain(variant, dtype, between, fresh=rough)
+        plain, actual = _train_both(variant, between, fresh=rough)
+        measured = _losses_off_by_rounding(variant, dtype, between, plain, reference, fresh=rough)
+        worst = _largest_distance(actual.losses, reference.losses)
         allowed = bound(measured, reference.losses)
         if rough:
             allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
         if allowed < worst < math.inf and (size := nudge()):
-            nudges = [(size, seed) for seed in range(routing_ties.COURSES)]
-            nudged_courses = [
-                _plain_course(variant, dtype, between, fresh=rough, nudge=n) for n in nudges
+            nudges = [(size, seed) for seed in range(routing_ties.NUDGED_RUNS)]
+            nudged_runs = [
+                _train_plain(variant, dtype, between, fresh=rough, nudge=n) for n in nudges
             ]
-            reach = max(_farthest(other.losses, reference.losses) for other in nudged_courses)
-            if routing_ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
+            reach = max(_largest_distance(other.losses, reference.losses) for other in nudged_runs)
+            if routing_ties.is_jump(reach, SLACK * _largest_distance(measured, reference.losses)):
                 allowed += SLACK * reach
         changes = _updates(
             variant.plain_weights(),
-            variant.keeper,
-            actual.steps,
+            variant.full_trainer,
+            actual.updates,
             plain,
             reference,
-            lambda: _plain_course(variant, None, between, fresh=rough, turned=True),
+            lambda: _train_plain(variant, None, between, fresh=rough, reordered=True),
         )
     finally:
         variant.batches.go_to(advances)
@@ -138,29 +138,35 @@ def check(
     return Curve(actual.losses, worst, allowed, changes)
 
 
-def _courses(variant: Variant, between: Between, *, fresh: bool) -> tuple[Course, Course]:
-    """Return the plain model's course in the variant's precision, and the variant's own.
+def _train_both(
+    variant: Variant, between: Between, *, fresh: bool
+) -> tuple[TrainingRun, TrainingRun]:
+    """Train the plain model in the variant's precision, and the variant; return both runs.
 
     They begin again at a lower loss scale, which stays, until no update of either was skipped. The
     scales of several ranks are not changed here.
     """
-    keeper = variant.keeper
-    assert keeper is not None
-    for _ in range(MOST_COURSES):
-        before = _scale_of(keeper.scaler)
-        plain = _plain_course(variant, None, between, fresh=fresh)
+    full_trainer = variant.full_trainer
+    assert full_trainer is not None
+    for _ in range(MOST_RUNS):
+        before = _scale_of(full_trainer.scaler)
+        plain = _train_plain(variant, None, between, fresh=fresh)
         with (
-            put_back(variant.plain_weights(), variant.model.buffers(), keeper) as weights_before,
-            fresh_moments(keeper.optimizer) if fresh else contextlib.nullcontext(),
+            restored(
+                variant.plain_weights(), variant.model.buffers(), full_trainer
+            ) as weights_before,
+            fresh_moments(full_trainer.optimizer) if fresh else contextlib.nullcontext(),
         ):
-            losses = _own_losses(variant, between)
-            actual = Course(
-                losses, _moved(variant.plain_weights(), weights_before), _scale_of(keeper.scaler)
+            losses = _variant_losses(variant, between)
+            actual = TrainingRun(
+                losses,
+                _updates_since(variant.plain_weights(), weights_before),
+                _scale_of(full_trainer.scaler),
             )
         reached = min(plain.scale, actual.scale)
-        if keeper.scaler is None or variant.divided is not None or reached >= before:
+        if full_trainer.scaler is None or variant.divided is not None or reached >= before:
             break
-        restore_scale(keeper.scaler, {"scale": reached, "_growth_tracker": 0})
+        restore_scale(full_trainer.scaler, {"scale": reached, "_growth_tracker": 0})
     return plain, actual
 
 
@@ -182,12 +188,12 @@ def rounding(loss: float) -> float:
     return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
 
 
-def _measured(
+def _losses_off_by_rounding(
     variant: Variant,
     dtype: torch.dtype,
     between: Between,
-    plain: Course,
-    reference: Course,
+    plain: TrainingRun,
+    reference: TrainingRun,
     *,
     fresh: bool,
 ) -> list[float]:
@@ -200,56 +206,57 @@ def _measured(
     """
     if dtype != torch.float32 or variant.situation.has(Trait.ROUNDED):
         return plain.losses
-    other = _plain_course(variant, dtype, between, fresh=fresh, turned=True).losses
+    other = _train_plain(variant, dtype, between, fresh=fresh, reordered=True).losses
     first = abs(other[0] - reference.losses[0])
     alike = first <= rounding(reference.losses[0])
-    farther = _farthest(other, reference.losses) > _farthest(plain.losses, reference.losses)
+    farther = _largest_distance(other, reference.losses) > _largest_distance(
+        plain.losses, reference.losses
+    )
     return other if alike and farther else plain.losses
 
 
-def _farthest(first: list[float], second: list[float]) -> float:
-    """Return the largest distance of two courses' losses; NaN before all."""
+def _largest_distance(first: list[float], second: list[float]) -> float:
+    """Return the largest distance of the losses of two runs; NaN if any distance is NaN."""
     distances = [abs(a - b) for a, b in zip(first, second, strict=True)]
     return next((distance for distance in distances if distance != distance), max(distances))
 
 
 def bytes_needed(weights: Parameters, weights_dtype: torch.dtype, dtype: torch.dtype) -> int:
-    """Count both models' weights, gradients and moments, and the copies for restoring.
-
-    And how far either moved, in FP32.
-    """
+    """Return the bytes of both models' weights, gradients, moments, backups and FP32 updates."""
     numbers = sum(parameter.numel() for parameter in distinct(weights))
     return numbers * (4 * (dtype.itemsize + 2 * weights_dtype.itemsize) + 8)
 
 
 def _updates(
     weights: Parameters,
-    keeper: Trainer,
-    actual: Steps,
-    plain: Course,
-    reference: Course,
-    turned: Callable[[], Course],
+    full_trainer: Trainer,
+    actual: WeightUpdates,
+    plain: TrainingRun,
+    reference: TrainingRun,
+    train_reordered: Callable[[], TrainingRun],
 ) -> Updates:
-    """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
+    """Compare the weight updates; ``train_reordered`` trains with the rows in another order."""
     groups = [
         [id(parameter) for parameter in group["params"] if parameter.requires_grad]
-        for group in keeper.optimizer.param_groups
+        for group in full_trainer.optimizer.param_groups
     ]
     groups = [group for group in groups if group]
-    short = updates.SHORT if is_plain(keeper) else updates.COARSE
-    if updates.follows(plain.steps, reference.steps, groups):
-        changes = updates.against_reference(actual, plain.steps, reference.steps, groups, short)
+    short = updates.SHORT if is_plain(full_trainer) else updates.COARSE
+    if updates.follows(plain.updates, reference.updates, groups):
+        changes = updates.against_reference(actual, plain.updates, reference.updates, groups, short)
     else:
-        other = turned()
+        other = train_reordered()
         least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
         alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
-        changes = updates.against_plain(actual, plain.steps, other.steps if alike else None, groups)
-    tensors = updates.of_tensors(weights.items(), actual, plain.steps, reference.steps)
-    return Updates([*changes.ways, *tensors], changes.unclear)
+        changes = updates.against_plain(
+            actual, plain.updates, other.updates if alike else None, groups
+        )
+    tensors = updates.of_tensors(weights.items(), actual, plain.updates, reference.updates)
+    return Updates([*changes.projections, *tensors], changes.unclear)
 
 
-def _moved(weights: Parameters, before: Mapping[int, Tensor]) -> Steps:
-    """Return the distances from where each parameter was to where it is."""
+def _updates_since(weights: Parameters, before: Mapping[int, Tensor]) -> WeightUpdates:
+    """Return the differences of the trained parameters to their earlier values."""
     return {
         id(parameter): _numbers(parameter.detach()) - _numbers(before[id(parameter)])
         for parameter in weights.values()
@@ -258,11 +265,11 @@ def _moved(weights: Parameters, before: Mapping[int, Tensor]) -> Steps:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Return it in FP32, a complex one as pairs of reals."""
+    """Return a tensor in FP32; a complex one as pairs of real numbers."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
-def _own_losses(variant: Variant, between: Between) -> list[float]:
+def _variant_losses(variant: Variant, between: Between) -> list[float]:
     losses = []
     with variant.entered():
         variant.batches.rewind()
@@ -273,18 +280,19 @@ def _own_losses(variant: Variant, between: Between) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def _plain_course(
+def _train_plain(
     variant: Variant,
     dtype: torch.dtype | None,
     between: Between,
     *,
     fresh: bool,
     nudge: Nudge = routing_ties.NONE,
-    turned: bool = False,
-) -> Course:
-    """Return the course of a copy in ``dtype``, or in the variant's own precision and flags.
+    reordered: bool = False,
+) -> TrainingRun:
+    """Train a plain copy in ``dtype``; if it is None, in the variant's precision and flags.
 
-    ``turned``: the later half of each batch's rows comes before the earlier.
+    ``reordered``: the later half of each batch's rows comes before the earlier. ``fresh``: begin
+    with new moments of AdamW.
     """
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
     with contextlib.ExitStack() as stack:
@@ -300,38 +308,38 @@ def _plain_course(
         model, trainer, copies = copy_of(variant, dtype, nudge, fresh=fresh)
         if dtype is None:
             copy_choices(model, variant.model)
-            trainer.scaler = _scaler(variant.keeper, variant.situation.device)
+            trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
         losses = []
-        parts = 1 if variant.divided is None else variant.divided.parts
+        ranks = 1 if variant.divided is None else variant.divided.layout.data
         variant.batches.rewind()
         for _ in range(STEPS):
             variant.batches.advance()
-            shares = _shares(variant.all_batches, parts)
-            inputs = [_turned(share) if turned else share for share in shares]
-            loss = torch.stack([wrap(model.loss)(*_cast(share, dtype)) for share in inputs]).mean()
+            batches = _batches_of_ranks(variant.all_batches, ranks)
+            inputs = [_reorder_rows(batch) if reordered else batch for batch in batches]
+            loss = torch.stack([wrap(model.loss)(*_cast(batch, dtype)) for batch in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()
-        steps = {
+        weight_updates = {
             id(parameter): _numbers(copies[id(parameter)].detach()) - _numbers(parameter.detach())
             for parameter in variant.plain_weights().values()
             if parameter.requires_grad
         }
-    return Course([float(loss) for loss in losses], steps, _scale_of(trainer.scaler))
+    return TrainingRun([float(loss) for loss in losses], weight_updates, _scale_of(trainer.scaler))
 
 
-def _shares(batches: Batches, count: int) -> list[Tensors]:
-    """Return inputs and targets of each of so many parts of the current batch."""
+def _batches_of_ranks(batches: Batches, count: int) -> list[Tensors]:
+    """Return the inputs and targets of each rank's rows of the current batch."""
     parts = (batches.part(index, count) for index in range(count))
     return [part.inputs + part.targets for part in parts]
 
 
-def _turned(batch: Tensors) -> Tensors:
-    def turn(x: Tensor) -> Tensor:
+def _reorder_rows(batch: Tensors) -> Tensors:
+    def reorder(x: Tensor) -> Tensor:
         return x.roll(len(x) // 2, 0) if x.ndim and x.layout == torch.strided else x
 
-    turned: Tensors = map_tensors(batch, turn)
-    return turned
+    reordered: Tensors = map_tensors(batch, reorder)
+    return reordered
 
 
 def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
@@ -339,11 +347,11 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
     return cast
 
 
-def _scaler(keeper: Trainer | None, device: torch.device) -> torch.amp.GradScaler | None:
+def _scaler(full_trainer: Trainer | None, device: torch.device) -> torch.amp.GradScaler | None:
     """Build a scaler at the scale of the trainer's own; None if it has none."""
-    if keeper is None or keeper.scaler is None:
+    if full_trainer is None or full_trainer.scaler is None:
         return None
-    return torch.amp.GradScaler(device.type, init_scale=keeper.scaler.get_scale())
+    return torch.amp.GradScaler(device.type, init_scale=full_trainer.scaler.get_scale())
 
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-Steps = Mapping[int, Tensor]  # updates by the id of the variant's parameter
+WeightUpdates = Mapping[int, Tensor]  # updates by the id of the variant's parameter
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
 FOLLOWS = 0.1  # largest distance from 1 of a plain model's projection that follows the reference
@@ -35,71 +35,79 @@ _FAR = 0.6  # of the plain model's distance
 
 
 @dataclass(frozen=True)
-class Way:
+class Projection:
     """The projection of weight updates on the standard's; ``allowed`` is the distance from 1."""
 
-    what: str
-    share: float
+    name: str  # of the weights
+    value: float
     allowed: float
     standard: str = "reference"
 
     @property
     def ok(self) -> bool:
         """True if the projection is within its bound; False if it is not finite."""
-        return abs(self.share - 1) <= self.allowed
+        return abs(self.value - 1) <= self.allowed
 
     @property
     def text(self) -> str:
         """The projection and its bound, in words."""
         return (
-            f"update of {self.what}: {self.share:.2f} x the {self.standard}'s, "
+            f"update of {self.name}: {self.value:.2f} x the {self.standard}'s, "
             f"{max(0.0, 1 - self.allowed):.2f} to {1 + self.allowed:.2f} expected"
         )
 
 
 @dataclass(frozen=True)
 class Updates:
-    """The projections of groups and tensors, and why they are too few, if so."""
+    """The projections of groups and tensors; ``unclear``: why they prove nothing, if so."""
 
-    ways: Sequence[Way]
+    projections: Sequence[Projection]
     unclear: str = ""
 
     @property
     def ok(self) -> bool:
         """True if every projection is within its bound."""
-        return all(projection.ok for projection in self.ways)
+        return all(projection.ok for projection in self.projections)
 
     @property
     def text(self) -> str:
         """The worst projection in words."""
-        return max(self.ways, key=lambda projection: _badness(projection)).text
+        return max(self.projections, key=lambda projection: _badness(projection)).text
 
 
-def follows(plain: Steps, reference: Steps, groups: Groups) -> bool:
+def follows(plain: WeightUpdates, reference: WeightUpdates, groups: Groups) -> bool:
     """Return True if the plain model's updates follow the reference's."""
     return all(abs(project(plain, reference, group) - 1) <= FOLLOWS for group in groups)
 
 
 def against_reference(
-    actual: Steps, plain: Steps, reference: Steps, groups: Groups, short: float
+    actual: WeightUpdates,
+    plain: WeightUpdates,
+    reference: WeightUpdates,
+    groups: Groups,
+    short: float,
 ) -> Updates:
     """Compare the updates with the reference's, which the plain model follows.
 
-    ``short`` is what the variant's optimizer may be off by itself.
+    ``short``: the error that the variant's optimizer may add to a projection.
     """
     projections = []
     for number, group in enumerate(groups, 1):
         expected = abs(project(plain, reference, group) - 1)
         allowed = min(short + 2 * expected, LARGEST)
-        projections.append(Way(_name(number, groups), project(actual, reference, group), allowed))
+        projections.append(
+            Projection(_name(number, groups), project(actual, reference, group), allowed)
+        )
     return Updates(projections)
 
 
-def against_plain(actual: Steps, plain: Steps, turned: Steps | None, groups: Groups) -> Updates:
-    """Compare with the plain model's updates; ``turned`` are its updates with reordered rows."""
+def against_plain(
+    actual: WeightUpdates, plain: WeightUpdates, reordered: WeightUpdates | None, groups: Groups
+) -> Updates:
+    """Compare with the plain model's updates; ``reordered`` are its updates with reordered rows."""
     projections, unclear = [], ""
     for number, group in enumerate(groups, 1):
-        noise = 0.0 if turned is None else abs(project(turned, plain, group) - 1)
+        noise = 0.0 if reordered is None else abs(project(reordered, plain, group) - 1)
         allowed, name = COARSE + 2 * noise, _name(number, groups)
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
@@ -110,15 +118,18 @@ def against_plain(actual: Steps, plain: Steps, turned: Steps | None, groups: Gro
         elif not allowed <= LARGEST:
             unclear = f"after rounding, the update of {name} varies too much by chance"
         projections.append(
-            Way(name, project(actual, plain, group), min(allowed, LARGEST), "plain model")
+            Projection(name, project(actual, plain, group), min(allowed, LARGEST), "plain model")
         )
     return Updates(projections, unclear)
 
 
 def of_tensors(
-    named: Iterable[tuple[str, nn.Parameter]], actual: Steps, plain: Steps, reference: Steps
-) -> list[Way]:
-    """Return the projections of tensors that do not move, or move far less than they should."""
+    named: Iterable[tuple[str, nn.Parameter]],
+    actual: WeightUpdates,
+    plain: WeightUpdates,
+    reference: WeightUpdates,
+) -> list[Projection]:
+    """Return the projections of tensors that did not change, or changed far too little."""
     projections = []
     for name, parameter in named:
         key = id(parameter)
@@ -126,18 +137,18 @@ def of_tensors(
             continue
         moved = int((plain[key] != 0).sum())
         if 2 * moved > parameter.numel() and not bool(actual[key].any()):
-            projections.append(Way(name, 0.0, COARSE, "plain model"))
+            projections.append(Projection(name, 0.0, COARSE, "plain model"))
             continue
         lengths = [float(steps[key].abs().sum()) for steps in (actual, plain, reference)]
         # Where the reference hardly moves, the gradient is rounding and nothing else.
         if moved >= _LEAST_SEEN and lengths[2] > lengths[1] / 2:
             ratio = lengths[0] / lengths[1]
             if ratio < _FAR:
-                projections.append(Way(name, ratio, 1 - _FAR, "plain model"))
+                projections.append(Projection(name, ratio, 1 - _FAR, "plain model"))
     return projections
 
 
-def project(steps: Steps, standard: Steps, group: Sequence[int]) -> float:
+def project(steps: WeightUpdates, standard: WeightUpdates, group: Sequence[int]) -> float:
     """Return the projection of updates on a standard's, relative to the standard's length."""
     along, length = (
         sum(
@@ -155,6 +166,6 @@ def _name(number: int, groups: Groups) -> str:
     return "the weights" if len(groups) == 1 else f"the weights of group {number}"
 
 
-def _badness(projection: Way) -> float:
-    excess = abs(projection.share - 1) - projection.allowed
+def _badness(projection: Projection) -> float:
+    excess = abs(projection.value - 1) - projection.allowed
     return excess if math.isfinite(excess) else math.inf

@@ -85,16 +85,16 @@ def disturbed(before_ms: float, after_ms: float) -> str:
 
 
 def peak_by_role(
-    course: dict[str, list[float]], estimate: Footprint | None, *, trains: bool
+    memory: dict[str, list[float]], estimate: Footprint | None, *, trains: bool
 ) -> dict[str, list[float | str | None]]:
     """Return the table ``peak`` of a profile from the memory during the step."""
-    totals = [sum(sizes) for sizes in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
+    totals = [sum(sizes) for sizes in zip(*(memory[role] for role in breakdown.ROLES), strict=True)]
     # A graph's pool exists all the time: its peak is where the step uses most of it.
-    peak = max(range(len(totals)), key=lambda n: (totals[n], -course["private_pools"][n]))
+    peak = max(range(len(totals)), key=lambda n: (totals[n], -memory["private_pools"][n]))
     estimated = {} if estimate is None else estimate_by_role(estimate, trains=trains)
     return {
         "role": list(breakdown.ROLES),
-        "bytes": [course[role][peak] for role in breakdown.ROLES],
+        "bytes": [memory[role][peak] for role in breakdown.ROLES],
         "estimate": [estimated.get(role) for role in breakdown.ROLES],
     }
 

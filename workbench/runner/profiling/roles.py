@@ -24,7 +24,7 @@ from sessions.studies.breakdown import ROLES
 from sessions.tracing.trace import Trace
 from workbench.runner.structures import tensors
 
-ROWS = 400  # rows of the course over a step, at most
+ROWS = 400  # rows of the memory over a step, at most
 _ROUNDING = 512  # the CUDA allocator rounds a block up to a multiple of this many bytes
 _UPDATE = "Optimizer.step#"
 
@@ -104,7 +104,7 @@ def gradient_addresses(parameters: Iterable[nn.Parameter]) -> set[int]:
     return {storage.data_ptr() for gradient in gradients for storage in _storages(gradient)}
 
 
-def course(trace: Trace, before: Known) -> dict[str, list[float]]:
+def memory_over_step(trace: Trace, before: Known) -> dict[str, list[float]]:
     """Return bytes by role over the last marked step: columns ``t_ms``, ``reserved``, each role.
 
     ``reserved`` is the total of the caching allocator, 0 without such an allocator.
@@ -138,7 +138,7 @@ def course(trace: Trace, before: Known) -> dict[str, list[float]]:
 
 
 def replayed(uncaptured: dict[str, list[float]], state: Known) -> dict[str, list[float]]:
-    """Return the course of a replayed step, derived from the same step without its graph.
+    """Return the memory of a replayed step, derived from the same step without its graph.
 
     The uncaptured step's growth since its start lies in the graph's pool at replay. The rest of the
     pool remains "private pools", so that the roles always add up to the allocated memory and the

@@ -166,8 +166,8 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
 
 def alike(divided: Parallel, text: str) -> Finding:
     """Return the finding for ranks whose weights should be equal after their steps."""
-    if divided.differing is None:
+    if divided.n_differing is None:
         return no_effect(f"{text}; no step ran on all ranks")
-    if divided.differing:
-        return no_effect(f"{text}; ranks differ in {counted(divided.differing, 'parameter')}")
+    if divided.n_differing:
+        return no_effect(f"{text}; ranks differ in {counted(divided.n_differing, 'parameter')}")
     return effective(f"{text}; the weights of all ranks are equal to the last bit")

@@ -8,6 +8,7 @@ another backend if this one were allowed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,30 +48,6 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         finally:
             enable(before)
 
-    def blocked(option: str, situation: Situation) -> Blocked | None:
-        if option == "allowed":
-            return None
-        if not situation.on_gpu and name.removeprefix(_PREFIX) not in _ON_CPU:
-            return NEEDS_GPU
-        if (
-            situation.family is not user_model.FAMILY
-            and situation.option("attention") != OWN_CHOICE
-        ):
-            return Blocked(
-                "affects only torch's automatic choice, but the attention toggle selects a backend",
-                "Choose Attention backend: SDPA, torch's choice.",
-                {"attention": OWN_CHOICE},
-            )
-        backends = global_flags.SDP if situation.on_gpu else _ON_CPU
-        alternatives = [f"{_PREFIX}{backend}" for backend in backends if _PREFIX + backend != name]
-        if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
-            return Blocked(
-                "all other SDPA backends are forbidden, and one must be allowed",
-                "Allow another one.",
-                {alternatives[-1]: "allowed"},
-            )
-        return None
-
     def apply(option: str, build: Build) -> None:
         build.flags.append(lambda: switched(False))
 
@@ -98,6 +75,29 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
         options={"allowed": "Allowed", "forbidden": "Forbidden"},
         apply=apply,
         evidence=evidence,
-        blocked=blocked,
+        blocked=functools.partial(_blocked, name),
         incomparable="which kernel torch would choose instead is unknown before a run",
     )
+
+
+def _blocked(name: str, option: str, situation: Situation) -> Blocked | None:
+    """Return why an option of the toggle ``name`` has no effect, or leaves no backend."""
+    if option == "allowed":
+        return None
+    if not situation.on_gpu and name.removeprefix(_PREFIX) not in _ON_CPU:
+        return NEEDS_GPU
+    if situation.family is not user_model.FAMILY and situation.option("attention") != OWN_CHOICE:
+        return Blocked(
+            "affects only torch's automatic choice, but the attention toggle selects a backend",
+            "Choose Attention backend: SDPA, torch's choice.",
+            {"attention": OWN_CHOICE},
+        )
+    backends = global_flags.SDP if situation.on_gpu else _ON_CPU
+    alternatives = [f"{_PREFIX}{backend}" for backend in backends if _PREFIX + backend != name]
+    if all(situation.option(toggle) == "forbidden" for toggle in alternatives):
+        return Blocked(
+            "all other SDPA backends are forbidden, and one must be allowed",
+            "Allow another one.",
+            {alternatives[-1]: "allowed"},
+        )
+    return None

@@ -52,11 +52,6 @@ if TYPE_CHECKING:
 _CHOOSING = ("mixture_of_depths", "mixture_of_recursions", "adaptive_rank", "adaptive_precision")
 
 
-def context_ranks_of(situation: Situation) -> int:
-    """Return the number of ranks that the sequences of a situation are split among."""
-    return RANKS[situation.option(TOGGLE.name)]
-
-
 def _memory(option: str, situation: Situation) -> dict[str, int]:
     sequence = situation.workload.sequence(situation.configuration.settings)
     return {"sequence": -(-sequence // RANKS[option])}

@@ -96,10 +96,10 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
-    if pipeline is None or not pipeline.turns:
+    if pipeline is None or not pipeline.step_counts:
         return no_effect("no step ran in pipeline stages")
-    forwards = [turns.forwards for turns in pipeline.turns]
-    in_flight = ", ".join(str(turns.in_flight) for turns in pipeline.turns)
+    forwards = [counts.forwards for counts in pipeline.step_counts]
+    in_flight = ", ".join(str(counts.in_flight) for counts in pipeline.step_counts)
     text = (
         f"{_rows(observed.situation)} rows in {forwards[0]} micro-batches; in flight at most, by "
         f"rank: {in_flight}"

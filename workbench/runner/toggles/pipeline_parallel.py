@@ -151,7 +151,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if divided is None else divided.pipeline
     if divided is None or pipeline is None:
         return no_effect("all blocks are on one rank")
-    if not pipeline.turns:
+    if not pipeline.step_counts:
         return no_effect("no step ran on all ranks")
     text = _describe(divided, pipeline) + peaks_text(divided, on_gpu=observed.situation.on_gpu)
     if problem := _problem(divided, pipeline):
@@ -163,14 +163,14 @@ def _evidence(option: str, observed: Observed) -> Finding:
 
 def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     """Describe what the ranks hold, computed and sent."""
-    local_weights, full = divided.weights.own, divided.weights.full
+    local_weights, full = divided.weights.own, divided.weights.full_weights
     assert full is not None
-    first = pipeline.turns[0]
+    first = pipeline.step_counts[0]
     by_stage = [
-        pipeline.turns[divided.layout.first_of_stage(n)] for n in range(len(pipeline.stages))
+        pipeline.step_counts[divided.layout.first_of_stage(n)] for n in range(len(pipeline.stages))
     ]
-    blocks = ", ".join(str(turns.blocks) for turns in by_stage)
-    in_flight = ", ".join(str(turns.in_flight) for turns in by_stage)
+    blocks = ", ".join(str(counts.blocks) for counts in by_stage)
+    in_flight = ", ".join(str(counts.in_flight) for counts in by_stage)
     in_two_stages = ", in two stages each" if pipeline.chunks > 1 else ""
     return (
         f"blocks by pipeline rank: {blocks}{in_two_stages}; "
@@ -183,24 +183,24 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
 
 def _problem(divided: Parallel, pipeline: Pipeline) -> str:
     """Return what the ranks did wrong; empty if everything is correct."""
-    turns, count, layout = pipeline.turns, pipeline.micro_batches, divided.layout
-    for rank, rank_turns in enumerate(turns):
+    count, layout = pipeline.micro_batches, divided.layout
+    for rank, counts in enumerate(pipeline.step_counts):
         stage = pipeline.stages[layout.coordinates(rank).pipeline]
-        if rank_turns.blocks != len(stage.blocks):
-            return f"rank {rank} computed {rank_turns.blocks} of its {len(stage.blocks)} blocks"
-        if (rank_turns.forwards, rank_turns.backwards) != (count * pipeline.chunks,) * 2:
+        if counts.blocks != len(stage.blocks):
+            return f"rank {rank} computed {counts.blocks} of its {len(stage.blocks)} blocks"
+        if (counts.forwards, counts.backwards) != (count * pipeline.chunks,) * 2:
             return (
-                f"rank {rank} ran {rank_turns.forwards} forward and {rank_turns.backwards} "
+                f"rank {rank} ran {counts.forwards} forward and {counts.backwards} "
                 f"backward passes for {count} micro-batches"
             )
-    sends = sum(rank_turns.sends for rank_turns in turns)
-    receives = sum(rank_turns.receives for rank_turns in turns)
+    sends = sum(counts.sends for counts in pipeline.step_counts)
+    receives = sum(counts.receives for counts in pipeline.step_counts)
     boundaries = layout.pipeline * pipeline.chunks - 1
     least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
         return f"{sends} sends and {receives} receives on all ranks, but {least} are needed"
-    if divided.differing:
-        return f"rank 0 has different values of {counted(divided.differing, 'parameter')}"
+    if divided.n_differing:
+        return f"rank 0 has different values of {counted(divided.n_differing, 'parameter')}"
     return ""
 
 

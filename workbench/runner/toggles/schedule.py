@@ -98,21 +98,21 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
-    if pipeline is None or not pipeline.turns:
+    if pipeline is None or not pipeline.step_counts:
         return no_effect("no step ran in pipeline stages")
     if option in IN_CHUNKS:
+        forwards = pipeline.step_counts[0].forwards
         text = (
-            f"each rank has {pipeline.chunks} stages; rank 0 computed {pipeline.turns[0].forwards} "
+            f"each rank has {pipeline.chunks} stages; rank 0 computed {forwards} "
             f"forward passes for {pipeline.micro_batches} micro-batches"
         )
-        turns = pipeline.chunks * pipeline.micro_batches
-        is_seen = pipeline.chunks > 1 and pipeline.turns[0].forwards == turns
+        is_seen = pipeline.chunks > 1 and forwards == pipeline.chunks * pipeline.micro_batches
         if option == "zero_bubble":
-            separate = [str(turns.weights) for turns in pipeline.turns]
+            separate = [str(counts.weights) for counts in pipeline.step_counts]
             text += f"; separate gradients of weights, by rank: {', '.join(separate)}"
-            is_seen = is_seen and any(turns.weights for turns in pipeline.turns)
+            is_seen = is_seen and any(counts.weights for counts in pipeline.step_counts)
         return effective(text) if is_seen else no_effect(text)
-    in_flight = [turns.in_flight for turns in pipeline.turns]
+    in_flight = [counts.in_flight for counts in pipeline.step_counts]
     text = (
         f"micro-batches in flight at most, by rank: {', '.join(map(str, in_flight))} of "
         f"{pipeline.micro_batches}"

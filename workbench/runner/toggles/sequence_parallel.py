@@ -50,7 +50,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if few := too_many(tensor_parallel.TOGGLE.name, ranks, situation):
         return few
-    if why := divisible(situation.family, situation.config).together:
+    if why := divisible(situation.family, situation.config).why_not_split:
         return Blocked(why, "Choose another model, or switch Sequence parallel off.")
     sequence = int(situation.configuration.settings["sequence"])
     sequence //= RANKS[situation.option(CONTEXT)]

@@ -74,7 +74,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(
             f"no layer can be sharded: {'; '.join(plan.replicated)}", "Choose another model."
         )
-    if why := plan.uneven(ranks):
+    if why := plan.why_uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
     return _other_options(situation)
 
@@ -114,9 +114,9 @@ def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     if ranks == 1:
         return None
     plan = divisible(family, config)
-    if not plan.layers or plan.uneven(ranks):
+    if not plan.layers or plan.why_uneven(ranks):
         return None
-    along = situation.option("sequence_parallel") == "on" and not plan.together
+    along = situation.option("sequence_parallel") == "on" and not plan.why_not_split
     return largest_share(family, config, ranks, along_sequence=along, **undivided_sizes(step))
 
 
@@ -128,9 +128,13 @@ def traffic_text(traffic: Traffic) -> str:
 
 def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
-    if divided is None or divided.layout.tensor == 1 or divided.weights.full is None:
+    if divided is None or divided.layout.tensor == 1 or divided.weights.full_weights is None:
         return no_effect("no layer was sharded")
-    local_weights, full, traffic = divided.weights.own, divided.weights.full, divided.traffic
+    local_weights, full, traffic = (
+        divided.weights.own,
+        divided.weights.full_weights,
+        divided.traffic,
+    )
     layers = divisible(observed.situation.family, observed.situation.config)
     text = (
         f"{counted(len(layers.layers), 'layer')} sharded among {divided.layout.tensor} ranks: this "

@@ -26,10 +26,11 @@ class Trainer:
         self.optimizer = optimizer
         self.scaler = scaler
         self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
-        # Of a variant of several ranks: what completes gradients, and which updates all of them
-        # skip.
+        # On several ranks: completes the gradients, and makes all ranks skip the same updates.
         self.after_backward: Callable[[], None] | None = None
-        self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
+        self.sync_found_inf: (
+            Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None
+        ) = None
 
     def update(self, loss: torch.Tensor) -> None:
         """Run the backward pass and the optimizer; frees gradients and the graph of the loss."""
@@ -39,8 +40,8 @@ class Trainer:
         if self.scaler is None:
             self.optimizer.step()
         else:
-            if self.agree is not None:
-                self.agree(self.scaler, self.optimizer)
+            if self.sync_found_inf is not None:
+                self.sync_found_inf(self.scaler, self.optimizer)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -62,7 +63,7 @@ class Trainer:
 
 
 def forget_graph(loss: torch.Tensor) -> None:
-    """Free the autograd graph of a loss, although the tensor itself may live on.
+    """Free the autograd graph of a loss, whose tensor may stay referenced.
 
     Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
     keep the nodes that accumulate gradients, and with them the stream that they were made on: no
@@ -75,16 +76,18 @@ def forget_graph(loss: torch.Tensor) -> None:
 class Weights:
     """The parameters of one model in one precision, and the optimizer state that belongs to them.
 
-    However AdamW is stepped (loop, foreach, fused), its moments are the same tensors: a toggle
-    goes on training where the other left off, and memory is held once. Moments in 8 bits are
-    others, which begin at zero.
+    All implementations of AdamW (loop, foreach, fused) share the tensors of their moments: training
+    continues when a toggle changes, and memory is needed once. 8-bit moments are separate and begin
+    at zero.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], source: Weights | None = None) -> None:
         """``source``: other weights in the same memory, whose moments are used."""
         self.parameters, self._source = parameters, source
-        self.entries = 0  # of variants of one rank that may have trained them
-        self._drawn = {name: parameter._version for name, parameter in parameters.items()}
+        self.entries = 0  # how often variants of one rank, which may train them, were entered
+        self._initial_versions = {
+            name: parameter._version for name, parameter in parameters.items()
+        }
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
@@ -123,9 +126,9 @@ class Weights:
 
     @property
     def changed(self) -> bool:
-        """Return True if the parameters may differ from the first ones."""
+        """True if the parameters may differ from the initial ones."""
         versions = {name: parameter._version for name, parameter in self.parameters.items()}
-        return bool(self._optimizers or self._eight_bit) or versions != self._drawn
+        return bool(self._optimizers or self._eight_bit) or versions != self._initial_versions
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
@@ -183,12 +186,13 @@ class Weights:
             state = before.state_dict()
             for group in state["param_groups"]:
                 group.update(options)
-            optimizer.load_state_dict(state)  # keeps the tensors; moves step counts to the device
-            if not (options.get("fused") or options.get("capturable")):  # and not back from there
-                for state_of_parameter in optimizer.state.values():
-                    state_of_parameter["step"] = state_of_parameter[
-                        "step"
-                    ].cpu()  # else each is waited for in every step
+            optimizer.load_state_dict(
+                state
+            )  # keeps the tensors; may move step counts to the device
+            if not (options.get("fused") or options.get("capturable")):
+                for parameter_state in optimizer.state.values():
+                    # On the device, every step would wait for every count.
+                    parameter_state["step"] = parameter_state["step"].cpu()
         else:
             _create_state(optimizer)
         return optimizer
@@ -229,13 +233,11 @@ def _create_state(optimizer: torch.optim.AdamW) -> None:
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     """Return AdamW's groups: parameters with decay, and any marked ``no_weight_decay``."""
     distinct = list(_distinct(parameters))
-    spared = [parameter for parameter in distinct if getattr(parameter, "no_weight_decay", False)]
-    decaying = [
-        parameter for parameter in distinct if not getattr(parameter, "no_weight_decay", False)
-    ]
+    with_decay = [p for p in distinct if not getattr(p, "no_weight_decay", False)]
+    without_decay = [p for p in distinct if getattr(p, "no_weight_decay", False)]
     groups: list[dict[str, Any]] = [
-        {"params": decaying},
-        {"params": spared, "weight_decay": 0.0},
+        {"params": with_decay},
+        {"params": without_decay, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 

@@ -78,11 +78,11 @@ def assemble(
         divided.attach(trainer)
         step = workload.step(bench, divided.loss_of_step(compute, model))
     if divided is not None:
-        step = divided.counted(step)
+        step = divided.counting_traffic(step)
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)
     if divided is not None:
-        step = divided.together(step, batches)
+        step = divided.on_all_ranks(step, batches)
     return Assembled(bench, trainer, compute, step)
 
 
@@ -108,7 +108,7 @@ def make_compute(build: Build, bench: Bench, divided: Parallel | None = None) ->
     with _region(build.autocast, device_type):  # a KV cache is made in the dtype that will compute
         compute = build.situation.workload.compute(bench)
     if divided is not None:
-        compute = divided.part(compute, bench.model)
+        compute = divided.local_compute(compute, bench.model)
     compute = autocast(build.autocast, device_type)(compute)
     for wrap in build.compute_wrappers:
         compute = wrap(compute)

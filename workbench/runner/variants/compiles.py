@@ -32,18 +32,18 @@ class Compiles:
     """The compilations while ``following()``; all empty if there were none."""
 
     graphs: int = 0
-    breaks: list[Break] = field(default_factory=list)  # each place once
+    breaks: list[Break] = field(default_factory=list)  # one for each line
     cudagraph_skips: int = 0
     skip_reasons: Counter[str] = field(default_factory=Counter)  # of those skips
     recordings: int = 0  # CUDA graphs that Inductor recorded
-    recompiles: list[str] = field(default_factory=list)  # each with its reason
-    given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
+    recompiles: list[str] = field(default_factory=list)  # with their reasons
+    given_up: list[str] = field(default_factory=list)  # why code objects now run in eager mode
     _mark: _Mark | None = None
-    _aside: bool = False
+    _ignores: bool = False
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Count here everything that is compiled inside; may be entered again inside."""
+        """Count everything that is compiled inside; may be nested."""
         if self._mark is not None:
             yield
             return
@@ -56,32 +56,28 @@ class Compiles:
             self._mark = None
 
     def read(self) -> Compiles:
-        """Take in what was compiled so far; may be asked while following."""
+        """Add what was compiled since the last call; return these counts."""
         if self._mark is not None:
             before, self._mark = self._mark, _Mark.now()
-            if not self._aside:
+            if not self._ignores:
                 self._add(before, self._mark)
         return self
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def ignoring(self) -> Iterator[None]:
         """Ignore what is compiled inside: it belongs to a check, not to the steps."""
         self.read()
-        self._aside = True
+        self._ignores = True
         try:
             yield
         finally:
             self.read()
-            self._aside = False
+            self._ignores = False
 
     def text(self) -> str:
         """Return graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
-        location = (
-            f" at {_first([str(place_of_break) for place_of_break in self.breaks])}"
-            if self.breaks
-            else ""
-        )
+        location = f" at {_first([str(break_) for break_ in self.breaks])}" if self.breaks else ""
         parts.append(counted(len(self.breaks), "graph break") + location)
         recompiles = counted(len(self.recompiles), "recompile")
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
@@ -103,7 +99,7 @@ class Compiles:
         self.breaks = graph_probe.by_place([*self.breaks, *new])
         self.cudagraph_skips += after.cudagraph_skips - before.cudagraph_skips
         self.recordings += len(after.recorded - before.recorded)
-        for record in _records_since(before.last):
+        for record in _records_since(before.last_record):
             self._add_record(record)
 
     def _add_record(self, record: Any) -> None:
@@ -120,12 +116,12 @@ class Compiles:
 
 @dataclass(frozen=True)
 class _Mark:
-    """The ends of Dynamo's counts and records at one moment."""
+    """Dynamo's counts and its last record at one moment."""
 
     breaks: int
     cudagraph_skips: int
     recorded: frozenset[Hashable]  # CUDA graphs
-    last: Any
+    last_record: Any
 
     @classmethod
     def now(cls) -> _Mark:
@@ -162,8 +158,8 @@ def _records_since(last: Any) -> list[Any]:
     if "torch._dynamo" not in sys.modules:
         return []
     records = torch._dynamo.utils.get_compilation_metrics()
-    places = [index for index, record in enumerate(records) if record is last]
-    return records[places[-1] + 1 :] if places else records
+    indices = [index for index, record in enumerate(records) if record is last]
+    return records[indices[-1] + 1 :] if indices else records
 
 
 def _of_library(break_: Break) -> bool:

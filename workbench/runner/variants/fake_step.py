@@ -30,11 +30,10 @@ from workbench.runner.variants.build import Build
 
 
 def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
-    """Return the work of one step.
+    """Return the FLOPs, bytes and operators of one step.
 
-    ``toggles`` are those that change what a step computes; not how it is compiled or captured.
-    Raises ``tally.NotCounted``, or whatever torch raises if a step cannot be followed without
-    numbers.
+    ``toggles`` are those that change what a step computes, not how it is compiled or captured.
+    Raises ``counter.NotCounted``, or an error of torch if a step depends on values.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load, with all of Dynamo
 
@@ -46,7 +45,7 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     model = situation.family.build(situation.config, dtype=build.weights_dtype)
     tally = Tally(situation.device)
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
-        _imagine(model, situation.device)
+        _materialize(model, situation.device)
         if build.quantization:
             quantize_linears(model, build.quantization)
         model.share_rope_cache(False)
@@ -58,10 +57,8 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
         for flag in build.flags:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(**build.kernel_choices))
-        weights, batches = (
-            Weights(model.weights()),
-            batches_of(build.situation, build.weights_dtype),
-        )
+        weights = Weights(model.weights())
+        batches = batches_of(build.situation, build.weights_dtype)
         assembled = assemble(build, model, weights, batches)
         trainer = assembled.trainer
         with tally.counting(None if trainer is None else trainer.optimizer):
@@ -69,16 +66,16 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     return tally
 
 
-def _imagine(model: Model, device: torch.device) -> None:
-    """Give a model without values parameters and constants that seem to lie on ``device``."""
-    known: dict[int, nn.Parameter] = {}
+def _materialize(model: Model, device: torch.device) -> None:
+    """Give a model without values fake parameters and constants on ``device``."""
+    fakes: dict[int, nn.Parameter] = {}  # by the id of the old parameter, as they may be tied
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
-            if id(old) not in known:
+            if id(old) not in fakes:
                 empty = torch.empty(old.shape, dtype=old.dtype, device=device)
-                known[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
-                known[id(old)].__dict__.update(old.__dict__)
-            setattr(module, name, known[id(old)])
+                fakes[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
+                fakes[id(old)].__dict__.update(old.__dict__)
+            setattr(module, name, fakes[id(old)])
     for module in model.modules():
         if hasattr(module, "rebuild_buffers"):
             module.rebuild_buffers(device)

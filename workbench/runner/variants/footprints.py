@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from workbench.runner.variants.weights import WeightSets
 
 
-def others_bytes(variant: Variant, variants: Iterable[Variant], sets: WeightSets) -> int:
-    """Return bytes on the variant's device that only other variants, or sets of weights, hold."""
+def others_bytes(variant: Variant, variants: Iterable[Variant], weight_sets: WeightSets) -> int:
+    """Return bytes on the variant's device that it does not use: of other variants and weights."""
     device = variant.situation.device.type
-    own_storages = _storages(_held(variant), device)
-    everything = _storages(sets.tensors(), device)
+    own_storages = _storages(_tensors_of(variant), device)
+    everything = _storages(weight_sets.tensors(), device)
     for other in variants:
-        everything |= _storages(_held(other), device)
+        everything |= _storages(_tensors_of(other), device)
     return sum(size for address, size in everything.items() if address not in own_storages)
 
 
-def _held(variant: Variant) -> Iterator[Tensor]:
-    """Yield the tensors that a variant computes with, those that it shares among them."""
+def _tensors_of(variant: Variant) -> Iterator[Tensor]:
+    """Yield the tensors that a variant computes with, including shared ones."""
     yield from variant.weights.tensors()
     if variant.trainer is not None:
         yield from variant.trainer.tensors()
@@ -44,6 +44,6 @@ def _held(variant: Variant) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor], device: str) -> dict[int, int]:
-    """Return bytes by address, each once however many tensors look at them."""
+    """Return the bytes of each storage by its address; tensors may share a storage."""
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == device)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -18,10 +18,11 @@ LEAST_BYTES = 1 << 16  # smaller tensors stay on the device: a copy costs more t
 
 
 class Offload:
-    """``compute`` with its saved activations on the host; ``moved_*`` tell of its last call.
+    """``compute`` with its saved activations on the host.
 
-    Weights stay where they are, and so does what is small or has gaps in memory (``least_bytes``).
-    A tensor that is saved several times is copied once.
+    ``moved_bytes`` and ``moved_tensors`` count the copies of the last call. Weights are not copied,
+    nor are tensors below ``least_bytes`` or with gaps in memory. A tensor that is saved several
+    times is copied once.
     """
 
     def __init__(
@@ -32,12 +33,12 @@ class Offload:
     ) -> None:
         self._compute = compute
         self._weights = list(weights)
-        self._addresses: set[int] = set()  # of these now
+        self._addresses: set[int] = set()  # of the weights, in the current call
         self._least_bytes = least_bytes
-        self._moved: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Away]]] = {}
+        self._moved: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_HostTensor]]] = {}
         self.moved_bytes = 0
         self.moved_tensors = 0
-        self.left_bytes = 0  # of what was saved on the device
+        self.left_bytes = 0  # of saved tensors that were not copied
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return what ``compute`` returns."""
@@ -47,7 +48,7 @@ class Offload:
         with saved_tensors_hooks(self._pack, _unpack):
             return self._compute(*batch)
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Away:
+    def _pack(self, tensor: Tensor) -> Tensor | _HostTensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() in self._addresses:
             return tensor
@@ -55,44 +56,44 @@ class Offload:
         if tensor.nbytes < self._least_bytes or not _is_dense(tensor):
             self.left_bytes += tensor.nbytes
             return tensor
-        # A weak reference to a storage keeps its address from meaning another one.
+        # The weak reference detects a new storage at the address of a freed one.
         reference = StorageWeakRef(storage)
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (reference.cdata, tensor._version, *view)
         if key in self._moved:
-            earlier, away = self._moved[key]
-            if not earlier.expired() and (stored := away()) is not None:
+            earlier, stored_reference = self._moved[key]
+            if not earlier.expired() and (stored := stored_reference()) is not None:
                 return stored
-        moved = _Away(tensor)
+        moved = _HostTensor(tensor)
         self._moved[key] = reference, weakref.ref(moved)
         self.moved_bytes += tensor.nbytes
         self.moved_tensors += 1
         return moved
 
 
-class _Away:
-    """A tensor whose numbers are on the host."""
+class _HostTensor:
+    """A copy of a tensor on the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         pinned = tensor.is_cuda
         self._device = tensor.device
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
         self._host.copy_(tensor.detach(), non_blocking=pinned)
-        self._back: weakref.ref[Tensor] | None = None
+        self._fetched: weakref.ref[Tensor] | None = None
 
     def fetch(self) -> Tensor:
-        """Return the tensor on its device; the same one while anybody still holds it."""
-        back = self._back() if self._back is not None else None
-        if back is None:
-            back = self._host.to(self._device, non_blocking=True, copy=True)
-            self._back = weakref.ref(back)
-        return back
+        """Return the tensor on its device; the same object while it is referenced."""
+        fetched = self._fetched() if self._fetched is not None else None
+        if fetched is None:
+            fetched = self._host.to(self._device, non_blocking=True, copy=True)
+            self._fetched = weakref.ref(fetched)
+        return fetched
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return True if its numbers lie without gaps in memory, in whatever order."""
+    """Return True if a tensor has no gaps in memory; its axes may be in any order."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
-def _unpack(saved: Tensor | _Away) -> Tensor:
-    return saved.fetch() if isinstance(saved, _Away) else saved
+def _unpack(saved: Tensor | _HostTensor) -> Tensor:
+    return saved.fetch() if isinstance(saved, _HostTensor) else saved

@@ -45,22 +45,22 @@ class Variant:
     compute: Compute  # the computation of a step without its update, autocast and compiled
     autocast: Callable[[Compute], Compute]  # runs a function in the variant's precision
     rounds: Rounds | None  # of a workload that decodes: each starts again from the prompt
-    text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
+    written_tokens: torch.Tensor | None  # that steps write, as in ``Decoder.written``
     decoder: Decoder | None  # of a workload that decodes
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
     weights: Weights | Quantized  # the model's parameters
-    sets: WeightSets  # all sets of weights of this process
+    weight_sets: WeightSets  # all sets of weights of this process
     flags: list[Callable[[], AbstractContextManager[Any]]]
     preparations: list[Preparation]
-    look: Callable[[Observed], list[Evidence]]  # asks the toggles for evidence
+    collect_evidence: Callable[[Observed], list[Evidence]]  # of all toggles
     probe: Probe
     ledger: dict[str, Scalar]
     record: StepRecord = field(default_factory=StepRecord)
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
-    made_s: float = 0.0  # seconds from its build to the end of its first step; 0: before that
+    startup_s: float = 0.0  # seconds of build, preparations and first step; 0 before its end
     remembered: Remembered | None = None  # state of a user's model, while its numbers are checked
 
     @contextlib.contextmanager
@@ -91,25 +91,25 @@ class Variant:
         return False
 
     @property
-    def keeper(self) -> Trainer | None:
-        """The trainer whose optimizer state other variants continue from.
+    def full_trainer(self) -> Trainer | None:
+        """The trainer of the full weights, whose optimizer state other variants share.
 
-        If ranks shard the weights, it is the trainer of the unsharded weights on rank 0.
+        On other ranks than 0 it is the trainer of the rank's own weights; None in inference.
         """
-        return self.trainer if self.divided is None else self.divided.keeper or self.trainer
+        return self.trainer if self.divided is None else self.divided.full_trainer or self.trainer
 
     def plain_weights(self) -> Parameters:
         """Return full-precision, unsharded parameters; up to date only outside ``entered()``.
 
         They are initialised from the seed again if only quantized codes are in memory.
         """
-        if self.divided is not None and self.divided.full is not None:
-            return self.divided.full
+        if self.divided is not None and self.divided.full_parameters is not None:
+            return self.divided.full_parameters
         if isinstance(self.weights, Weights) and self.divided is None:
             return self.weights.parameters  # not the model's, which may hold others by mistake
         if not self.quantization:
             return self.model.weights()
-        return self.sets.for_a_while(self.situation, self.weights_dtype)
+        return self.weight_sets.plain_parameters(self.situation, self.weights_dtype)
 
     def restart(self) -> None:
         """Start a new round of steps, if there are rounds.
@@ -173,5 +173,5 @@ class Variant:
             with self.entered():
                 if self.divided is not None:  # evidence may compute, which needs all ranks
                     self.divided.compare(self)
-                self.evidence = self.look(self.observed())
+                self.evidence = self.collect_evidence(self.observed())
         return self.evidence

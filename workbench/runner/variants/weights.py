@@ -28,7 +28,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.training.trainer import Parameters, Weights
 
 
-class Use(NamedTuple):
+class WeightsUse(NamedTuple):
     """The weights that a variant computes with; ``scheme`` is that of their codes, if any."""
 
     situation: Situation
@@ -42,7 +42,7 @@ class Quantized:
     """Codes of a model's linear layers by one scheme, and the model's other parameters.
 
     ``codes`` are by the layer's name, and their addresses never change. ``parameters`` has every
-    name that the ``structure``, a plain model, has; one of a layer of codes holds no numbers.
+    name of the ``structure``, which is a plain model; a quantized layer has a placeholder there.
     """
 
     def __init__(self, scheme: str, structure: Model) -> None:
@@ -53,12 +53,12 @@ class Quantized:
         named = {module: name for name, module in quantizable(structure, scheme).items()}
         every = structure.named_modules(remove_duplicate=False)
         self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
-        self._nothing: dict[str, nn.Parameter] = {}
+        self._placeholders: dict[str, nn.Parameter] = {}
         self._source: weakref.ref[Weights] | None = None
         self._versions: dict[str, int] = {}
 
     def store(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """Store the codes of a plain model's parameter; return what takes the parameter's place."""
+        """Quantize a parameter that has codes; return the parameter that replaces it."""
         layer = self._layers.get(name)
         if layer is None:
             return parameter
@@ -67,8 +67,8 @@ class Quantized:
             self.plain_bytes += parameter.nbytes
             # Never read: a quantized layer replaces the layer that has it.
             empty = parameter.detach().new_full((), torch.nan).expand(parameter.shape)
-            self._nothing[layer] = nn.Parameter(empty, requires_grad=False)
-        return self._nothing[layer]
+            self._placeholders[layer] = nn.Parameter(empty, requires_grad=False)
+        return self._placeholders[layer]
 
     def model(self, situation: Situation) -> Model:
         """Return a model around the codes."""
@@ -85,7 +85,7 @@ class Quantized:
         }
 
     def is_of(self, parameters: Parameters) -> bool:
-        """Return True if the codes are those of these weights, to the last bit."""
+        """Return True if quantizing these weights gives exactly these codes."""
         return all(
             torch.equal(old.view(torch.uint8), new.view(torch.uint8))
             for layer, pair in self.codes.items()
@@ -93,7 +93,7 @@ class Quantized:
         )
 
     def track(self, weights: Weights) -> None:
-        """Make ``current`` renew the codes when these weights change; they match now."""
+        """Let ``current`` update the codes when these weights change; they match now."""
         self._source = weakref.ref(weights)
         self._versions = {
             layer: _weight(weights.parameters, layer)._version for layer in self.codes
@@ -101,7 +101,7 @@ class Quantized:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Renew the codes in place if their weights changed, in training for example."""
+        """Update the codes in place if their weights changed, in training for example."""
         weights = None if self._source is None else self._source()
         if weights is not None:
             for layer, pair in self.codes.items():
@@ -135,30 +135,29 @@ class Quantized:
 
 
 class WeightSets:
-    """All sets of weights that there are."""
+    """All weights of this process: full ones, quantized ones, and those of a rank."""
 
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
-        self._coded: dict[bytes, dict[str, Quantized]] = {}
-        self._parts: dict[tuple[bytes, Layout, int], LocalWeights] = {}
-        self._captured: set[bytes] = set()
+        self._quantized: dict[bytes, dict[str, Quantized]] = {}
+        self._local_weights: dict[tuple[bytes, Layout, int], LocalWeights] = {}
 
     def __len__(self) -> int:
-        return len(self._plain) + sum(map(len, self._coded.values()))
+        return len(self._plain) + sum(map(len, self._quantized.values()))
 
     def plain(self, situation: Situation, dtype: torch.dtype) -> Weights:
-        """Return the weights of a situation's structure, drawn now if they are missing."""
+        """Return the full weights of a situation's structure; initialise missing ones."""
         key = _key(situation, dtype)
         if key not in self._plain:
-            self._plain[key] = weights = Weights(self._drawn(situation, dtype))
-            for codes in self._coded.get(key, {}).values():
+            self._plain[key] = weights = Weights(self._initialise(situation, dtype))
+            for codes in self._quantized.get(key, {}).values():
                 codes.track(weights)
         return self._plain[key]
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
-        """Return their codes, made here if there are none."""
+        """Return the weights quantized by ``scheme``; quantize them if they are missing."""
         key = _key(situation, dtype)
-        coded = self._coded.setdefault(key, {})
+        coded = self._quantized.setdefault(key, {})
         if scheme not in coded:
             quantized = Quantized(scheme, situation.family.build(situation.config))
             if plain := self._plain.get(key):
@@ -168,11 +167,11 @@ class WeightSets:
                 }
                 quantized.track(plain)
             else:
-                quantized.parameters = self._drawn(situation, dtype, quantized)
+                quantized.parameters = self._initialise(situation, dtype, quantized)
             coded[scheme] = quantized
         return coded[scheme]
 
-    def part(
+    def local_weights(
         self,
         situation: Situation,
         dtype: torch.dtype,
@@ -181,7 +180,7 @@ class WeightSets:
         *,
         shards: bool,
     ) -> LocalWeights | None:
-        """Return what this rank has of a situation's weights; None if there is one rank.
+        """Return this rank's part of a situation's weights; None if there is one rank.
 
         Variants of one layout share it, unless FSDP ``shards`` it: its shards belong to one model.
         """
@@ -192,24 +191,16 @@ class WeightSets:
         if shards:
             return LocalWeights(situation, dtype, layout, replica)
         key = (_key(situation, dtype), layout, chunks)
-        if key not in self._parts:
-            self._parts[key] = LocalWeights(situation, dtype, layout, replica, chunks)
-        return self._parts[key]
+        if key not in self._local_weights:
+            self._local_weights[key] = LocalWeights(situation, dtype, layout, replica, chunks)
+        return self._local_weights[key]
 
-    def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
-        """Return the plain weights for a comparison: drawn if need be, and not stored."""
+    def plain_parameters(self, situation: Situation, dtype: torch.dtype) -> Parameters:
+        """Return the full weights for a comparison; initialised ones are not stored."""
         weights = self._plain.get(_key(situation, dtype))
-        return self._drawn(situation, dtype) if weights is None else weights.parameters
+        return self._initialise(situation, dtype) if weights is None else weights.parameters
 
-    def mark_captured(self, situation: Situation, dtype: torch.dtype) -> None:
-        """Record that captured graphs may read these weights at their addresses."""
-        self._captured.add(_key(situation, dtype))
-
-    def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
-        """Return True if captured graphs may read these weights at their addresses."""
-        return _key(situation, dtype) in self._captured
-
-    def tidy(self, used: Iterable[Use]) -> None:
+    def tidy(self, used: Iterable[WeightsUse]) -> None:
         """Free unused codes, and plain weights that codes replace.
 
         Plain weights stay while they are in use or were changed.
@@ -217,73 +208,83 @@ class WeightSets:
         used = list(used)
         keys = {(_key(use.situation, use.dtype), use.scheme) for use in used}
         laid_out = {(_key(use.situation, use.dtype), use.layout, use.chunks) for use in used}
-        self._parts = {key: part for key, part in self._parts.items() if key in laid_out}
-        for key in list(self._coded):
-            codes_in_use = self._coded[key] = {
-                scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in keys
+        self._local_weights = {
+            key: part for key, part in self._local_weights.items() if key in laid_out
+        }
+        for key in list(self._quantized):
+            codes_in_use = self._quantized[key] = {
+                scheme: codes
+                for scheme, codes in self._quantized[key].items()
+                if (key, scheme) in keys
             }
             plain = self._plain.get(key)
             if not codes_in_use:
-                del self._coded[key]
+                del self._quantized[key]
             elif plain is not None and (key, "") not in keys and not plain.changed:
                 del self._plain[key]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors of the sets, used or not; some more than once."""
+        """Yield all tensors, also of unused weights; some more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
             yield from plain.states()
-        for coded in self._coded.values():
+        for coded in self._quantized.values():
             for codes in coded.values():
                 yield from codes.tensors()
-        for part in self._parts.values():
+        for part in self._local_weights.values():
             yield from part.own.tensors()
             yield from part.own.states()
 
     def forget(self) -> None:
-        """Free all sets."""
+        """Free all weights."""
         self._plain.clear()
-        self._coded.clear()
-        self._parts.clear()
-        self._captured.clear()
+        self._quantized.clear()
+        self._local_weights.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
-        """Free the sets of all other structures."""
+        """Free the weights of all other structures."""
         used = tuple(map(structure_key, situations))
-        for sets in (self._plain, self._coded):
+        for sets in (self._plain, self._quantized):
             for key in [key for key in sets if not key.startswith(used)]:
                 del sets[key]
-        self._parts = {key: part for key, part in self._parts.items() if key[0].startswith(used)}
+        self._local_weights = {
+            key: part for key, part in self._local_weights.items() if key[0].startswith(used)
+        }
 
     def are_of(self, situations: Iterable[Situation]) -> bool:
-        """Return True if every set is of the model and the seed of one of these."""
+        """Return True if all weights belong to the model and seed of one of these situations."""
         prefixes = tuple(map(_model_key, situations))
-        return all(key.startswith(prefixes) for key in (*self._plain, *self._coded))
+        return all(key.startswith(prefixes) for key in (*self._plain, *self._quantized))
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
-        parts = (part.own for part in self._parts.values())
+        parts = (part.own for part in self._local_weights.values())
         for weights in (*self._plain.values(), *parts):
             weights.drop_gradients()
 
-    def _drawn(
+    def _initialise(
         self, situation: Situation, dtype: torch.dtype, into: Quantized | None = None
     ) -> dict[str, nn.Parameter]:
-        """Draw weights by the seed, or codes ``into``; those that are there stay the same."""
-        sets = self._coded.get(_key(situation, dtype), {}).values()
+        """Return weights initialised from the seed, or their codes if ``into`` is given.
+
+        Parameters that quantized weights share are not replaced.
+        """
+        quantized = self._quantized.get(_key(situation, dtype), {}).values()
         existing = {
-            name: parameter for codes in sets for name, parameter in codes.unquantized().items()
+            name: parameter
+            for codes in quantized
+            for name, parameter in codes.unquantized().items()
         }
 
-        def store(name: str, drawn: nn.Parameter) -> nn.Parameter:
-            stored = drawn if into is None else into.store(name, drawn)
-            return existing.get(name, drawn) if stored is drawn else stored
+        def store(name: str, parameter: nn.Parameter) -> nn.Parameter:
+            stored = parameter if into is None else into.store(name, parameter)
+            return existing.get(name, parameter) if stored is parameter else stored
 
         seed = situation.configuration.seed
         weights: dict[str, nn.Parameter] = situation.family.weights(
             situation.config, situation.device, dtype, seed, store
         )
-        if situation.is_own_model and not into and not all(c.is_of(weights) for c in sets):
+        if situation.is_own_model and not into and not all(q.is_of(weights) for q in quantized):
             raise Mistake(
                 f"own: build() returned other weights than before with the same seed {seed}, so "
                 "the quantized weights do not match; draw all weights from torch's own generator"

@@ -129,11 +129,11 @@ def _sequence_length(settings: Mapping[str, Scalar]) -> int:
 class Workload:
     """One kind of step.
 
-    ``compute(bench)`` is the part that autocast and torch.compile act on; ``step(bench, compute)``
-    makes the whole step of it, which a CUDA graph captures. ``tokens(settings)`` is the number of
-    tokens that one step processes; ``sequence(settings)`` the longest position a model must hold.
-    ``rounds(bench, compute)`` returns the rounds of steps; ``text(bench)`` the tokens that
-    they write, as in ``Decoder.written``. What is left out is as for inference over whole
+    ``compute(bench)`` is the part that autocast and torch.compile act on. ``step(bench, compute)``
+    makes the complete step of it, which a CUDA graph captures. ``tokens(settings)`` is the number
+    of tokens that one step processes, and ``sequence(settings)`` the longest position of a model.
+    ``rounds(bench, compute)`` returns the rounds of steps, and ``written_tokens(bench)`` the tokens
+    that they write, as in ``Decoder.written``. The defaults are those of inference over complete
     sequences.
     """
 
@@ -148,7 +148,7 @@ class Workload:
     tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
     sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length
     rounds: Callable[[Bench, Compute], Rounds] | None = None
-    text: Callable[[Bench], torch.Tensor] | None = None
+    written_tokens: Callable[[Bench], torch.Tensor] | None = None
 
     @property
     def decodes(self) -> bool:

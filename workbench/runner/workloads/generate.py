@@ -107,7 +107,7 @@ def _rounds(bench: Bench, compute: Compute) -> Rounds:
     return Rounds(decoder.new_tokens - 1, begin, device)
 
 
-def _text(bench: Bench) -> torch.Tensor:
+def _written_tokens(bench: Bench) -> torch.Tensor:
     return bench.decoder.written
 
 
@@ -122,5 +122,5 @@ WORKLOAD = Workload(
     compute=_compute,
     step=_step,
     rounds=_rounds,
-    text=_text,
+    written_tokens=_written_tokens,
 )

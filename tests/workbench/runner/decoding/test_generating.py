@@ -108,7 +108,7 @@ def test_generated_tokens_are_those_of_whole_passes_over_each_prompt(family_name
     )
     compute = workload.compute(bench)
     step, rounds = workload.step(bench, compute), workload.rounds(bench, compute)
-    written = workload.text(bench)
+    written = workload.written_tokens(bench)
     rounds.restart()
     texts = []
     for number in range(3):
@@ -135,7 +135,7 @@ def test_a_seed_decides_the_text_and_a_temperature_of_0_needs_none():
     def text(seed, temperature):
         arm, _ = built(requested("hydra", "generate", {"temperature": temperature}, seed=seed))
         stepped(arm, NEW - 1)
-        return arm.text[0].tolist()
+        return arm.written_tokens[0].tolist()
 
     assert text(1, 1.0) == text(1, 1.0) != text(2, 1.0)
     assert text(1, 0.0) == text(1, 0)
@@ -263,7 +263,7 @@ def test_the_text_arrives_piece_by_piece_and_stays_in_the_ledger(text_file, monk
     for number in range(3):
         count = 8 if number < 2 else 3
         stepped(arm, count)
-        tokens = arm.text[number % 2, : count + 1].tolist()
+        tokens = arm.written_tokens[number % 2, : count + 1].tolist()
         assert Spelling("a file").text(tokens) == texts[number]
 
 

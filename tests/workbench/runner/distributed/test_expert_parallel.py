@@ -40,7 +40,7 @@ def test_two_ranks_have_half_of_the_experts_and_say_so(configuration, divided):
     assert "this rank has 2 of 4 experts of each mixture" in text
     assert "10 all-to-alls between the ranks per step" in text  # of sizes, and twice there and back
     assert "equal to the last bit" in text
-    own, full = divided.divided.weights.own, divided.divided.weights.full
+    own, full = divided.divided.weights.own, divided.divided.weights.full_weights
     cuts = divided.divided.weights.cuts_of(EXPERT)
     assert own.bytes == full.bytes - sum(full.parameters[name].nbytes for name in cuts) // 2
     estimated = footprint(divided.situation)

@@ -61,7 +61,7 @@ def train_in_turn(
             arm.batches.go_to(2)
             losses.append(float(arm.step()))
             arm.batches.go_to(1)
-    state = arm.keeper.optimizer.state
+    state = arm.full_trainer.optimizer.state
     parameters = list(arm.plain_weights().values())
     moments = [state[parameter]["exp_avg"] for parameter in parameters]
     return losses, [tensor.detach().clone() for tensor in (*parameters, *moments)]
@@ -95,7 +95,7 @@ def test_two_ranks_have_the_blocks_one_after_another_and_say_so(configuration, d
     # Of 1 x 16 x 32 FP32 each, four a way; the tied embedding's gradient once each way.
     assert "5 sends and 5 receives per step, 80.0 KiB in total" in text
     assert "rank 0's to the last bit" in text
-    own, full = divided.divided.weights.own, divided.divided.weights.full
+    own, full = divided.divided.weights.own, divided.divided.weights.full_weights
     assert not [name for name in own.parameters if name.startswith("blocks.2")]
     elsewhere = [
         parameter.nbytes
@@ -146,10 +146,10 @@ def leave_weights_unstored(monkeypatch) -> None:
     """Do not store what the ranks trained."""
     store = LocalWeights.store
 
-    def nothing(self, own, keeper):
-        parameters = self.full.parameters.values()
+    def nothing(self, own, full_optimizer):
+        parameters = self.full_weights.parameters.values()
         before = [parameter.detach().clone() for parameter in parameters]
-        store(self, own, keeper)
+        store(self, own, full_optimizer)
         with torch.no_grad():
             for parameter, copy in zip(parameters, before, strict=True):
                 parameter.copy_(copy)
@@ -217,9 +217,9 @@ def test_the_runner_divides_blocks_when_the_toggle_is_switched_while_it_runs(
     ],
 )
 def test_missing_passes_and_messages_are_no_effect(divided, monkeypatch, done, problem):
-    first, last = divided.divided.pipeline.turns
-    turns = [] if done is None else [first, last._replace(**done)]
-    monkeypatch.setattr(divided.divided.pipeline, "turns", turns)
+    first, last = divided.divided.pipeline.step_counts
+    counts = [] if done is None else [first, last._replace(**done)]
+    monkeypatch.setattr(divided.divided.pipeline, "step_counts", counts)
     monkeypatch.setattr(divided, "evidence", None)
     status, text = collect_evidence(divided)["pipeline_parallel"]
     assert status == "no effect" and problem in text, text
@@ -241,8 +241,8 @@ def test_another_number_of_micro_batches_than_configured_is_no_effect(
     configuration, arms, monkeypatch
 ):
     arm = stepped(configuration, arms=arms, micro_batches="2", **ON)
-    turns = [turn._replace(forwards=4) for turn in arm.divided.pipeline.turns]
-    monkeypatch.setattr(arm.divided.pipeline, "turns", turns)
+    counts = [c._replace(forwards=4) for c in arm.divided.pipeline.step_counts]
+    monkeypatch.setattr(arm.divided.pipeline, "step_counts", counts)
     monkeypatch.setattr(arm, "evidence", None)
     status, text = collect_evidence(arm)["micro_batches"]
     assert status == "no effect" and "4 rows in 4 micro-batches" in text

@@ -103,7 +103,7 @@ def keep_own_gradients(monkeypatch) -> None:
 
 def take_the_same_rows(monkeypatch) -> None:
     """Let both ranks take the second half of the batch."""
-    monkeypatch.setattr(Parallel, "share", lambda self, batches: batches.part(1, 2))
+    monkeypatch.setattr(Parallel, "local_batches", lambda self, batches: batches.part(1, 2))
 
 
 @needs_cores
@@ -158,14 +158,14 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
         configuration, model={**configuration.model, "n_kv_heads": 2}
     )
     arm = stepped(configuration, arms=VariantCache(), **{toggle: "2"})
-    assemble = Parallel._assemble
+    assemble = Parallel._ready_ranks
 
     def then_killed(self):
         ranks = assemble(self)
         os.kill(ranks.pids[1], signal.SIGKILL)
         return ranks
 
-    monkeypatch.setattr(Parallel, "_assemble", then_killed)
+    monkeypatch.setattr(Parallel, "_ready_ranks", then_killed)
     with pytest.raises(world.RankError, match=r"rank 1.* was ended by SIGKILL"), arm.entered():
         pass
     assert world.current() is None
@@ -224,7 +224,7 @@ def test_a_worker_prepares_a_variant_once_as_rank_0_does(monkeypatch):
 
     arm = SimpleNamespace(
         trainer=SimpleNamespace(scaler=None),
-        divided=SimpleNamespace(prepared=False, version=0, has_all=False),
+        divided=SimpleNamespace(has_prepared=False, version=0, is_set_up=False),
         entered=entered,
         prepare=lambda: happened.append("prepared"),
     )

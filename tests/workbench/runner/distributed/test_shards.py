@@ -59,7 +59,7 @@ def copy_state(arm: Variant) -> dict[str, torch.Tensor]:
     copies = {}
     for name, parameter in arm.plain_weights().items():
         copies[name] = parameter.detach().clone()
-        moments = arm.keeper.optimizer.state[parameter].items()
+        moments = arm.full_trainer.optimizer.state[parameter].items()
         copies |= {f"{name} {kind}": value.clone() for kind, value in moments}
     return copies
 

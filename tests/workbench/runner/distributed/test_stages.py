@@ -86,7 +86,7 @@ def test_the_last_stage_has_fewer_blocks_for_its_head():
 def test_every_parameter_is_in_one_stage_and_a_tied_one_on_both_ends(tied):
     pipeline = Stages("hydra", 3, tie_embeddings=tied)
     names = [
-        stage.whole_name(name)
+        stage.full_name(name)
         for stage, part in zip(pipeline.stages, pipeline.parts, strict=True)
         for name in part.weights()
     ]

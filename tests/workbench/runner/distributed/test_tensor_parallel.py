@@ -90,7 +90,7 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(configuration, divide
     assert len(peaks) == 2 and all(50e6 < peak < 20e9 for peak in peaks)
     most = size_text(max(peaks))
     assert f"; highest resident set: {most} on rank {peaks.index(max(peaks))}" in text
-    own, full = divided.divided.weights.own, divided.divided.weights.full
+    own, full = divided.divided.weights.own, divided.divided.weights.full_weights
     cuts = divided.divided.weights.cuts
     weights = sum(parameter.numel() for parameter in divided.plain_weights().values())
     assert full.bytes == 4 * weights
@@ -150,7 +150,7 @@ def load_the_same_columns(monkeypatch) -> None:
     """Let rank 0 load the columns that rank 1 has."""
     shard = Cut.shard
     monkeypatch.setattr(Cut, "shard", lambda self, full, _, ranks: shard(self, full, 1, ranks))
-    monkeypatch.setattr(LocalWeights, "is_current", lambda self, keeper: False)
+    monkeypatch.setattr(LocalWeights, "is_current", lambda self, full_optimizer: False)
 
 
 def store_zeros(monkeypatch) -> None:
@@ -270,7 +270,7 @@ def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(divided,
     moved = weight.detach().clone()
     assert not torch.equal(moved, torch.ones(3))
     monkeypatch.setattr(dist, "all_reduce", infinite_elsewhere)
-    trainer.agree = divided.divided._agree
+    trainer.sync_found_inf = divided.divided._sync_found_inf
     trainer.update(weight.sum())
     assert torch.equal(weight, moved) and scaler.get_scale() == 4.0
 

@@ -89,7 +89,7 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
         gc.collect()
         assert all(reference() is None for reference in before)
         assert context.variants.count == 2 and all(
-            contender.variant.made_s > 0 for contender in turns.contenders
+            contender.variant.startup_s > 0 for contender in turns.contenders
         )
         orders.add(turns.contenders[0].variant is built[-2]())
     assert orders == {True, False}

@@ -41,36 +41,38 @@ def known(**more) -> Known:
     return Known(blocks=blocks, other=20, gradients=[{GRADIENT}], **more)
 
 
-def bytes_by_role(course, at_us) -> dict[str, float]:
+def bytes_by_role(memory, at_us) -> dict[str, float]:
     """Return what is not 0 at a time, by role."""
-    row = int(np.searchsorted(np.array(course["t_ms"]) * 1e3, at_us, side="right")) - 1
-    return {role: course[role][row] for role in breakdown.ROLES if course[role][row]}
+    row = int(np.searchsorted(np.array(memory["t_ms"]) * 1e3, at_us, side="right")) - 1
+    return {role: memory[role][row] for role in breakdown.ROLES if memory[role][row]}
 
 
 def test_each_block_has_the_role_of_what_it_was_for(tmp_path):
-    course = roles.course(stepped(tmp_path), known())
+    memory = roles.memory_over_step(stepped(tmp_path), known())
     lasting = {"parameters": 20, "optimizer": 40, "other": 25}
-    assert bytes_by_role(course, 5) == lasting
-    assert bytes_by_role(course, 15) == lasting | {"activations": 100}
-    assert bytes_by_role(course, 25) == lasting | {"activations": 100, "workspace": 50}
-    assert bytes_by_role(course, 115) == lasting | {"activations": 100, "gradients": 30}
-    assert bytes_by_role(course, 315) == lasting | {"gradients": 30, "workspace": 200}
-    assert bytes_by_role(course, 999) == lasting
-    totals = [sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))]
+    assert bytes_by_role(memory, 5) == lasting
+    assert bytes_by_role(memory, 15) == lasting | {"activations": 100}
+    assert bytes_by_role(memory, 25) == lasting | {"activations": 100, "workspace": 50}
+    assert bytes_by_role(memory, 115) == lasting | {"activations": 100, "gradients": 30}
+    assert bytes_by_role(memory, 315) == lasting | {"gradients": 30, "workspace": 200}
+    assert bytes_by_role(memory, 999) == lasting
+    totals = [sum(memory[role][n] for role in breakdown.ROLES) for n in range(len(memory["t_ms"]))]
     assert max(totals) == 85 + 30 + 200
 
 
 def test_what_is_reserved_is_the_allocators_word_at_each_time(tmp_path):
-    course = roles.course(stepped(tmp_path), known(reserved=700))
-    assert course["reserved"][0] == 900
-    assert course["reserved"][-1] == 1200
+    memory = roles.memory_over_step(stepped(tmp_path), known(reserved=700))
+    assert memory["reserved"][0] == 900
+    assert memory["reserved"][-1] == 1200
 
 
 def test_private_pools_of_graphs_stand_beside_what_is_allocated(tmp_path):
     made = Written()
     made.mark("workbench step", 0, 1000)
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known(pools=77))
-    assert bytes_by_role(course, 500) == {
+    memory = roles.memory_over_step(
+        trace.read(made.save(tmp_path / "t.json"), "cuda"), known(pools=77)
+    )
+    assert bytes_by_role(memory, 500) == {
         "parameters": 20,
         "optimizer": 40,
         "other": 20,
@@ -82,9 +84,9 @@ def test_a_block_that_was_there_before_and_goes_was_none_of_the_steps(tmp_path):
     made = Written()
     made.mark("workbench step", 0, 1000)
     made.memory(500, 999, -15)
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
-    assert bytes_by_role(course, 10)["other"] == 20
-    assert bytes_by_role(course, 600)["other"] == 5
+    memory = roles.memory_over_step(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
+    assert bytes_by_role(memory, 10)["other"] == 20
+    assert bytes_by_role(memory, 600)["other"] == 5
 
 
 def test_of_inference_everything_that_a_step_takes_is_workspace(tmp_path):
@@ -93,8 +95,8 @@ def test_of_inference_everything_that_a_step_takes_is_workspace(tmp_path):
     made.memory(10, KEPT, 100)
     made.memory(900, KEPT, -100)
     recorded = Known(blocks={WEIGHT: ("parameters", 20)})
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), recorded)
-    assert bytes_by_role(course, 500) == {"parameters": 20, "workspace": 100}
+    memory = roles.memory_over_step(trace.read(made.save(tmp_path / "t.json"), "cuda"), recorded)
+    assert bytes_by_role(memory, 500) == {"parameters": 20, "workspace": 100}
 
 
 def test_a_long_course_is_thinned_and_keeps_its_peak(tmp_path):
@@ -104,10 +106,10 @@ def test_a_long_course_is_thinned_and_keeps_its_peak(tmp_path):
         size = 5000 if number == 3333 else 10
         made.memory(10 + 10 * number, 100 + number % 7, size)
         made.memory(15 + 10 * number, 100 + number % 7, -size)
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), Known())
-    assert len(course["t_ms"]) <= roles.ROWS
-    assert max(course["workspace"]) == 5000
-    assert course["t_ms"] == sorted(course["t_ms"])
+    memory = roles.memory_over_step(trace.read(made.save(tmp_path / "t.json"), "cuda"), Known())
+    assert len(memory["t_ms"]) <= roles.ROWS
+    assert max(memory["workspace"]) == 5000
+    assert memory["t_ms"] == sorted(memory["t_ms"])
 
 
 def test_a_thinned_course_keeps_the_most_of_each_role(tmp_path):
@@ -122,9 +124,9 @@ def test_a_thinned_course_keeps_the_most_of_each_role(tmp_path):
     made.memory(20_021, GRADIENT, 77)  # only here, and never where most is held
     made.mark("Optimizer.step#AdamW.step", 20_022, 20_030)
     made.memory(20_031, GRADIENT, -77)
-    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
-    assert len(course["t_ms"]) <= roles.ROWS
-    assert max(course["gradients"]) == 77 and max(course["activations"]) == 1000
+    memory = roles.memory_over_step(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
+    assert len(memory["t_ms"]) <= roles.ROWS
+    assert max(memory["gradients"]) == 77 and max(memory["activations"]) == 1000
 
 
 class Allocator(Written):
@@ -180,8 +182,8 @@ EAGER = ["MmBackward0", "SiluBackward0", "MmBackward0", "EmbeddingBackward0"]
 COMPILED = ["CompiledFunctionBackward"]
 
 
-def at_peak(course) -> dict[str, float]:
-    table = findings.peak_by_role(course, None, trains=True)
+def at_peak(memory) -> dict[str, float]:
+    table = findings.peak_by_role(memory, None, trains=True)
     return dict(zip(table["role"], table["bytes"], strict=True))
 
 
@@ -189,7 +191,7 @@ def at_peak(course) -> dict[str, float]:
 @pytest.mark.parametrize("nodes", [EAGER, COMPILED], ids=["eager", "compiled"])
 def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, nodes, seed):
     traced, allocator, before = training(tmp_path, nodes, seed)
-    peak = at_peak(roles.course(traced, before))
+    peak = at_peak(roles.memory_over_step(traced, before))
     assert sum(peak.values()) == allocator.peak
     assert peak["activations"] + peak["gradients"] + peak["workspace"] == allocator.peak - 80
     assert peak["private_pools"] == 0
@@ -199,21 +201,23 @@ def test_roles_add_up_to_what_the_allocator_held_at_most(tmp_path, nodes, seed):
 @pytest.mark.parametrize("nodes", [EAGER, COMPILED], ids=["eager", "compiled"])
 def test_a_captured_step_has_the_uncaptured_ones_roles_within_its_pool(tmp_path, nodes, seed):
     traced, allocator, before = training(tmp_path, nodes, seed)
-    plain = at_peak(roles.course(traced, before))
+    plain = at_peak(roles.memory_over_step(traced, before))
     slack = 64  # of the segments in the pool
     before.pools = slack + allocator.peak - 80
-    course = roles.replayed(roles.course(traced, before), known(pools=before.pools, reserved=7000))
-    totals = {sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))}
+    memory = roles.replayed(
+        roles.memory_over_step(traced, before), known(pools=before.pools, reserved=7000)
+    )
+    totals = {sum(memory[role][n] for role in breakdown.ROLES) for n in range(len(memory["t_ms"]))}
     assert totals == {80 + before.pools}  # what is allocated and the pool, at any time
-    assert set(course["reserved"]) == {7000}
-    assert at_peak(course) == plain | {"private_pools": slack}
-    assert course["private_pools"][0] == before.pools
+    assert set(memory["reserved"]) == {7000}
+    assert at_peak(memory) == plain | {"private_pools": slack}
+    assert memory["private_pools"][0] == before.pools
 
 
 def test_a_step_that_needs_more_than_the_pool_has_shows_that_more(tmp_path):
     traced, allocator, before = training(tmp_path, EAGER, 0)
-    course = roles.replayed(roles.course(traced, before), known(pools=10))
-    peak = at_peak(course)
+    memory = roles.replayed(roles.memory_over_step(traced, before), known(pools=10))
+    peak = at_peak(memory)
     assert peak["private_pools"] == 0 and sum(peak.values()) == allocator.peak
 
 

@@ -168,7 +168,7 @@ SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."
 def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_outputs_checked(
     build, monkeypatch, lacking, error
 ):
-    course, dtypes = training_curve._plain_course, []
+    course, dtypes = training_curve._train_plain, []
 
     def scarce(arm, dtype, *rest, **named):
         dtypes.append(dtype)
@@ -176,7 +176,7 @@ def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_output
             raise error
         return course(arm, dtype, *rest, **named)
 
-    monkeypatch.setattr(training_curve, "_plain_course", scarce)
+    monkeypatch.setattr(training_curve, "_train_plain", scarce)
     arm, situation = build("train")
     step_some(arm)
     result = comparison.check(arm, situation)
@@ -285,9 +285,9 @@ def test_a_wrong_update_is_red_in_mixed_precision_too(build, plant, share):
     step_some(arm)
     plant(arm)
     curve = training_curve.check(arm, torch.float64)
-    worst = max(curve.updates.ways, key=lambda way: abs(way.share - 1))
-    assert not curve.ok and not worst.ok and share[0] <= worst.share <= share[1]
-    assert f"{worst.share:.2f} x the" in curve.text
+    worst = max(curve.updates.projections, key=lambda projection: abs(projection.value - 1))
+    assert not curve.ok and not worst.ok and share[0] <= worst.value <= share[1]
+    assert f"{worst.value:.2f} x the" in curve.text
 
 
 def test_losses_may_be_off_by_what_the_precision_makes_them_and_not_by_more():

@@ -120,7 +120,7 @@ def test_losses_are_off_by_no_more_than_a_tie_on_the_way_moves_them(
     build, moved, right, monkeypatch
 ):
     arm, situation = build("train")
-    own, plain = training_curve._own_losses, training_curve._plain_course
+    own, plain = training_curve._variant_losses, training_curve._train_plain
 
     def farther(course, distance):
         return [loss + distance for loss in course]
@@ -129,8 +129,8 @@ def test_losses_are_off_by_no_more_than_a_tie_on_the_way_moves_them(
         course_run = plain(*more, nudge=nudge, **options)
         return replace(course_run, losses=farther(course_run.losses, moved if nudge[0] else 0.0))
 
-    monkeypatch.setattr(training_curve, "_own_losses", lambda *more: farther(own(*more), 1e-3))
-    monkeypatch.setattr(training_curve, "_plain_course", course)
+    monkeypatch.setattr(training_curve, "_variant_losses", lambda *more: farther(own(*more), 1e-3))
+    monkeypatch.setattr(training_curve, "_train_plain", course)
     assert comparison.check(arm, situation).ok is right
 
 

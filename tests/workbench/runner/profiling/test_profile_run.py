@@ -78,10 +78,10 @@ def test_memory_has_its_roles_and_the_estimate_beside_it(trained):
     assert gradients[0] == gradients[1] > 0  # every weight has its gradient when AdamW begins
     assert parameters[0] >= parameters[1] > 0  # the estimate knows one rotary table, not one each
     assert peaks["optimizer"][0] == pytest.approx(peaks["optimizer"][1], rel=0.01)
-    course = study.tables["memory"]
-    assert course["activations"].max() > 0 and np.isfinite(peaks["activations"][1])
-    assert course["gradients"][0] == course["gradients"][-1] == 0  # freed after each step
-    totals = sum(course[role] for role in breakdown.ROLES)
+    memory = study.tables["memory"]
+    assert memory["activations"].max() > 0 and np.isfinite(peaks["activations"][1])
+    assert memory["gradients"][0] == memory["gradients"][-1] == 0  # freed after each step
+    totals = sum(memory[role] for role in breakdown.ROLES)
     assert totals.max() == sum(size for size, _ in peaks.values())
 
 

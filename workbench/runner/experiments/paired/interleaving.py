@@ -312,7 +312,7 @@ class Alternation:
         contender.variant = arm
         contender.build_s = time.perf_counter() - began
         if not reused:
-            arm.made_s = contender.build_s
+            arm.startup_s = contender.build_s
         facts = context.facts_of(arm, contender.segment)
         contender.least_ms = limit_ms(facts)
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))

@@ -71,16 +71,16 @@ def plan(count: int, budget_s: float, rebuild_s: float, pair_s: float, before: i
 def is_worth_a_trial(contenders: list[Contender], count: int, budget_s: float) -> bool:
     """Return True if building both arms once more, to time it, costs little for the budget."""
     arms = [contender.variant for contender in contenders]
-    if count == ONE or any(arm is None or not arm.made_s or arm.divided for arm in arms):
+    if count == ONE or any(arm is None or not arm.startup_s or arm.divided for arm in arms):
         return False
-    made_s = sum(arm.made_s for arm in arms if arm is not None)
-    return count > ONE or made_s <= TRIAL_SHARE * budget_s
+    startup_s = sum(arm.startup_s for arm in arms if arm is not None)
+    return count > ONE or startup_s <= TRIAL_SHARE * budget_s
 
 
 def plan_for(contenders: list[Contender], count: int, budget_s: float, before: int = 0) -> Plan:
     """Divide the budget, given the build times of arms that are built and warm."""
     arms = [contender.variant for contender in contenders]
-    if any(arm is None or not arm.made_s for arm in arms):
+    if any(arm is None or not arm.startup_s for arm in arms):
         return Plan(why="the time that building takes is unknown")
     if any(arm is not None and arm.divided is not None for arm in arms):
         return Plan(why="arms on several ranks are built only once")
@@ -91,7 +91,7 @@ def plan_for(contenders: list[Contender], count: int, budget_s: float, before: i
 
 def rebuild_seconds(contender: Contender) -> float:
     """Return how long the last build and warm-up took, in seconds."""
-    return contender.warm_up_s + (0.0 if contender.variant is None else contender.variant.made_s)
+    return contender.warm_up_s + (0.0 if contender.variant is None else contender.variant.startup_s)
 
 
 def release(variants: VariantCache, contenders: list[Contender]) -> None:

@@ -86,7 +86,7 @@ def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(configurat
     arms = VariantCache()
     plain = stepped(configuration, device=device, arms=arms)
     arm = stepped(configuration, device=device, arms=arms, tensor_parallel="2", adamw="fused")
-    states, divided_states = (variant.keeper.optimizer.state for variant in (plain, arm))
+    states, divided_states = (variant.full_trainer.optimizer.state for variant in (plain, arm))
     for state in divided_states.values():
         state["step"] = state["step"].clone()  # with a GPU, the other AdamW counts on the host
     with plain.entered():
