@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.numbers import counted
 from sessions.plain_text import clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
@@ -158,7 +159,7 @@ class FailurePanel(QWidget):
             self._waiting = None
             self._show_now(failure)
             if count > 1:
-                text = f"{count - 1:,} more failures came within a second."
+                text = f"{counted(count - 1, 'more failure')} came within a second."
                 self.show_banner("warning", text, "The panel Events lists all of them.")
 
     def _show_now(self, failure: Failure) -> None:
