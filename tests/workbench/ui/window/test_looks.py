@@ -37,7 +37,7 @@ from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, PlainTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
-from workbench.ui.status import StatusBar
+from workbench.ui.status import StatusBar, clock_text
 
 
 def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
@@ -195,6 +195,14 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
     assert bar._cancel.isVisible()
     assert bar.height() == bar.minimumHeight() == bar.maximumHeight() == idle
     assert bar._cancel.sizeHint().height() < idle
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.9, "00:00:00"), (3661, "01:01:01"), (86400, "24:00:00"), (400000, "111:06:40")],
+)
+def test_the_time_of_a_run_counts_on_after_a_day(seconds, expected):
+    assert clock_text(seconds) == expected
 
 
 def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
