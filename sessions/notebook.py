@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sessions.errors import Lacking
 from sessions.exports import EXPORTS, exportable
 from sessions.model import Segment, Session
+from sessions.numbers import counted
 from sessions.storage import hdf5
 from sessions.tables import Table, segments_table
 
@@ -32,7 +33,7 @@ class OpenedSession:
     def __repr__(self) -> str:
         """Return the file, its title and how many segments it has."""
         count = len(self.session.segments)
-        return f"<session {str(self.path)!r}: {self.session.title!r}, {count} segments>"
+        return f"<session {str(self.path)!r}: {self.session.title!r}, {counted(count, 'segment')}>"
 
     def _repr_markdown_(self) -> str:
         """Return the table of segments, for notebooks."""
@@ -92,7 +93,9 @@ class OpenedSession:
 
     def _segment(self, number: int) -> Segment:
         if not 0 <= number < len(self.segments):
-            raise Lacking(f"{self.path} has {len(self.segments)} segments, but no number {number}")
+            raise Lacking(
+                f"{self.path} has {counted(len(self.segments), 'segment')}, but no number {number}"
+            )
         return self.segments[number]
 
 

@@ -67,6 +67,11 @@ def number(value: float, error: float | None = None, edges: Sequence[float] = ()
     return f"{rounded + 0.0:.{max(decimals, 0)}f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return the number with its noun in the singular or plural, such as "2 graphs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def edges_of(region: float) -> tuple[float, ...]:
     """Return what an interval of ratios is read against: 0, 1, and where the same ends."""
     return 0.0, 1 / (1 + region), 1.0, 1 + region

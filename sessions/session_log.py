@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sessions.columns import Columns, row_count
 from sessions.model import Event, Order, PairedComparison, Segment, Session
+from sessions.numbers import counted
 from sessions.verdicts.background import is_background
 from sessions.verdicts.verdict_words import summary_sentence
 
@@ -66,7 +67,7 @@ def _runs(session: Session, running: bool) -> Iterator[Event]:
         if not running or index + 1 < len(session.orders):
             steps = sum(row_count(segment.steps) for segment in segments)
             stop_s = max(end_s(segment) for segment in segments)
-            yield Event(stop_s, RUN, f"Run ended: {steps:,} steps")
+            yield Event(stop_s, RUN, f"Run ended: {counted(steps, 'step')}")
 
 
 def _verdicts(session: Session) -> Iterator[Event]:

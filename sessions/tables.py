@@ -22,7 +22,7 @@ from sessions.columns import row_count
 from sessions.model import Session
 from sessions.numbers import DIGITS as DIGITS
 from sessions.numbers import MISSING as MISSING
-from sessions.numbers import STEP_TIME, Cell, interval_cells, text
+from sessions.numbers import STEP_TIME, Cell, counted, interval_cells, text
 from sessions.numbers import Measured as Measured
 from sessions.numbers import number as number
 from sessions.plain_text import for_spreadsheet, plain
@@ -303,7 +303,7 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
     if arm.ratio is None:
         notes.append("baseline")
         if not arm.summary.n and (count := row_count(arm.segment.steps)):
-            notes.append(f"none of its {count:,} steps is steady")
+            notes.append(f"none of its {counted(count, 'step')} is steady")
         if is_invalid(arm.segment):
             notes.append(f"{INVALID}: {arm.segment.ledger[INVALID]}")
     elif arm.ratio.note:

@@ -24,6 +24,7 @@ from typing import Any
 
 from sessions import numerics as checked
 from sessions.model import Configuration, Judgement, Numerics, Phase, Session
+from sessions.numbers import counted
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import OWN_PEAK
 from sessions.verdicts.regression import EARLY_LOSS
@@ -382,7 +383,9 @@ class AlternatingRunners:
 
     def _report_progress(self, fraction: float) -> None:
         judgement = self._judgement
-        text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
+        text = (
+            "" if judgement is None else f"{counted(judgement.pairs, 'pair')}, {judgement.verdict}"
+        )
         self._watch(protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text))
 
     def _record(self, message: protocol.AnyMessage) -> None:

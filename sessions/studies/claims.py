@@ -14,7 +14,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import CLAIMS, Session, Study
-from sessions.numbers import Cell, Measured, number, text
+from sessions.numbers import Cell, Measured, counted, number, text
 from sessions.tables import Column, Table
 
 KIND = CLAIMS
@@ -128,7 +128,7 @@ def count(claims: Iterable[Row]) -> str:
     shown = ", ".join(
         f"{n} {_PLURAL.get(result, result) if n > 1 else result}" for n, result in counts
     )
-    return f"{len(results)} claim{'s' * (len(results) != 1)}: {shown}"
+    return f"{counted(len(results), 'claim')}: {shown}"
 
 
 def claims_table(claims: Sequence[Row], title: str) -> Table:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sessions.numbers import counted
+
 LEAST_POINTS = 3  # for an interval: a line through two always fits
 MOST_LOG = 60.0  # of the factor's natural logarithm: a line so steep is noise between near sizes
 TOO_CLOSE = "the sizes are too close to one another for an exponent"
@@ -57,7 +59,7 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     log_x, log_y, variance = _points(x, y, errors)
     n = len(log_x)
     if len(set(log_x.tolist())) < 2:
-        sizes = f"{n} measured point{'s' * (n != 1)} at one size: 2 sizes are needed"
+        sizes = f"{counted(n, 'measured point')} at one size: 2 sizes are needed"
         return _without_line(n, f"{sizes} for an exponent" if n else "no point was measured")
     slope, intercept = _line(log_x, log_y, np.ones(n))[:2]
     if abs(intercept) > MOST_LOG:

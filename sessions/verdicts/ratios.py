@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.model import KERNELS, Configuration, PairedComparison, Session
+from sessions.numbers import counted
 from sessions.verdicts import work
 from sessions.verdicts.measurements import PAIRED as PAIRED
 from sessions.verdicts.measurements import UNPAIRED as UNPAIRED
@@ -220,7 +221,7 @@ def _of_pairs(
     if swapped:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
         verdict = _SWAPPED.get(verdict, verdict)
-    note = f"{pairs} pair{'s' * (pairs != 1)}"
+    note = counted(pairs, "pair")
     return SegmentRatio(ratio, low, high, PAIRED, verdict, note, region_of(comparison))
 
 
@@ -240,9 +241,9 @@ def _of_rounds(logs: NDArray, of: int) -> SegmentRatio:
     """Return the ratio of interleaved rounds; ``of`` verdicts share the error rate (Bonferroni)."""
     time, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
     if not math.isfinite(time.low):
-        return SegmentRatio(math.exp(time.mean), note=f"{time.n} rounds")
+        return SegmentRatio(math.exp(time.mean), note=counted(time.n, "round"))
     ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
-    return SegmentRatio(ratio, low, high, PAIRED, verdict, f"{time.n} rounds")
+    return SegmentRatio(ratio, low, high, PAIRED, verdict, counted(time.n, "round"))
 
 
 # Repeats

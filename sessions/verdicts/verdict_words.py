@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessions.model import Judgement, PairedComparison, Segment
-from sessions.numbers import STEP_TIME, interval_text, number, ratio_words
+from sessions.numbers import STEP_TIME, counted, interval_text, number, ratio_words
 from sessions.numerics import MARKS
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
@@ -61,7 +61,7 @@ def basis(comparison: PairedComparison) -> str:
     """Say the basis of the ratio: "12 pairs of 3 builds in 8 s"."""
     facts = comparison.facts
     pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
-    text = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    text = counted(pairs, "pair")
     if (builds := facts.get("builds", 1)) > 1:
         text += f" of {builds} builds"
     if math.isfinite(seconds):

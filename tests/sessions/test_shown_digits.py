@@ -81,3 +81,10 @@ def test_a_number_of_unknown_error_keeps_three_digits(value):
     assert abs(shown - value) <= 0.005 * abs(value)
     mantissa = re.sub(r"e.*|[-.]", "", tables.number(value)).strip("0")
     assert len(mantissa) <= tables.DIGITS
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (12345, "12,345 steps")]
+)
+def test_a_counted_noun_is_singular_only_after_1(count, expected):
+    assert numbers.counted(count, "step") == expected

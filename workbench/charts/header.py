@@ -10,6 +10,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsWidget, QSizePolicy, QStyleOptionGraphicsItem, QWidget
 
+from sessions.numbers import counted
 from workbench.charts.guard import guarded
 from workbench.charts.layers.layer import Entry, dot
 from workbench.charts.style import Style, shade
@@ -167,7 +168,7 @@ class Header(QGraphicsWidget):
             x, y = self._rest_at
             painter.setPen(shade(style.theme.muted))
             left_out_text = (
-                f"and {self._left_out} more" if self._corners else f"{self._left_out} curves"
+                f"and {self._left_out} more" if self._corners else counted(self._left_out, "curve")
             )
             painter.drawText(QPointF(x, y + metrics.ascent()), left_out_text)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sessions.model import Event, Phase, Segment, Session
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.charts.units import MEGAHERTZ, MILLISECONDS
 
@@ -33,10 +34,10 @@ class RangeStatistics:
 
     def text(self) -> str:
         """Return one line; it omits values that were not measured."""
-        counted = f"{self.steps:,} steps"
+        steps = counted(self.steps, "step")
         if self.steady != self.steps:
-            counted += f" ({self.steady:,} steady)"
-        parts = [counted]
+            steps += f" ({self.steady:,} steady)"
+        parts = [steps]
         if math.isfinite(self.median_ms):
             parts.append(f"median {MILLISECONDS.text(self.median_ms)}")
             parts.append(f"p95 {MILLISECONDS.text(self.p95_ms)}")

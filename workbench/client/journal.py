@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from sessions.model import Configuration, Event, Session
-from sessions.numbers import moment
+from sessions.numbers import counted, moment
 from sessions.storage import atomic_write
 from workbench import protocol, state_folder
 from workbench.client.recorder import Recorder
@@ -214,7 +214,7 @@ class Summary:
         day = "%Y-%m-%d"
         is_today = moment(self.first, day) == moment(time.time(), day)
         start_text = moment(self.first, "%H:%M" if is_today else "%d %B %H:%M")
-        count = f"{self.segments} segment{'s' * (self.segments != 1)}"
+        count = counted(self.segments, "segment")
         return f"{self.title}, {start_text} to {moment(self.last, '%H:%M')}, {count}"
 
 

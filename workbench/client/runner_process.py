@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from sessions.numbers import counted
 from workbench import descendants, protocol
 from workbench.client import runner_command, runner_errors
 from workbench.client.journal import Journal
@@ -251,7 +252,7 @@ def _left_out(count: int) -> protocol.Failure:
     """Return the report of failures and unreadable lines that came too fast."""
     return protocol.Failure(
         kind="wire",
-        sentence=f"{count:,} more failures or unreadable lines of the runner came within a second; "
-        "they were left out.",
+        sentence=f"{counted(count, 'more failure')} or unreadable lines of the runner came "
+        "within a second; they were left out.",
         fix="If this repeats, start a new runner.",
     )

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.numbers import counted
 from sessions.storage import hdf5
 from workbench import interrupts, protocol
 from workbench.client import journal
@@ -123,7 +124,7 @@ class Bar:
             (self._steps, self._steps_done) if self._steps else (self._seconds, elapsed_s)
         )
         self._progress.update(
-            self._task, total=total, completed=completed, shown=f"{self._steps_done} steps"
+            self._task, total=total, completed=completed, shown=counted(self._steps_done, "step")
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sessions.exports import EXPORTS, exportable
+from sessions.numbers import counted
 from sessions.tables import Table, comparison_table, differences_table
 from sessions.verdicts.comparison import compare
 from workbench import plugins, trackers
@@ -133,7 +134,7 @@ def _track(arguments: argparse.Namespace) -> None:
     if arguments.json:
         answer_json({"reason": "done", "folder": str(folder), "runs": count})
     else:
-        answer(f"{folder}: {count} runs")
+        answer(f"{folder}: {counted(count, 'run')}")
 
 
 def _write_table(arguments: argparse.Namespace) -> None:
@@ -234,7 +235,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 def _one_line(table: Table) -> str:
     rows = len(table.rows)
-    return f"{' '.join(table.title.split())}: {rows} row{'s' * (rows != 1)}"
+    return f"{' '.join(table.title.split())}: {counted(rows, 'row')}"
 
 
 COMMAND = Command(name="export", help=__doc__, arguments=_arguments, run=_run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sessions.errors import SessionError
 from sessions.history import history, history_table
+from sessions.numbers import counted
 from workbench.commands._command import (
     DONE,
     Command,
@@ -61,7 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Mistaken(f"{arguments.folder} has no session with steady steps")
     if left_out:
         print_status(
-            f"{left_out} sessions of other configurations, or without steady steps, are left out"
+            f"left out: {counted(left_out, 'session')} of other configurations, "
+            "or without steady steps"
         )
     table = history_table(points)
     if output is not None and output.suffix.lower() in _TABLE_SUFFIXES:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
-from sessions.numbers import moment
+from sessions.numbers import counted, moment
 from sessions.reproduction import command_lines
 from sessions.studies import breakdown, checklist, claims, sweep
 from sessions.studies.attribution import words as attribution_words
@@ -113,7 +113,9 @@ def _study_lines(study: Study) -> list[str]:
         with contextlib.suppress(LookupError, ValueError):  # another version may have written it
             lines: list[str] = maker.study_lines(study)
             return lines
-    return [f"{name}: {row_count(columns)} rows" for name, columns in study.tables.items()]
+    return [
+        f"{name}: {counted(row_count(columns), 'row')}" for name, columns in study.tables.items()
+    ]
 
 
 def _comparison(comparison: PairedComparison) -> dict[str, Any]:

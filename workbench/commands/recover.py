@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from sessions.numbers import counted
 from sessions.storage import hdf5
 from workbench import state_folder
 from workbench.client import journal
@@ -61,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         data = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
         answer_json(data)
     else:
-        answer(f"recovered {segments} segment(s), {steps} steps: {output}")
+        answer(f"recovered {counted(segments, 'segment')}, {counted(steps, 'step')}: {output}")
     return DONE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sessions import numerics
 from sessions.model import Session, Study
-from sessions.numbers import moment, number
+from sessions.numbers import counted, moment, number
 from sessions.studies import (
     breakdown,
     checklist,
@@ -33,7 +33,7 @@ def parts(runs: Sequence[Run]) -> Parts:
     session = run.session
     count = len(session.segments)
     device = session.environment.get("device", "an unknown device")
-    yield Words([f"{moment(session.created)}, {device}: {count} segment{'s' * (count != 1)}."])
+    yield Words([f"{moment(session.created)}, {device}: {counted(count, 'segment')}."])
     yield from _notes(session)
     yield from _wrong(session)
     charts = 0

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench import plugins, protocol
 from workbench.runner import triton_cache
@@ -114,7 +115,7 @@ class Engine:
             )
         else:
             self._context.note(
-                "info", f"Triton's cache: {entries} kernels, {size_text(size)}, deleted"
+                "info", f"Triton's cache: {counted(entries, 'kernel')}, {size_text(size)}, deleted"
             )
 
     def _run(

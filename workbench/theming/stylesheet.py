@@ -7,7 +7,8 @@ from pathlib import Path
 from string import Template
 
 from PySide6.QtCore import QTemporaryDir
-from PySide6.QtGui import QColor, QPalette
+from PySide6.QtGui import QColor, QFontMetrics, QPalette
+from PySide6.QtWidgets import QApplication
 
 from workbench.theming.icons import mixed
 from workbench.theming.theme import Theme
@@ -32,7 +33,9 @@ QMainWindow::separator { background: palette(window); width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: palette(highlight); }
 """
 
+_LINE_PX, _ROOM_PX = 20, 6  # height of a field of one line: at least, and more than its text
 _SHEET = Template("""
+/* $font */
 * { outline: 0; }
 QDialog { background: $window; }
 QToolTip { background: $raised; color: $text; border: 1px solid $line; padding: 4px 6px;
@@ -101,7 +104,7 @@ QToolButton[segment]:focus { border-color: $accent; }
 
 QLineEdit, QSpinBox, QDoubleSpinBox, QComboBox, QPlainTextEdit {
     background: $field; border: 1px solid $line; border-radius: 4px; padding: 2px 6px;
-    min-height: 20px; selection-background-color: $accent; selection-color: $on_accent; }
+    min-height: ${line_px}px; selection-background-color: $accent; selection-color: $on_accent; }
 QLineEdit, QComboBox, QPlainTextEdit { placeholder-text-color: $muted; }
 QLineEdit:disabled, QComboBox:disabled { placeholder-text-color: $faint; }
 QLineEdit:hover, QSpinBox:hover, QDoubleSpinBox:hover, QComboBox:hover { border-color: $muted; }
@@ -109,9 +112,10 @@ QLineEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus, QComboBox:focus, QPlainTe
     border-color: $accent; }
 QLineEdit:disabled, QSpinBox:disabled, QDoubleSpinBox:disabled, QComboBox:disabled {
     color: $faint; background: $surface; }
-QLineEdit, QSpinBox, QDoubleSpinBox, QComboBox { max-height: 20px; }
+QLineEdit, QSpinBox, QDoubleSpinBox, QComboBox { max-height: ${line_px}px; }
 QComboBox { padding-right: 2px; }
-QComboBox[dense="true"] { padding: 0 2px 0 6px; min-height: 20px; max-height: 20px; }
+QComboBox[dense="true"] { padding: 0 2px 0 6px; min-height: ${line_px}px;
+    max-height: ${line_px}px; }
 QComboBox[strong="true"] { border-color: $accent; }
 QComboBox::drop-down { border: 0; width: 20px; }
 QComboBox::down-arrow { image: url($down); width: 14px; height: 14px; }
@@ -228,10 +232,21 @@ def palette(theme: Theme) -> QPalette:
     return made
 
 
-@cache
 def sheet(theme: Theme) -> str:
-    """Return the style sheet in one theme's colours."""
+    """Return the style sheet in one theme's colours, for the application's font.
+
+    It differs for every font size: widgets with a style sheet adopt another font of the
+    application only together with another style sheet.
+    """
+    font = QApplication.font()
+    return _sheet(theme, font.key(), max(_LINE_PX, QFontMetrics(font).height() + _ROOM_PX))
+
+
+@cache
+def _sheet(theme: Theme, font: str, line_px: int) -> str:
     tokens = {
+        "font": font,
+        "line_px": str(line_px),
         "hover": mixed(theme.text, theme.raised, 0.10),
         "faint": _faint(theme),
         "field": mixed(theme.raised, theme.surface, 0.45),

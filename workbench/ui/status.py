@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
@@ -179,7 +177,11 @@ class StatusBar(QStatusBar):
             memory = f"{size_text(float(steps['allocated'][-1]))} {kind}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
-        self._facts["elapsed"].setText(
-            time.strftime("%H:%M:%S", time.gmtime(self._run.elapsed_s)) if self._run.active else ""
-        )
+        self._facts["elapsed"].setText(clock_text(self._run.elapsed_s) if self._run.active else "")
         self._facts["file"].setText(self._file_text())
+
+
+def clock_text(seconds: float) -> str:
+    """Return hours, minutes and seconds; more than 24 hours stay hours."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"

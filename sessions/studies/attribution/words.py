@@ -8,7 +8,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import ATTRIBUTION, Session, Study
-from sessions.numbers import STEP_TIME, Cell, interval_cells
+from sessions.numbers import STEP_TIME, Cell, counted, interval_cells
 from sessions.sizes import sized
 from sessions.studies.attribution.estimation import WHOLE_STEP
 from sessions.tables import PEAK, Column, Table
@@ -149,7 +149,7 @@ def remarks(study: Study) -> list[str]:
         count = facts["rounds"]
         if count and not facts.get("rebuilt_each_block"):
             sentences.append(ONE_BUILD)
-        sentences.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
+        sentences.append(f"{counted(count, 'round')} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
             sentences.append(sentence(f"undecided effects: {more_text(facts['more_s'], seconds)}"))
     if note := study.request.get("floor_note"):

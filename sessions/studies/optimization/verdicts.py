@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sessions.numbers import counted
 from sessions.studies.attribution import estimation
 from sessions.studies.attribution.design import Contrast
 from sessions.studies.attribution.estimation import Effect
@@ -241,7 +242,7 @@ class Verdicts:
                 chosen = len(self.arms)
                 self._give_way()
                 arms += self.arms[chosen:]
-                search.report(f"{count} rounds of {len(arms)} configurations")
+                search.report(f"{counted(count, 'round')} of {len(arms)} configurations")
                 if self.is_settled:
                     return
             is_hopeless = count >= verdict.MIN_PAIRS and not any(self.rounds)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sessions.model import OPTIMIZATION, Session, Study
-from sessions.numbers import STEP_TIME, Cell, number
+from sessions.numbers import STEP_TIME, Cell, counted, number
 from sessions.sizes import sized
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.words import rows
@@ -206,7 +206,7 @@ def payoff_words(facts: Mapping[str, Any]) -> str:
         return ""
     if steps == 0:
         return "It takes no longer to build than the start."
-    return f"Its longer build pays off after {steps:,.0f} steps."
+    return f"Its longer build pays off after {counted(round(steps), 'step')}."
 
 
 def question(study: Study) -> Mapping[str, Any]:

@@ -264,7 +264,7 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
     journal.close()
     assert main(["recover"]) == 0
     assert capsys.readouterr().out == (
-        f"recovered 1 segment(s), {ran.steps} steps: {journal.path.stem}.h5\n"
+        f"recovered 1 segment, {ran.steps} steps: {journal.path.stem}.h5\n"
     )
     wire_samples.assert_same(hdf5.load(f"{journal.path.stem}.h5"), hdf5.load(ran.path))
     assert main(["recover"]) == 2  # there is no other

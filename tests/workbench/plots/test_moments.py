@@ -1,5 +1,7 @@
 """Tests of measured ranges, single steps, notes and hidden studies in the live plots."""
 
+import math
+
 import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QPointF, Qt
@@ -7,10 +9,10 @@ from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QApplication, QInputDialog
 from synthetic import gpu_session
 
-from sessions.model import Event, Order, Study
+from sessions.model import Configuration, Event, Order, Segment, Session, Study
 from sessions.session_log import log
 from sessions.storage import hdf5
-from workbench.charts.range_statistics import explain_step, measure_range, step_at
+from workbench.charts.range_statistics import RangeStatistics, explain_step, measure_range, step_at
 from workbench.ui import panel_list
 from workbench.ui.panels.live import RUN, SEGMENT
 
@@ -211,3 +213,14 @@ def test_the_log_has_runs_and_studies():
 
 def log_of_running(session):
     return [(event.kind, event.text) for event in log(session, running=True) if event.kind == "run"]
+
+
+def test_a_single_step_is_named_in_the_singular():
+    configuration = Configuration(family="hydra", preset="tiny", workload="train")
+    segment = Segment(index=0, label="a", configuration=configuration, start_s=0.0)
+    segment.steps = {"t_s": np.ones(1)}
+    order = Order(start_s=0.0, command={"type": "start"})
+    events = log(Session(title="short", segments=[segment], orders=[order]))
+    range_text = RangeStatistics(1.0, 1, 1, 2.0, 2.0, math.nan).text()
+    for text in (events[-1].text, range_text):
+        assert "1 step" in text and "1 steps" not in text

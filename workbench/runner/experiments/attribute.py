@@ -18,6 +18,7 @@ import msgspec
 
 from models import ConfigurationError
 from sessions.model import Scalar
+from sessions.numbers import counted
 from sessions.studies.attribution import design, estimation
 from sessions.studies.attribution.rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
@@ -357,7 +358,7 @@ class AttributeRun:
                 protocol.Progress(
                     task="alternating",
                     fraction=min(1.0, spent_s / budget_s),
-                    text=f"{number} rounds of {len(alternation.contenders)} arms",
+                    text=f"{counted(number, 'round')} of {len(alternation.contenders)} arms",
                 )
             )
             hopeless = number >= HOPELESS_ROUNDS and not any(e.judgement for e in self._effects)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from models import Model
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from sessions.studies.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
 from workbench.runner.building.graph_pools import resident_bytes
@@ -108,18 +109,21 @@ def fixed_graph(
     recompiles = variant.compiles.recompiles[known:]
     if events() != before or recompiles or variant.compiles.given_up:
         return fails(
-            f"{events() - before} more compilations or captures in {count} steps after the first",
+            f"compiled or captured {counted(events() - before, 'more time')} "
+            f"in {counted(count, 'step')} after the first",
             list(dict.fromkeys(recompiles + variant.compiles.given_up)),
         )
     if breaks:
-        number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
+        number = counted(len(breaks), "graph break")
         return fails(f"{number} in the first step", [str(break_) for break_ in breaks])
     description = (
         "compiled without a graph break"
         if is_compiled(variant.situation, variant.compiles)
         else "captured"
     )
-    return passed(f"{description} in the first step, and not again in {count} more steps")
+    return passed(
+        f"{description} in the first step, and not again in {counted(count, 'more step')}"
+    )
 
 
 def _if_it_were_compiled(variant: Variant) -> Result:
@@ -136,8 +140,8 @@ def _if_it_were_compiled(variant: Variant) -> Result:
         if is_fatal(error):
             raise
         return not_applicable(f"{nothing}; torch.compile would fail: {explain(error).sentence}")
-    would = f"torch.compile would make {traced.graphs} graph{'' if traced.graphs == 1 else 's'}"
-    breaks = f"{len(traced.breaks)} graph break{'' if len(traced.breaks) == 1 else 's'}"
+    would = f"torch.compile would make {counted(traced.graphs, 'graph')}"
+    breaks = counted(len(traced.breaks), "graph break")
     result = not_applicable(f"{nothing}; {would}, with {breaks}")
     return Result(result.status, result.evidence, [str(break_) for break_ in traced.breaks])
 

@@ -18,6 +18,7 @@ from sessions.model import (
     Prediction,
     Scalar,
 )
+from sessions.numbers import counted
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.building.labels import title
@@ -352,7 +353,9 @@ class CompareRun:
 
     def _send_progress(self, fraction: float) -> None:
         judgement = self._judgement
-        text = "" if judgement is None else f"{judgement.pairs} pairs, {judgement.verdict}"
+        text = (
+            "" if judgement is None else f"{counted(judgement.pairs, 'pair')}, {judgement.verdict}"
+        )
         self._context.wire.send(
             protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text)
         )

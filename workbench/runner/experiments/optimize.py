@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from sessions.model import Scalar
+from sessions.numbers import counted
 from sessions.studies.optimization.rows import (
     candidate_rows,
     final_facts,
@@ -236,12 +237,12 @@ class OptimizeRun:
         if final:
             self._conclude(search, verdicts)
             return
-        count_text = (
-            f"{sum(bool(c.measurements) for c in search.candidates)} configurations measured"
-        )
+        count_text = counted(sum(bool(c.measurements) for c in search.candidates), "configuration")
         fraction = min(1.0, search.spent_s / search.goal.budget_s)
         self._context.wire.send(
-            protocol.Progress(task="optimizing", fraction=fraction, text=f"{count_text}; {text}")
+            protocol.Progress(
+                task="optimizing", fraction=fraction, text=f"{count_text} measured; {text}"
+            )
         )
 
     def _conclude(self, search: Search, verdicts: Verdicts) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sessions.model import Configuration, Judgement, Scalar
+from sessions.numbers import counted
 from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
 from sessions.verdicts.expectation import at_most
 from sessions.verdicts.verdict_words import judgement_words, more_text
@@ -281,7 +282,7 @@ class ValidateRun:
 
 def _speed_text(judgement: Judgement, region: float) -> str:
     """Return how much faster or slower the variant is than with everything off."""
-    pairs = f"{judgement.pairs} pair{'' if judgement.pairs == 1 else 's'}"
+    pairs = counted(judgement.pairs, "pair")
     return f"{judgement_words(judgement, region)} compared with everything off, {pairs}"
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from torch import Tensor
 
 from models import Model
-from workbench.runner.variants.compiles import counted
+from sessions.numbers import counted
 from workbench.runner.workloads import Workload
 
 

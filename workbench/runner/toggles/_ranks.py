@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed import world as worlds
@@ -22,7 +23,6 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._toggle import (
@@ -24,7 +25,6 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.user_models import global_flags, user_model
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

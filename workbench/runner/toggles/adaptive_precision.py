@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sessions.numbers import counted
 from workbench.runner.toggles._adapting import bits, calls
 from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles.precision import computing
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from models import Footprint
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._called import not_called
@@ -32,7 +33,6 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from models import Footprint
+from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._compiling import compiling_toggle
@@ -28,7 +29,7 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.compile import beside_blocks, repeated_blocks
-from workbench.runner.variants.compiles import Compiles, counted
+from workbench.runner.variants.compiles import Compiles
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

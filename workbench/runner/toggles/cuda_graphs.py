@@ -25,6 +25,7 @@ import kernels
 from models import Footprint
 from models.execution.cuda_graph import CaptureError, capturing, on_capture_stream
 from sessions.model import Phase
+from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
@@ -156,7 +157,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if graph is None or not replays:
         return no_effect("no graph was captured")
     of_rank = " on each rank" if observed.divided is not None else ""
-    return effective(f"one graph captured{of_rank} and replayed {replays} times")
+    return effective(f"one graph captured{of_rank} and replayed {counted(replays, 'time')}")
 
 
 TOGGLE = Toggle(

@@ -17,6 +17,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
@@ -42,7 +43,6 @@ from workbench.runner.toggles._toggle import (
     Trait,
     no_effect,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

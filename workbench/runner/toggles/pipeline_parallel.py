@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from models import Footprint
 from models.parallel.pipeline_footprint import largest_stage
 from models.parallel.pipeline_stages import chain
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed.mesh import CHUNKS
@@ -55,7 +56,6 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.micro_batches import micro_batches_of
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel

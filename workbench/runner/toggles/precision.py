@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models import Footprint
+from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
@@ -33,7 +34,6 @@ from workbench.runner.toggles._toggle import (
     no_effect,
     unknown,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from models.parallel.pipeline_stages import chain
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.distributed.mesh import CHUNKS, IN_CHUNKS
 from workbench.runner.toggles import conflict
@@ -42,7 +43,6 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.micro_batches import micro_batches_of
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

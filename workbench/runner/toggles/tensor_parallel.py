@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from models import Footprint
 from models.parallel.tensor_parallel_footprint import largest_share
 from models.parallel.tensor_parallel_plan import divisible
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import Traffic
@@ -48,7 +49,6 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.variants.compiles import counted
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build

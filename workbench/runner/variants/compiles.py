@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from sessions.numbers import counted
 from workbench.runner.profiling.probes import graphs as graph_probe
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.profiling.probes.graphs import Break
@@ -147,11 +148,6 @@ def keep_records() -> None:
 def without_id(reason: str) -> str:
     """Return a guard's failure without the number of the graph that it guards."""
     return re.sub(r"^\W*\d+/\d+: ", "", reason)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return the number with its noun in the singular or plural, such as "2 graphs"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _records_since(last: Any) -> list[Any]:

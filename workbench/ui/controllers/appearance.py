@@ -86,6 +86,8 @@ class Appearance(QObject):
         if points != round(self.font_points, 1):
             self._settings.font_points = points
             self._set_font(points)
+            self._dress()
+            self._theme.changed.emit()  # cells of tables have fonts of their own
 
     def choose_units(self, decimal: bool) -> None:
         """Show memory in GB or in GiB."""
@@ -127,5 +129,10 @@ class Appearance(QObject):
             for container in self._containers:
                 container.style().unpolish(container)  # the colours of its separators are kept
                 container.style().polish(container)
-                for part in container.findChildren(QWidget, options=_DIRECT):
-                    self._dress_part(part)
+            self._dress()
+
+    def _dress(self) -> None:
+        """Apply the style sheet to the parts of all windows."""
+        for container in self._containers:
+            for part in container.findChildren(QWidget, options=_DIRECT):
+                self._dress_part(part)

@@ -23,7 +23,7 @@ class HelpDialog(QDialog):
         self.resize(*SIZE)
         self.titles = QListWidget()
         self.titles.setAccessibleName("Help pages")
-        self.titles.setFixedWidth(LIST_PX)
+        _widgets.fix_width(self.titles, LIST_PX)
         self.titles.addItems([page.title for page in PAGES])
         self.page = QTextBrowser()
         self.page.setAccessibleName("Help page")

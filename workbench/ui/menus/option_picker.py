@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QPaintEvent, QStandardItemModel, QWheelEvent
+from PySide6.QtCore import QEvent, QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QHelpEvent, QPaintEvent, QStandardItemModel, QWheelEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QComboBox,
@@ -16,8 +16,11 @@ from PySide6.QtWidgets import (
     QStyleOptionComboBox,
     QStylePainter,
     QToolButton,
+    QToolTip,
     QWidget,
 )
+
+from sessions.plain_text import wrapped
 
 WIDTH = 160
 POPUP_PADDING = 24
@@ -50,16 +53,28 @@ class NoWheelComboBox(QComboBox):
         self.initStyleOption(option)
         painter = QStylePainter(self)
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
-        field = QStyle.SubControl.SC_ComboBoxEditField
-        room = (
-            self.style()
-            .subControlRect(QStyle.ComplexControl.CC_ComboBox, option, field, self)
-            .width()
-        )
-        option.currentText = self.fontMetrics().elidedText(
-            option.currentText, Qt.TextElideMode.ElideRight, room
-        )
+        option.currentText = self._elided(option.currentText)
         painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
+
+    def event(self, event: QEvent) -> bool:
+        """Show all of an elided text in the tool tip, above what explains the control."""
+        text = self.currentText()
+        is_tip = event.type() == QEvent.Type.ToolTip
+        if is_tip and isinstance(event, QHelpEvent) and self._elided(text) != text:
+            above = self.parentWidget()
+            tip = self.toolTip() or (above.toolTip() if above is not None else "")
+            QToolTip.showText(event.globalPos(), wrapped(f"{text}\n{tip}".strip()), self)
+            return True
+        return super().event(event)
+
+    def _elided(self, text: str) -> str:
+        """Return the text as it fits into the control."""
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        field = QStyle.SubControl.SC_ComboBoxEditField
+        control = QStyle.ComplexControl.CC_ComboBox
+        room = self.style().subControlRect(control, option, field, self).width()
+        return self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room)
 
 
 class OptionPicker(QWidget):

@@ -37,7 +37,7 @@ class ClaimRow:
     def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
         self.mark, self.word = QLabel(), QLabel()
         self.mark.setFixedSize(_widgets.ICON)
-        self.word.setFixedWidth(WORD_WIDTH)
+        _widgets.fix_width(self.word, WORD_WIDTH)
         self.claim = _wrapped(f"{row.claim[:1].upper()}{row.claim[1:]}")
         self.claim.setToolTip(f"{row.row}: {row.how}")
         self.says, self.measured = _wrapped(row.says), _wrapped("")

@@ -6,6 +6,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
 from PySide6.QtGui import QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
+from sessions.numbers import counted
 from sessions.studies import timeline
 from workbench.charts.units import PERCENT
 from workbench.plots import PLOTS, Run
@@ -171,12 +172,14 @@ class KernelTimeline(QWidget):
         width = max(stop - start, 1e-9)
         count, total_us = sum(row.count for row in rows), sum(row.total_us for row in rows)
         name = "Selected" if layer.selection is not None else "Visible"
-        items = "kernels" if layer.timeline.on_device else "operators"
-        parts = [f"{name}: {MICROSECONDS.text(width)}", f"{count:,} {items}"]
+        item = "kernel" if layer.timeline.on_device else "operator"
+        parts = [f"{name}: {MICROSECONDS.text(width)}", counted(count, item)]
         parts.append(f"{MICROSECONDS.text(total_us)} of work")
         idle_us = layer.timeline.idle_us(start, stop)
         if idle_us == idle_us:
             parts.append(f"GPU idle {PERCENT.text(100 * idle_us / width)}")
         if self.search.text():
-            parts.append(f"{self._matches:,} matches overall")
+            parts.append(
+                f"{self._matches:,} {'match' if self._matches == 1 else 'matches'} overall"
+            )
         return ", ".join(parts)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import numerics, session_log
 from sessions.ceilings import ceiling_words
-from sessions.numbers import STEP_TIME
+from sessions.numbers import STEP_TIME, counted
 from sessions.plain_text import wrapped
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from sessions.verdicts.ratios import UNPAIRED
@@ -101,7 +101,7 @@ class Group:
         """Return the row's cells: how many segments, and what they belong to."""
         mark = "▾" if self.expanded else "▸"
         count = len(self.segments)
-        words = f"{count} segment{'s' * (count != 1)}"
+        words = counted(count, "segment")
         return [mark, f"{self.title} ({words})", *[""] * (columns - 2)]
 
 

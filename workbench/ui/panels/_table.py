@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from PySide6.QtCore import QPoint, Qt, QTimer
+from PySide6.QtCore import QEvent, QPoint, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -21,6 +21,7 @@ from sessions.plain_text import wrapped
 from sessions.tables import Table, text
 from workbench import plot_export
 from workbench.theming import fonts
+from workbench.ui.panels import _widgets
 from workbench.ui.panels.segments import ROW_HEIGHT
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
@@ -38,7 +39,7 @@ class PlainTable(QTableWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.table: Table | None = None  # that is shown
-        self._last_px = 0
+        self._last_px = self._most_px = 0
         self.setShowGrid(False)
         self.setTabKeyNavigation(False)  # Tab goes on; arrows move within
         self.setAlternatingRowColors(True)
@@ -87,6 +88,19 @@ class PlainTable(QTableWidget):
 
     def narrow(self, most_px: int) -> None:
         """Limit the width of text columns except the last, so that numbers stay visible."""
+        self._most_px = most_px
+        self._narrow()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Measure the text again in another font or style; it comes when the table is shown."""
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
+            self._narrow()
+
+    def _narrow(self) -> None:
+        if not self._most_px:
+            return
+        most_px = _widgets.in_type(self._most_px, self)
         for column in range(self.columnCount() - 1):
             first = self.item(0, column)
             if first is not None and int(first.textAlignment()) == int(LEFT):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QHBoxLayout,
     QStackedWidget,
     QToolButton,
@@ -118,13 +117,11 @@ class AttributionPanel(QWidget):
         theme.changed.connect(self._draw)
         self._draw()
 
-    def _make_mode(self) -> QComboBox:
-        box = QComboBox()
+    def _make_mode(self) -> NoWheelComboBox:
+        box = NoWheelComboBox()
         box.setAccessibleName("How the effects of the toggles are separated")
         for name, title in MODES.items():
             box.addItem(title, name)
-        box.setMinimumContentsLength(8)
-        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         box.currentIndexChanged.connect(self._set_mode)
         return box
 
@@ -135,7 +132,7 @@ class AttributionPanel(QWidget):
     def _make_choices(self) -> QWidget:
         """Return the column of controls for a new attribution."""
         side = QWidget()
-        side.setFixedWidth(_CHOICES_PX)
+        _widgets.fix_width(side, _CHOICES_PX, 0.5)
         layout = _widgets.column(side)
         layout.addWidget(_widgets.heading("Toggles to measure"))
         self._rows = _widgets.tight(QVBoxLayout(), 4)
@@ -193,7 +190,8 @@ class AttributionPanel(QWidget):
                 toggle = config_edit.toggle_of(catalogue, name)
                 option = config_edit.option_title(toggle, candidates[name])
                 text = f"{toggle.title}: {option}"
-                metrics, room = box.fontMetrics(), _CHOICES_PX - _BOX_PX
+                metrics = box.fontMetrics()
+                room = _widgets.in_type(_CHOICES_PX, box, 0.5) - _BOX_PX
                 lines = (
                     [text] if metrics.horizontalAdvance(text) <= room else [toggle.title, option]
                 )

@@ -151,7 +151,7 @@ class BreakdownPanel(QWidget):
         column = _widgets.tight(QVBoxLayout(body), 0)
         above = (self.headline, self.remarks, self.next_steps, button_row, self.choice)
         column.addLayout(_widgets.head(*above))
-        column.addWidget(self.tabs, 1)
+        column.addWidget(_widgets.scrolled(self.tabs), 1)
         return body
 
     def _make_modules(self) -> QWidget:

@@ -389,7 +389,7 @@ def _row(
 ) -> None:
     """Add a labelled line; ``controls`` holds the widget where there is more than one."""
     label = QLabel(title)
-    label.setFixedWidth(LABEL_WIDTH)
+    _widgets.fix_width(label, LABEL_WIDTH, 0.5)
     label.setProperty("muted", True)
     label.setWordWrap(True)
     label.setToolTip(widget.toolTip())

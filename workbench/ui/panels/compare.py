@@ -29,6 +29,7 @@ from workbench.plots._steps import rolling
 from workbench.theming.icons import icon
 from workbench.titles import distinct
 from workbench.ui.controllers.verdicts import Verdicts
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
@@ -161,11 +162,9 @@ class ComparePanel(QWidget):
         row = QHBoxLayout(toolbar)
         row.setContentsMargins(8, 4, 8, 4)
         row.setSpacing(8)
-        self._base = QComboBox()
+        self._base = NoWheelComboBox()
         self._base.setToolTip("The session that ratios refer to")
         self._base.setMinimumContentsLength(_TITLE_LETTERS)
-        policy = QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
-        self._base.setSizeAdjustPolicy(policy)
         self._base.activated.connect(
             lambda index: self.set_baseline(self._base.itemData(index).session)
         )

@@ -17,12 +17,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.numbers import counted
 from sessions.plain_text import clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
 from workbench.theming import fonts
 from workbench.theming.icons import icon
+from workbench.titles import Titles, offered
 from workbench.ui.panels import _widgets
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
@@ -158,14 +160,15 @@ class FailurePanel(QWidget):
             self._waiting = None
             self._show_now(failure)
             if count > 1:
-                text = f"{count - 1:,} more failures came within a second."
+                text = f"{counted(count - 1, 'more failure')} came within a second."
                 self.show_banner("warning", text, "The panel Events lists all of them.")
 
     def _show_now(self, failure: Failure) -> None:
+        sentence, fix = self._titled(failure.sentence), self._titled(failure.fix)
         for banner in self.banners:
-            if banner.sentence.text() == clip(failure.sentence):
+            if banner.sentence.text() == clip(sentence):
                 self._forget(banner)
-        banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
+        banner = self.show_banner("bad", sentence, fix, failure.detail)
         if failure.set and self._configuration.catalogue is not None:
             self._offer(banner, failure.set)
         if failure.clears:
@@ -177,6 +180,11 @@ class FailurePanel(QWidget):
             self._without_runner.append(banner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
+
+    def _titled(self, text: str) -> str:
+        """Return a text of the runner with the titles that the toggles and the events have."""
+        catalogue = self._configuration.catalogue
+        return text if catalogue is None else Titles(offered(catalogue)).of(text)
 
     def _clear_triton_cache(self) -> None:
         self._run.send(protocol.ClearTritonCache())

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 
 from sessions.columns import row_count
 from sessions.model import Session
+from sessions.numbers import counted
 from sessions.session_log import study_segments
 from sessions.storage import open_files
 from workbench import plot_export
@@ -414,7 +415,7 @@ class LivePanel(QWidget):
 
     def _tell_held(self) -> None:
         gained = _steps(self._run) - self._held_at
-        gained_text = f", {gained:,} steps since" if gained > 0 else ""
+        gained_text = f", {counted(gained, 'step')} since" if gained > 0 else ""
         self._status.setText(
             f"View paused; the run continues{gained_text}" if self._session.live else ""
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import (
-    QComboBox,
     QHBoxLayout,
     QMenu,
     QStackedWidget,
@@ -123,7 +122,7 @@ class OptimizePanel(QWidget):
 
     # The form
 
-    def _make_objective(self) -> QComboBox:
+    def _make_objective(self) -> NoWheelComboBox:
         box = NoWheelComboBox()
         box.setAccessibleName("Objective")
         for name, title in OBJECTIVES.items():
@@ -146,7 +145,7 @@ class OptimizePanel(QWidget):
 
     def _make_choices(self) -> QWidget:
         side = QWidget()
-        side.setFixedWidth(_CHOICES_PX)
+        _widgets.fix_width(side, _CHOICES_PX, 0.25)
         layout = _widgets.column(side)
         layout.addWidget(_widgets.heading("Search for"))
         layout.addWidget(self.objective)
@@ -205,7 +204,7 @@ class OptimizePanel(QWidget):
         details_expander = _widgets.expander("Details", self._theme.current, self.details)
         column = _widgets.head(self.headline, self.about, details_expander, self.details, buttons)
         parts = ((self.chart, 1), (self.tabs, 1))
-        column.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
+        column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
         body.setLayout(column)
         return body
 

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Study
+from sessions.numbers import counted
 from sessions.studies import sweep
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.presets import Presets
@@ -171,7 +172,7 @@ class SweepPanel(QWidget):
         why_not = sweeps.why_not()
         _widgets.allow(self.run, why_not)
         count = sweeps.points()
-        self.status.setText(why_not or f"{count} point{'s' * (count != 1)}")
+        self.status.setText(why_not or counted(count, "point"))
 
     def _show_presets(self) -> None:
         """Add every preset as an entry that can be ticked."""
@@ -244,7 +245,7 @@ class SweepPanel(QWidget):
         counts = (
             f"{measured_count} of {total} points"
             if measured_count < total
-            else f"{measured_count} points"
+            else counted(measured_count, "point")
         )
         text = f"{self._session.titled(study.title)}: {counts}; {study.request.get('order', '')}"
         wrong = sweep.wrong_arms(study)

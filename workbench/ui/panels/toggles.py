@@ -6,6 +6,7 @@ from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
+from sessions.numbers import counted
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.toggle_verdicts import last_verdicts
 from workbench.ui.controllers.verdict_prompt import VerdictPrompt
@@ -158,7 +159,7 @@ class TogglesPanel(QWidget):
         count = len(pending)
         self._pending.setVisible(bool(pending))
         waits = "after the verdict" if self._verdicts.busy else "pending"
-        self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
+        self._pending_text.setText(f"{counted(count, 'change')} {waits}")
 
     def _arrange(self, configuration: Configuration) -> None:
         reasons = {name: self._unavailable(name, configuration) for name in self.rows}

@@ -60,3 +60,10 @@ def test_one_click_clears_tritons_cache(qtbot, ready, monkeypatch):
     qtbot.mouseClick(button(ready, "Clear Triton's cache"), Qt.MouseButton.LeftButton)
     assert sent == [protocol.ClearTritonCache()]
     assert ready.failures.banners == []
+
+
+def test_a_banner_names_a_toggle_as_its_row_does(ready):
+    failure = protocol.Failure(kind="mistake", sentence="adamw = fused: no", fix="Set adamw=loop.")
+    ready.failures.show_failure(failure)
+    (banner,) = ready.failures.banners
+    assert banner.sentence.text() == "AdamW: Fused, no"

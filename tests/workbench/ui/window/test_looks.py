@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 from fake_catalogue import catalogue
 from fake_session import session
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QFontMetrics, QHelpEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QComboBox,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QTextEdit,
+    QToolTip,
+    QVBoxLayout,
+    QWidget,
+)
 
 from sessions.model import Configuration, Session
 from sessions.numbers import MISSING
@@ -21,12 +31,13 @@ from workbench import protocol
 from workbench.plots._arms import WITHOUT, apart
 from workbench.theming.theme import DARK
 from workbench.ui import panel_list
+from workbench.ui.menus.option_picker import OptionPicker
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._table import FIGURE_SPACE, POINT_SPACE, PlainTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._widgets import BRIEF, brief_note
-from workbench.ui.status import StatusBar
+from workbench.ui.status import StatusBar, clock_text
 
 
 def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
@@ -186,6 +197,14 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
     assert bar._cancel.sizeHint().height() < idle
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.9, "00:00:00"), (3661, "01:01:01"), (86400, "24:00:00"), (400000, "111:06:40")],
+)
+def test_the_time_of_a_run_counts_on_after_a_day(seconds, expected):
+    assert clock_text(seconds) == expected
+
+
 def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
     bar = StatusBar(
         offered.session, offered.run, offered.configuration, offered.run_control, offered.theme
@@ -242,6 +261,34 @@ def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
     table.narrow(160)
     assert table.columnWidth(1) == 160 and table.item(0, 1).toolTip() == arm
     assert table.columnViewportPosition(2) + table.columnWidth(2) < 520
+
+
+def test_a_narrow_column_has_room_for_its_words_in_every_style(qtbot):
+    table = PlainTable()
+    qtbot.addWidget(table)
+    table.show_table(Table("t", [Column("verdict"), Column("note")], [["UNDECIDED", "n"]] * 2))
+    table.narrow(184)
+    table.resize(600, 200)
+    table.show()
+    table.setStyleSheet("* { font-size: 15pt; } QTableView::item { padding: 0 12px; }")
+    qtbot.wait(10)
+    assert table.columnWidth(0) >= table.sizeHintForColumn(0)
+
+
+def test_a_choice_that_is_elided_is_complete_in_its_tool_tip(qtbot, monkeypatch):
+    shown = []
+    monkeypatch.setattr(QToolTip, "showText", lambda _, text, widget: shown.append(text))
+    picker = OptionPicker([("a", "a choice of the shared setting"), ("b", "short")], 80)
+    qtbot.addWidget(picker)
+    picker.setToolTip("what it does")
+    picker.show()
+    box = picker.findChild(QComboBox)
+    for choice in ("a", "b"):
+        picker.set_value(choice)
+        at = QPoint(2, 2)
+        QApplication.sendEvent(box, QHelpEvent(QEvent.Type.ToolTip, at, box.mapToGlobal(at)))
+    assert shown[0] == "a choice of the shared setting\nwhat it does"
+    assert "short" not in "".join(shown)
 
 
 def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes_no_form(offered):

@@ -11,16 +11,20 @@ from PySide6.QtWidgets import (
     QComboBox,
     QDialogButtonBox,
     QDockWidget,
+    QGridLayout,
+    QLabel,
     QLineEdit,
     QSpinBox,
     QWidget,
 )
 
 from sessions import sizes
+from sessions.studies import claims
 from workbench.ui.accessible_names import CONTROLS
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.dialogs.preferences import Preferences
+from workbench.ui.panels._claim_row import MARKS, ClaimRow
 
 
 @pytest.fixture
@@ -58,6 +62,36 @@ def test_a_larger_type_reaches_the_controls_and_their_own_fonts(qtbot, ready, pr
     preferences._accept()
     assert QApplication.font().pointSizeF() == pytest.approx(before[1] * 1.5, abs=0.1)
     assert title.font().pointSizeF() == pytest.approx(before[0] * 1.5, abs=0.2)
+
+
+def test_a_larger_type_reaches_controls_with_a_style_sheet_at_once_and_fits_into_them(
+    qtbot, ready, preferences
+):
+    points = round(QApplication.font().pointSizeF() * 1.6, 1)
+    preferences.font_size.setValue(points)
+    preferences._accept()
+    build = ready.dock_area.docks["build"]
+    controls = [*build.findChildren(QComboBox), *build.findChildren(QAbstractSpinBox)]
+    controls = [control for control in controls if control.isVisible()]
+    assert {control.font().pointSizeF() for control in (*controls, ready.menuBar())} == {points}
+    for control in controls:
+        assert control.height() > control.fontMetrics().height(), control.accessibleName()
+
+
+def test_in_large_type_no_word_of_a_column_of_fixed_width_is_cut_off(qtbot, ready, preferences):
+    build = ready.dock_area.docks["build"]
+    words = QWidget(build)
+    claim = claims.Row(document="a", experiment="b", row="A1", claim="c", says="2x", unit="x")
+    row = ClaimRow(QGridLayout(words), 0, claim, lambda: None)
+    words.show()
+    preferences.font_size.setValue(1.6 * QApplication.font().pointSizeF())
+    preferences._accept()
+    labels = [label for label in build.findChildren(QLabel) if label.buddy() is not None]
+    texts = {label: label.text() for label in labels if label.isVisible()}
+    assert len(texts) > 3
+    for label, text in [*texts.items(), *((row.word, word) for word, _, _ in MARKS.values())]:
+        longest = text if label is row.word else max(text.split(), key=len)
+        assert label.fontMetrics().horizontalAdvance(longest) <= label.width(), text
 
 
 def test_keys_can_be_changed_and_no_two_actions_have_the_same(ready, settings, preferences):
