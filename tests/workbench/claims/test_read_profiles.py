@@ -121,6 +121,17 @@ def test_the_slowest_of_several_kernels_is_read():
     assert reading.value == pytest.approx(1.25) and "swiglu" in reading.note
 
 
+def test_a_noisy_kernel_that_may_be_the_slowest_widens_the_interval_of_the_smallest_speed_up():
+    from test_claim_readings import timed
+
+    segments, noisy_us = [], [35.0, 65.0] * 5
+    for operator, times_us in (("rope", [50.0] * 10), ("swiglu", noisy_us)):
+        segments += [timed(operator, "torch", [100.0] * 10), timed(operator, "triton", times_us)]
+    reading = slowest_kernel([("rope", "one"), ("swiglu", "one")])(results_of(segments=segments))
+    assert reading.value == pytest.approx(2.0) and "rope" in reading.note
+    assert reading.low < 1.7 and reading.high == pytest.approx(2.0) and reading.rounds == 10
+
+
 def test_a_compile_time_is_that_of_the_first_compilation():
     command = protocol.Start(configuration=Configuration(family="moe", preset="tiny"))
     (claim, *_) = documents()["moe"].experiments[0].claims
