@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import wire_samples
+from session_samples import steps
 
 from sessions import numerics
 from sessions.model import Configuration, Phase, Segment, Session, Study
@@ -21,6 +22,7 @@ from workbench.claims._read_profiles import (
     compile_seconds,
     fewer_launches,
     growth,
+    growth_of,
     ledger_difference,
     ledger_value,
     longest_right,
@@ -83,6 +85,14 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
         growth("state", "sequence")(results_of(segments=segments[:1]))
     with pytest.raises(Unmeasured, match="no segment records its tokens"):
         ledger_value("tokens")(here)
+
+
+def test_a_growth_is_that_between_sizes_whose_times_count():
+    segments = [segment("mamba2", "96M", {"sequence": size}) for size in (256, 1024, 65536)]
+    for ran, count in zip(segments, (9, 9, 1), strict=True):
+        ran.steps = steps(count)
+    reading = growth_of(lambda _: Reading(2.0, 1.9, 2.1), "sequence")(results_of(segments=segments))
+    assert reading.value == pytest.approx(4.0) and reading.note.startswith("256 to 1024")
 
 
 def test_the_longest_sequence_counts_only_with_right_numbers():
