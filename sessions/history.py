@@ -2,11 +2,13 @@
 
 A session of ``workbench check`` holds a paired comparison of a commit with the baseline, and so an
 interval. Between two sessions that ran at different times there is no interval: such a ratio is
-*unpaired*, and no step is claimed of it.
+*unpaired*, and no step is claimed of it. Nor is one between ratios to different baselines, or of
+different machines, or of a comparison whose own verdict rejects its interval.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +18,14 @@ from sessions.model import Configuration, PairedComparison, Segment, Session
 from sessions.numbers import STEP_TIME, Cell, interval_cells, moment
 from sessions.tables import Column, Table
 from sessions.verdicts import work
+from sessions.verdicts.arm_results import wrong_arms
 from sessions.verdicts.comparison import choose
-from sessions.verdicts.ratios import PAIRED, UNPAIRED
+from sessions.verdicts.ratios import PAIRED, UNPAIRED, machine
 from sessions.verdicts.regression import MODEL_COMMIT
 from sessions.verdicts.statistics import steady_ms, summarize
-from sessions.verdicts.verdict import region_of
+from sessions.verdicts.verdict import is_rejected, region_of
 from sessions.verdicts.verdict_words import verdict_word
 
-COMMIT = "commit"
 SLOWER, FASTER = "slower", "faster"
 _VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 
@@ -32,8 +34,10 @@ _VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 class Point:
     """One commit: its step time over the baseline's, with a 95 % interval if it is paired.
 
-    ``step``: that it is slower or faster than the paired commit before it; empty if neither is
-    shown.
+    ``baseline``: what the ratio is taken against; ``basis``: what two points share whose ratios can
+    be set against each other, empty if none can. ``wrong``: its results are out of tolerance.
+    ``step``: that it is slower or faster than the commit before it of the same basis; empty if
+    neither is shown.
     """
 
     title: str
@@ -44,6 +48,9 @@ class Point:
     high: float = math.nan
     source: str = UNPAIRED
     region: float = 0.0
+    baseline: str = ""
+    basis: str = ""
+    wrong: bool = False
     step: str = ""
 
 
@@ -64,8 +71,8 @@ def history(sessions: Sequence[Session], titles: Sequence[str]) -> tuple[list[Po
         return [], len(sessions)
     newest = chosen[-1][2].configuration
     same = [row for row in chosen if _is_same(row[2].configuration, newest)]
-    base_ms = summarize(steady_ms(same[0][2])).median
-    points = [_point(session, title, segment, base_ms) for session, title, segment in same]
+    first_title, base_ms = same[0][1], summarize(steady_ms(same[0][2])).median
+    points = [_point(*row, first_title, base_ms) for row in same]
     points = [point for point in points if math.isfinite(point.ratio)]
     return _with_steps(points), len(sessions) - len(points)
 
@@ -74,15 +81,27 @@ def history_table(points: Sequence[Point]) -> Table:
     """Return one row for each commit."""
     columns = [Column("session"), Column("commit"), Column("measured")]
     columns += [Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")]
-    columns += [Column("basis"), Column("step")]
+    columns += [Column("baseline"), Column("basis"), Column("step")]
     rows: list[list[Cell]] = []
     for point in points:
         cells = interval_cells(point.ratio, point.low, point.high, point.region)
         row: list[Cell] = [point.title, point.commit[:12] or None, moment(point.created)]
-        rows.append([*row, *cells, point.source, point.step or None])
-    notes = ["An unpaired ratio proves nothing: the baseline was measured at a different time."]
-    unpaired = any(point.source == UNPAIRED for point in points[1:])
-    return Table("Step time over commits", columns, rows, notes if unpaired else [])
+        rows.append([*row, *cells, point.baseline, point.source, step_text(point) or None])
+    notes = []
+    if any(point.source == UNPAIRED for point in points[1:]):
+        notes.append(
+            "An unpaired ratio proves nothing: the baseline was measured at a different time."
+        )
+    if len({point.basis for point in points if point.basis}) > 1:
+        notes.append(
+            "Steps are shown only between ratios to the same baseline on the same machine."
+        )
+    return Table("Step time over commits", columns, rows, notes)
+
+
+def step_text(point: Point) -> str:
+    """Return the step of a point, and that its results are wrong; empty if there is neither."""
+    return ", ".join(filter(None, (point.step, "WRONG results" if point.wrong else "")))
 
 
 def _segment_of(session: Session) -> Segment:
@@ -96,6 +115,8 @@ def _segment_of(session: Session) -> Segment:
 def _paired_of(session: Session) -> PairedComparison | None:
     """Return the last comparison of two commits of one configuration, if there is one."""
     for comparison in reversed(session.comparisons):
+        if comparison.facts.get("identical"):  # two builds of one commit
+            continue
         arms = work.arms_of(session, comparison)
         ends = comparison.ratio, comparison.low, comparison.high
         is_known = all(map(math.isfinite, ends)) and verdict_word(comparison) in _VERDICTS
@@ -109,30 +130,45 @@ def _is_same(first: Configuration, second: Configuration) -> bool:
     return not work.difference(first, second)[0] and first.toggles == second.toggles
 
 
-def _point(session: Session, title: str, segment: Segment, base_ms: float) -> Point:
-    commit = str(segment.ledger.get(MODEL_COMMIT) or session.environment.get(COMMIT, ""))
+def _point(
+    session: Session, title: str, segment: Segment, first_title: str, base_ms: float
+) -> Point:
+    commit = str(segment.ledger.get(MODEL_COMMIT) or session.environment.get(work.COMMIT, ""))
     comparison = _paired_of(session)
     if comparison is not None:
         ends = comparison.ratio, comparison.low, comparison.high
-        region = region_of(comparison)
-        return Point(title, commit, session.created, *ends, PAIRED, region)
+        return Point(
+            title,
+            commit,
+            session.created,
+            *ends,
+            source=PAIRED,
+            region=region_of(comparison),
+            baseline=comparison.arms[0],
+            basis="" if is_rejected(comparison) else _basis(session, comparison),
+            wrong="B" in dict(wrong_arms(comparison)),
+        )
     median = summarize(steady_ms(segment)).median
     ratio = median / base_ms if base_ms > 0 else math.nan
-    return Point(title, commit, session.created, ratio)
+    return Point(title, commit, session.created, ratio, baseline=first_title)
+
+
+def _basis(session: Session, comparison: PairedComparison) -> str:
+    """Return the baseline and the machine of a ratio, as text that can be compared."""
+    return f"{comparison.arms[0]} on {machine(session.environment)}"
 
 
 def _with_steps(points: Sequence[Point]) -> list[Point]:
-    """Mark where the interval of a paired point excludes that of the paired point before it."""
+    """Mark where the interval of a point excludes that of the point before it of its basis."""
     marked: list[Point] = []
-    before: Point | None = None
+    last: dict[str, Point] = {}
     for point in points:
-        step = ""
-        if point.source == PAIRED:
+        step, before = "", last.get(point.basis)
+        if point.basis:
             if before is not None and point.low > before.high * (1 + point.region):
                 step = SLOWER
             elif before is not None and point.high * (1 + point.region) < before.low:
                 step = FASTER
-            before = point
-        fields = point.ratio, point.low, point.high, point.source, point.region, step
-        marked.append(Point(point.title, point.commit, point.created, *fields))
+            last[point.basis] = point
+        marked.append(dataclasses.replace(point, step=step))
     return marked

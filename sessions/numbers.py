@@ -110,6 +110,19 @@ def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
     return interval_text(ratio, low, high, region, f" {STEP_TIME}")
 
 
+def percent_text(share: float) -> str:
+    """Return a share of 1 in whole percent; never 0 % for a part, nor 100 % for less than all."""
+    if 0 < share <= 0.005:  # which Python rounds to 0
+        return "below 1 %"
+    return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
+
+
+def change_text(growth: float, edge: float) -> str:
+    """Return a relative change in percent, on its own side of the ``edge`` and of 0."""
+    percent = number(100 * growth, 0.2, (0.0, 100 * edge))  # a decimal, and more near to an edge
+    return f"{'+' * (growth > 0)}{percent} %"
+
+
 def _side(value: float, edge: float) -> int:
     return (value > edge) - (value < edge)
 

@@ -275,7 +275,7 @@ _SCALING = {
         "ratio": _column("step time over one device's"),
         "ratio_low": _column("lower end of the 95 % interval of ratio"),
         "ratio_high": _column("upper end of the 95 % interval of ratio"),
-        "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, without correction"),
+        "verdict": _text("FASTER, SLOWER, SAME or UNDECIDED, corrected for their number"),
         "pairs": _count("pairs of blocks that count"),
         "efficiency": _column("strong: t1 / (n tn); weak: t1 / tn; 1 is ideal"),
         **_interval("efficiency"),

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sessions.model import PROFILE, Session, Study
+from sessions.numbers import percent_text
 from sessions.tracing.kinds import kind_of
 
 KIND = PROFILE
@@ -269,7 +270,7 @@ def not_by_module(before: Study, after: Study) -> str:
     if not sides:
         return ""
     return (
-        f"Aligned by class: {100 * max(shares):.0f} % of {' and '.join(sides)} is compiled code "
+        f"Aligned by class: {percent_text(max(shares))} of {' and '.join(sides)} is compiled code "
         "that could not be assigned to modules; the notes of the profile say why."
     )
 
@@ -324,11 +325,11 @@ def words(study: Study) -> list[str]:
     kinds = by(study, "kind")
     total = total_us(study)
     if kinds and total:
-        shares = [f"{name} {100 * us / total:.0f} %" for name, (_, us) in list(kinds.items())[:4]]
+        shares = [f"{name} {percent_text(us / total)}" for name, (_, us) in list(kinds.items())[:4]]
         lines.append(f"Most time: {', '.join(shares)}.")
     lost = unattributed(study)
     if lost > 0.005:
-        lines.append(f"{100 * lost:.0f} % of the time cannot be assigned to a module.")
+        lines.append(f"{percent_text(lost)} of the time cannot be assigned to a module.")
     if over := [row.name for row in achieved(study) if row.share > OVER_THE_ROOF]:
         lines.append(
             f"Faster than the measured roof: {', '.join(over)}. Their data may come from a cache, "
@@ -370,8 +371,10 @@ def fragmentation(study: Study) -> float:
 def _waiting(idle: float, step_us: float) -> str:
     spare = f"{idle * step_us / 1e3:.2f} ms of {step_us / 1e3:.2f} ms"
     if idle < LAUNCH_BOUND:
-        return f"The GPU works {100 * (1 - idle):.0f} % of the step: it is not launch-bound."
-    return f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host."
+        return f"The GPU works {percent_text(1 - idle)} of the step: it is not launch-bound."
+    return (
+        f"Launch-bound: in {percent_text(idle)} of the step ({spare}) the GPU waits for the host."
+    )
 
 
 def _number(facts: Mapping[str, object], name: str) -> float:

@@ -29,7 +29,7 @@ import msgspec
 
 from sessions.ceilings import UTILIZATION, utilization
 from sessions.model import Configuration, Segment, Session, Study
-from sessions.numbers import Cell
+from sessions.numbers import Cell, percent_text
 from sessions.plain_text import first_clause
 from sessions.sizes import size_text
 from sessions.studies import breakdown
@@ -168,12 +168,12 @@ def _host(facts: _Facts) -> list[Suggestion]:
         if not facts.idle > 0:
             return []
         share, saved_us = facts.idle, facts.idle * facts.step_us
-        finding = f"{100 * share:.0f} % host-bound"
+        finding = f"{percent_text(share)} host-bound"
         details = [("GPU idle in an unprofiled step", saved_us, 0.0), *_longest_gaps(facts.study)]
     else:
         saved_us = facts.kinds.get("host", 0.0)
         share = saved_us / facts.total_us if facts.total_us else 0.0
-        finding = f"{100 * share:.0f} % in Python and autograd"
+        finding = f"{percent_text(share)} in Python and autograd"
         details = [("Python and autograd's engine", saved_us, 0.0)]
     options = facts.options(
         Option("cuda_graphs", "on", "CUDA graphs", needs_gpu=True),
@@ -197,7 +197,7 @@ def _input(facts: _Facts) -> list[Suggestion]:
     wait_us = facts.kinds.get(breakdown.INPUT_WAIT, 0.0)
     if not wait_us:
         return []
-    finding = f"{100 * wait_us / facts.step_us:.0f} % waiting for input"
+    finding = f"{percent_text(wait_us / facts.step_us)} waiting for input"
     details = (("waiting for input", wait_us, 0.0),)
     speedup = facts.speedup(wait_us)
     return [Suggestion(finding, (), speedup, math.nan, "more loader workers", details)]
@@ -216,7 +216,7 @@ def _operators(facts: _Facts) -> list[Suggestion]:
     compiled = Option("compile", "default", "torch.compile")
     saved_all = sum(row.us - row.least_us for row in slow)
     details = tuple((row.name, row.us, row.least_us) for row in slow[:8])
-    finding = f"{worst.name} at {100 * worst.share:.0f} % of attainable"
+    finding = f"{worst.name} at {percent_text(worst.share)} of attainable"
     suggestions = []
     if options := facts.options(every, compiled):
         suggestions.append(Suggestion(finding, options, facts.speedup(saved_all), details=details))
@@ -234,7 +234,7 @@ def _optimizer(facts: _Facts) -> list[Suggestion]:
     options = facts.options(Option("adamw", "fused", "fused AdamW"))
     if not took_us > least_us or not options:
         return []
-    finding = f"{100 * took_us / facts.step_us:.0f} % in the optimizer"
+    finding = f"{percent_text(took_us / facts.step_us)} in the optimizer"
     details = (("optimizer", took_us, least_us),)
     return [Suggestion(finding, options, facts.speedup(took_us - least_us), details=details)]
 
@@ -246,7 +246,7 @@ def _fusion(facts: _Facts) -> list[Suggestion]:
     options = facts.options(Option("compile", "default", "torch.compile"))
     if not options:
         return []
-    finding = f"{100 * saved_us / facts.step_us:.0f} % in kernels that could be fused"
+    finding = f"{percent_text(saved_us / facts.step_us)} in kernels that could be fused"
     return [Suggestion(finding, options, facts.speedup(saved_us), details=(*parts,))]
 
 
@@ -268,7 +268,7 @@ def _precision(facts: _Facts) -> list[Suggestion]:
     others_us = facts.total_us - took_us - facts.kinds.get("host", 0.0)
     saved_us = took_us - least_us + max(others_us, 0.0) / 2
     options = facts.options(Option("precision", "amp_bf16", "BF16 autocast"))
-    finding = f"{100 * took_us / facts.step_us:.0f} % in 32-bit matrix products"
+    finding = f"{percent_text(took_us / facts.step_us)} in 32-bit matrix products"
     details = (("matrix product", took_us, least_us), ("other kernels", others_us, others_us / 2))
     return [Suggestion(finding, options, facts.speedup(saved_us), details=details)] * bool(options)
 
@@ -282,7 +282,7 @@ def _memory(facts: _Facts) -> list[Suggestion]:
         return []
     if facts.configuration is None or facts.configuration.toggles.get("checkpointing") != "none":
         return []
-    finding = f"{100 * activations / total:.0f} % of memory in activations"
+    finding = f"{percent_text(activations / total)} of memory in activations"
     return [Suggestion(finding, options, saved_bytes=activations)]
 
 
@@ -319,7 +319,7 @@ def _without_profile(session: Session) -> list[Suggestion]:
     speedup = 1 / share if 0 < share < 1 else math.nan
     suggestions = []
     if speedup >= LEAST_SPEEDUP:
-        finding = f"{UTILIZATION} {100 * share:.0f} %"
+        finding = f"{UTILIZATION} {percent_text(share)}"
         advice = "profile these steps (workbench profile) to see where the rest goes"
         suggestions.append(Suggestion(finding, (), speedup, advice=advice))
     return [*suggestions, *_ineffective(session)][:MOST]

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from sessions.model import PairedComparison, Prediction
-from sessions.numbers import STEP_TIME, number
+from sessions.numbers import STEP_TIME, number, percent_text
 
 NO_PREDICTION = "no prediction"
 
@@ -53,7 +53,7 @@ def predict(base: Least, other: Least, idle: float = math.nan) -> Prediction:
                 "known for A; profile A first"
             )
         ratio *= 1 - idle
-        text += f"; the GPU waits in {100 * idle:.0f} % of A's profile"
+        text += f"; the GPU waits in {percent_text(idle)} of A's profile"
     return Prediction(ratio=ratio, text=text, base_us=base.us, other_us=other.us)
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from sessions.model import SCALING, Session, Study
-from sessions.numbers import STEP_TIME, Cell, Measured
+from sessions.numbers import MISSING, STEP_TIME, Cell, Measured, interval_cells, text
 from sessions.numerics import MARKS
 from sessions.sizes import sized
-from sessions.studies.attribution.words import rows
+from sessions.studies.attribution.words import ONE_BUILD, rows
 from sessions.studies.sweep import MEASURED
 from sessions.tables import Column, Table
+from sessions.verdicts.work import OTHER_WORK
 
 KIND, POINTS, RANKS = SCALING, "efficiencies", "ranks"
 STRONG, WEAK = "strong", "weak"
@@ -116,21 +117,27 @@ def headline(study: Study) -> str:
     best = [curve[-1] for curve in curves(study).values()]
     if not best:
         return "no efficiency was measured"
-    texts = [f"{name_of(row)}: {efficiency_text(row)}" for row in best]
+    texts = [
+        f"{name_of(row)}: {efficiency_text(row)}{', WRONG numbers' if row['wrong'] == 1 else ''}"
+        for row in best
+    ]
     return f"{study.request.get('mode', STRONG)} scaling efficiency of {'; '.join(texts)}"
 
 
 def efficiency_text(row: dict[str, Any]) -> str:
     """Return ``0.92 (0.90 to 0.94)``; the efficiency alone if it has no interval."""
+    value, *ends = map(text, _efficiency_cells(row))
+    return value if MISSING in ends else f"{value} ({ends[0]} to {ends[1]})"
+
+
+def _efficiency_cells(row: dict[str, Any]) -> list[Cell]:
     value, low, high = (float(row[name]) for name in ("efficiency", "low", "high"))
-    if not math.isfinite(high - low):
-        return f"{value:.3g}"
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return interval_cells(value, low, high, region=0.0)
 
 
 def points_table(study: Study) -> Table:
     """Return one row for each kind and number of ranks."""
-    shown = points(study)
+    shown, is_weak = points(study), study.request.get("mode") == WEAK
     unit, peaks = sized(float(row["peak_bytes"]) for row in shown)
     columns = [
         Column("kind"),
@@ -151,7 +158,6 @@ def points_table(study: Study) -> Table:
     table: list[list[Cell]] = []
     for row, peak in zip(shown, peaks, strict=True):
         ratio, error = float(row["ratio"]), (float(row["ratio_high"]) - row["ratio_low"]) / 2
-        half = float(row["high"] - row["low"]) / 2
         table.append(
             [
                 str(row["kind"]),
@@ -159,8 +165,8 @@ def points_table(study: Study) -> Table:
                 str(row["outcome"]),
                 float(row["step_ms"]),
                 Measured(ratio, error),
-                str(row["verdict"]),
-                *(Measured(float(row[name]), half) for name in ("efficiency", "low", "high")),
+                OTHER_WORK if is_weak and row["verdict"] else str(row["verdict"]),
+                *_efficiency_cells(row),
                 _or_not_measured(row, "exposed_ms"),
                 _or_not_measured(row, "skew_ms"),
                 peak,
@@ -204,8 +210,10 @@ def remarks(study: Study) -> list[str]:
         else f"Weak scaling: a batch of {batch} for each rank; the efficiency is t1 / tn."
     ]
     for name in ("communication", "device"):
-        if text := study.facts.get(name):
-            lines.append(f"{text}.")
+        if fact := study.facts.get(name):
+            lines.append(f"{fact}.")
+    if curves(study):
+        lines.append(ONE_BUILD)
     if wrong := wrong_points(study):
         lines.append(f"Wrong numbers, however fast: {', '.join(wrong)}.")
     return lines

@@ -1,7 +1,7 @@
 """The energy of a step in a paired comparison: the third ratio beside time and memory.
 
 A unit is a pair of long blocks, one of each arm in random order: the log ratio of joules a step.
-How many pairs there are is settled before the first one.
+How many pairs there are is settled before the first one. All run in the last build of both arms.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from sessions.model import EnergyPairs, PairedComparison
-from sessions.numbers import number
+from sessions.numbers import interval_cells, number, text
 from sessions.verdicts import verdict
+from sessions.verdicts.verdict import region_of
 
 FACT = "energy"  # of a comparison
 
@@ -45,13 +46,13 @@ def energy_line(comparison: PairedComparison) -> str:
     if energy.ratio is None:
         return f"Energy was not measured: {energy.why_not}."
     first, second = (number(float(mean)) for mean in np.mean(energy.joules, axis=0))
-    ends = "no interval"
-    if energy.low is not None and energy.high is not None:
-        ends = f"95 % interval {number(energy.low)} to {number(energy.high)}"
+    low, high = (math.nan if end is None else end for end in (energy.low, energy.high))
+    ratio, *ends = map(text, interval_cells(energy.ratio, low, high, region_of(comparison)))
+    interval = "no interval" if math.isnan(low) else f"95 % interval {ends[0]} to {ends[1]}"
     count = len(energy.joules)
     return (
-        f"Energy of a step: B needs {number(energy.ratio)} of A's ({ends}, {count} "
-        f"pair{'' if count == 1 else 's'}): {second} J and {first} J."
+        f"Energy of a step: B needs {ratio} of A's ({interval}, {count} "
+        f"pair{'' if count == 1 else 's'} of one build): {second} J and {first} J."
     )
 
 

@@ -52,7 +52,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     """
     base = measurements[baseline]
     groups = _groups(measurements)
-    base_group = groups.get(_key(base), [])
+    base_group = groups.get(_group_key(base), [])
     rounds = {
         index: logs
         for index, other in enumerate(measurements)
@@ -61,7 +61,8 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
     repeated = {
         key: group
         for key, group in groups.items()
-        if key != _key(base)
+        if key != _group_key(base)
+        and key[1:] == _group_key(base)[1:]
         and _is_comparable(base, group[0])
         and visits_in_turn(base_group, group) is not None
     }
@@ -76,8 +77,8 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
             ratio = _of_pairs(base, other, paired)
             if index in rounds:
                 ratio = _of_rounds(rounds[index], len(rounds))
-            elif ratio is None and _key(other) in repeated:
-                ratio = of_repeats(base_group, repeated[_key(other)], len(repeated))
+            elif ratio is None and _group_key(other) in repeated:
+                ratio = of_repeats(base_group, repeated[_group_key(other)], len(repeated))
         ratios.append(_with_work(ratio or _unpaired(base, other), base, other))
     return ratios
 
@@ -120,12 +121,27 @@ def _key(measurement: Measurement) -> tuple[str, str, str]:
 
 
 def _groups(measurements: Sequence[Measurement]) -> dict[Any, list[Measurement]]:
-    """Return the measurements by configuration and machine, without those that have no time."""
+    """Return what measured the same on one machine, without measurements that have no time."""
     groups: dict[Any, list[Measurement]] = {}
     for measurement in measurements:
         if measurement.summary.median > 0:
-            groups.setdefault(_key(measurement), []).append(measurement)
+            groups.setdefault(_group_key(measurement), []).append(measurement)
     return groups
+
+
+def _group_key(measurement: Measurement) -> tuple[str, str, str, str]:
+    """Return what repeats share: ``_key``, and the code that ran.
+
+    The arms of a comparison of one configuration with itself are two commits or two builds.
+    """
+    session, index = measurement.session, measurement.segment.index
+    code = session.environment.get(work.COMMIT, "")
+    for comparison in session.comparisons:
+        arms = work.arms_of(session, comparison)
+        if len(arms) == 2 and arms[0] == arms[1] and index in comparison.facts["segments"]:
+            code = f"{code} segment {index} of {id(session)}"
+            break
+    return *_key(measurement), code
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, str]:
@@ -208,10 +224,16 @@ def _of_pairs(
         if machine(session.environment) != machine(base.session.environment):
             continue
         is_own_session = session is base.session is other.session
-        exact = is_own_session and sorted(comparison.facts["segments"]) == sorted(places)
+        indices = list(comparison.facts["segments"])
+        exact = is_own_session and sorted(indices) == sorted(places)
+        swapped = arms != configurations
+        if arms[0] == arms[1]:  # two commits, or two builds: the configuration does not tell which
+            if not exact:
+                continue
+            swapped = indices != places
         rank = (int(comparison.facts.get("pairs", 0)), exact)
         if best is None or rank > best[0]:
-            best = rank, arms != configurations, comparison
+            best = rank, swapped, comparison
     if best is None:
         return None
     (pairs, _), swapped, comparison = best

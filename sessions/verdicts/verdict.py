@@ -242,6 +242,21 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     return verdict, undecided if verdict == "UNDECIDED" else []
 
 
+def is_rejected(comparison: PairedComparison) -> bool:
+    """Return True if the verdict does not trust the interval, however clear that is.
+
+    There were too few pairs or builds, the arms ran at different clocks, or the mean step times
+    refute the medians.
+    """
+    margin = math.log1p(region_of(comparison))
+    low, high = comparison.low, comparison.high
+    if comparison.verdict != "UNDECIDED" or not (low > 0 and high < math.inf):
+        return False
+    n = int(comparison.facts.get("pairs", MIN_PAIRS))
+    time = Interval(n, math.log(comparison.ratio), math.log(low), math.log(high), math.nan)
+    return n < MIN_PAIRS or reading(time, margin) != "UNDECIDED"
+
+
 def _refuted(verdict: str, time: Interval, means: Interval, margin: float) -> str:
     """Return how the mean step times, whose log ratios are ``means``, refute a verdict by medians.
 

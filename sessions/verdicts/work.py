@@ -14,6 +14,7 @@ import msgspec
 from sessions.model import Configuration, PairedComparison, Segment, Session
 
 INVALID = "invalid"  # the fact of a segment whose measured step times are impossibly short
+COMMIT = "commit"  # the workbench's own, in a session's environment
 MODEL_DIGEST = "model_digest"  # the fact of a segment by which two run the same model or not
 # Of an attribution's request: toggles of other models whose option is the base's own field.
 SAME_MODEL = "same_model"

@@ -18,15 +18,18 @@ def plain(created, median_ms=10.0, configuration=OWN):
     return Session(created=created, segments=[segment], environment={"commit": f"c{created}"})
 
 
-def check(created, ratio, half=0.005):
+def check(created, ratio, half=0.005, verdict="SLOWER", baseline="old", gpu="H100", **facts):
     session = plain(created, 10.0 * ratio)
     other = dataclasses.replace(session.segments[0], index=1)
     comparison = PairedComparison(
-        arms=["old", "new"], order=[0, 1], medians_ms=[10.0, 10.0 * ratio], ratio=ratio,
-        low=ratio - half, high=ratio + half, verdict="SLOWER", facts={"segments": [0, 1]},
+        arms=[baseline, "new"], order=[0, 1], medians_ms=[10.0, 10.0 * ratio], ratio=ratio,
+        low=ratio - half, high=ratio + half, verdict=verdict, facts={"segments": [0, 1], **facts},
     )  # fmt: skip
     return dataclasses.replace(
-        session, segments=[session.segments[0], other], comparisons=[comparison]
+        session,
+        segments=[session.segments[0], other],
+        comparisons=[comparison],
+        environment={**session.environment, "gpu": gpu},
     )
 
 
@@ -40,6 +43,38 @@ def test_a_step_is_where_an_interval_excludes_that_of_the_commit_before():
     assert [point.step for point in points] == ["", "", "slower", ""] and left_out == 0
     points, _ = points_of(check(1, 1.06), check(2, 1.0))
     assert [point.step for point in points] == ["", "faster"]
+
+
+@pytest.mark.parametrize("changed", [{"baseline": "older"}, {"gpu": "H200"}])
+def test_ratios_to_different_baselines_or_of_different_machines_show_no_step(changed):
+    points, _ = points_of(check(1, 1.5), check(2, 1.0, **changed), check(3, 1.6))
+    assert [point.step for point in points] == ["", "", "slower"]
+    table = history_table(points)
+    assert [row[6] for row in table.rows] == ["old", changed.get("baseline", "old"), "old"]
+    assert "the same baseline on the same machine" in table.to_markdown()
+
+
+def test_a_commit_compared_with_itself_is_no_ratio_to_a_baseline():
+    points, _ = points_of(check(1, 1.06), check(2, 1.0, identical=True))
+    assert [(point.source, point.step) for point in points] == [(PAIRED, ""), (UNPAIRED, "")]
+
+
+@pytest.mark.parametrize("facts", [{"pairs": 3}, {"pairs": 20}])
+def test_an_interval_that_its_own_verdict_rejects_shows_no_step(facts):
+    rejected = check(2, 1.2, verdict="UNDECIDED", **facts)
+    points, _ = points_of(check(1, 1.0), rejected, check(3, 1.0))
+    assert [point.step for point in points] == ["", "", ""]
+
+
+def test_an_open_verdict_with_a_sound_interval_takes_part_in_steps():
+    points, _ = points_of(check(1, 0.9), check(2, 1.01, verdict="UNDECIDED", pairs=20))
+    assert [point.step for point in points] == ["", "slower"]
+
+
+def test_a_step_of_wrong_results_says_so():
+    numerics = {"1": {"ok": False, "reference": "float64", "text": "0.5, at most 0.1"}}
+    points, _ = points_of(check(1, 1.0), check(2, 0.5, verdict="FASTER", numerics=numerics))
+    assert history_table(points).rows[1][-1] == "faster, WRONG results"
 
 
 def test_what_ran_at_another_time_has_a_ratio_without_an_interval_or_a_step():

@@ -88,3 +88,19 @@ def test_a_number_of_unknown_error_keeps_three_digits(value):
 )
 def test_a_counted_noun_is_singular_only_after_1(count, expected):
     assert numbers.counted(count, "step") == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.0, "0 %"),
+        (1e-9, "below 1 %"),
+        (0.005, "below 1 %"),
+        (0.37, "37 %"),
+        (0.996, "over 99 %"),
+        (1.0, "100 %"),
+        (1.2, "120 %"),
+    ],
+)
+def test_a_part_is_not_nothing_and_not_all(share, expected):
+    assert numbers.percent_text(share) == expected

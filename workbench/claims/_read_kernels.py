@@ -34,12 +34,19 @@ def kernel(operator: str, case: str, other: str = "triton", base: str = "torch")
 
 
 def slowest_kernel(kernels: Sequence[tuple[str, str]]) -> Read:
-    """Return the smallest speed-up of several kernels, each given as (operator, case)."""
+    """Return the smallest speed-up of several kernels, each given as (operator, case).
+
+    Any of them may be the slowest, so the interval goes from the least of their lower ends to the
+    least of their upper ends, and is of the fewest rounds.
+    """
 
     def read(results: Results) -> Reading:
         readings = [(kernel(operator, case)(results), operator) for operator, case in kernels]
         least, operator = min(readings, key=lambda pair: pair[0].value)
-        return replace(least, note=f"the smallest speed-up: {operator} {least.note}")
+        low, high = (float(end) for end in np.min([r.ends for r, _ in readings], axis=0))
+        note = f"the smallest speed-up: {operator} {least.note}"
+        rounds = min(reading.rounds or 0 for reading, _ in readings)
+        return replace(least, low=low, high=high, rounds=rounds, note=note)
 
     return read
 

@@ -13,6 +13,7 @@ from sessions.sizes import sized
 from sessions.studies import breakdown
 from sessions.verdicts import statistics
 from workbench.claims._claim import Reading, Results, Unmeasured
+from workbench.claims._read import LEAST_STEPS
 
 Read = Callable[[Results], Reading]
 
@@ -160,7 +161,7 @@ def growth_of(exponent: Read, setting: str) -> Read:
         sizes = [
             _setting(segment, setting)
             for segment in results.segments
-            if len(statistics.steady_ms(segment))
+            if len(statistics.steady_ms(segment)) >= LEAST_STEPS
         ]
         times = max(sizes) / min(sizes)
         value, low, high = (times ** (end - 1) for end in (fitted.value, *fitted.ends))

@@ -29,6 +29,7 @@ from sessions.verdicts.regression import (
 )
 from sessions.verdicts.statistics import clock, steady_ms, summarize
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks
+from sessions.verdicts.work import COMMIT
 from workbench import protocol
 from workbench.alternating_runners import AlternatingRunners, Variant, VariantFailed
 from workbench.client import headless
@@ -61,7 +62,6 @@ from workbench.commit_checkout import NotCheckedOut, checked_out, commit_of, rep
 BUDGET_S = 60.0
 UNPAIRED_S = 10.0  # of steps where only the file can be compared with
 NOT_SLOWER = "not-slower"
-COMMIT = "commit"  # the workbench's own, in a session's environment
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A filled dot with a bar is a paired comparison with the baseline and its 95 % interval. A hollow dot
 was measured at a different time than the baseline, and proves nothing. A vertical line marks a
-step: a commit whose interval excludes that of the commit before it.
+step: a commit whose interval excludes that of the commit before it, of the same baseline and
+machine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
-from sessions.history import Point, history
+from sessions.history import Point, history, step_text
 from sessions.verdicts.ratios import PAIRED
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
@@ -86,8 +87,9 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
             name: np.array([getattr(point, name) for point in points])
             for name in ("ratio", "low", "high")
         },
+        "baseline": np.array([point.baseline for point in points], object),
         "basis": np.array([point.source for point in points], object),
-        "step": np.array([point.step for point in points], object),
+        "step": np.array([step_text(point) for point in points], object),
     }
 
 

@@ -320,11 +320,11 @@ class Verdicts:
     def payoff_steps(self) -> float:
         """Return after how many steps the longer build of the best candidate has paid off.
 
-        Infinite if its steps are not faster, 0 if it is also built sooner; NaN if nothing is known.
+        0 if it is also built sooner; NaN if nothing is known, or no verdict says that it is faster.
         """
         effect, start, best = self.gain(), self.search.start, self.search.best
         judgement = None if effect is None else effect.judgement
-        if judgement is None or judgement.ratio is None:
+        if judgement is None or judgement.ratio is None or judgement.verdict != "FASTER":
             return math.nan
         return payoff_steps(best.build_s - start.build_s, start.step_ms, judgement.ratio)
 

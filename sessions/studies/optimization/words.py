@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sessions.model import OPTIMIZATION, Session, Study
-from sessions.numbers import STEP_TIME, Cell, counted, number
+from sessions.numbers import STEP_TIME, Cell, counted, interval_cells, interval_text, number
 from sessions.sizes import sized
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.words import rows
@@ -78,7 +78,7 @@ def headline(study: Study) -> str:
     if best["candidate"] == 0:
         if not tried:
             return "only the start was measured"
-        return f"nothing is better than the start among {counted}"
+        return f"nothing was shown to be better than the start among {counted}"
     gains = [row for row in rows(study, EFFECTS) if row["kind"] == GAIN]
     gain = {row["quantity"]: row for row in gains}
     if not study.facts.get("final") or "time" not in gain:
@@ -86,7 +86,7 @@ def headline(study: Study) -> str:
     words = [f"{best['title']}: {_claim(study, gain['time'])}"]
     objective = str(question(study).get("objective"))
     if objective in (MEMORY, ENERGY) and objective in gain:
-        words.insert(1, f"{number(float(gain[objective]['ratio']))} x the start's {objective}")
+        words.insert(1, _objective_words(study, gain[objective], objective))
     return ", ".join(words)
 
 
@@ -157,16 +157,16 @@ def verdicts_table(study: Study) -> Table:
     """Return one row for each verdict, from new blocks."""
     table = attribution_words.effects_table(study)
     energy = {
-        (row["kind"], row["name"]): float(row["ratio"])
+        (row["kind"], row["name"]): interval_cells(*_ends(row), _region(study))
         for row in rows(study, EFFECTS)
         if row["quantity"] == ENERGY
     }
     columns, cells = list(table.columns), [list(row) for row in table.rows]
     if energy:
         times = [(r["kind"], r["name"]) for r in rows(study, EFFECTS) if r["quantity"] == "time"]
-        columns.insert(-1, Column("energy ratio"))
+        columns[-1:-1] = [Column(name) for name in ("energy ratio", "energy from", "energy to")]
         for row, effect in itertools.zip_longest(cells, times):
-            row.insert(-1, energy.get(effect, math.nan))
+            row[-1:-1] = energy.get(effect, [None, None, None])
     return Table(f"{study.title}: verdicts", columns, cells)
 
 
@@ -236,7 +236,21 @@ def _format_times(facts: Mapping[str, Any]) -> str:
 def _claim(study: Study, row: Mapping[str, Any]) -> str:
     if not math.isfinite(row["ratio"]):
         return "not measured"
-    region = float(max(question(study).get("region", REGION), question(study).get("floor", 0.0)))
-    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-    words = claim_words(str(row["verdict"]), ratio, low, high, region)
-    return f"{words} against the start"
+    return f"{claim_words(str(row['verdict']), *_ends(row), _region(study))} against the start"
+
+
+def _objective_words(study: Study, row: Mapping[str, Any], objective: str) -> str:
+    """Say the ratio of memory, which is counted exactly, or of energy, with its interval."""
+    unit = f" x the start's {objective}"
+    if objective == MEMORY:
+        return f"{number(float(row['ratio']))}{unit}"
+    undecided = ", undecided" if row["verdict"] == "UNDECIDED" else ""
+    return f"{interval_text(*_ends(row), _region(study), unit)}{undecided}"
+
+
+def _ends(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    return float(row["ratio"]), float(row["low"]), float(row["high"])
+
+
+def _region(study: Study) -> float:
+    return float(max(question(study).get("region", REGION), question(study).get("floor", 0.0)))

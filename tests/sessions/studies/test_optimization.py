@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -223,6 +225,23 @@ def test_a_start_gives_way_to_a_runner_up_that_new_blocks_show_to_be_faster():
 def test_a_longer_build_pays_off_after_the_steps_that_save_as_much(extra_s, ratio, steps):
     assert payoff_steps(extra_s, 100.0, ratio) == steps
     assert math.isnan(payoff_steps(-1.0, 100.0, 1.5)), "nothing is saved, and nothing was spent"
+
+
+def test_a_build_pays_off_only_where_a_verdict_says_that_steps_are_faster():
+    space = dimensions(2)
+    bench = SimulatedBench(space, {}, noise=0.02, builds_s={(0, "b"): 30.0}, build_s=2.0)
+    search = Search(space, bench, Goal(budget_s=300.0))
+    search.run()
+    search.best = search.candidates[1]
+    verdicts = Verdicts(search)
+    verdicts.run()
+    effect = verdicts.gain()
+    slightly = msgspec.structs.replace(effect.judgement, ratio=0.999, verdict="SAME")
+    verdicts.effects = [dataclasses.replace(effect, judgement=slightly)]
+    assert math.isnan(verdicts.payoff_steps())
+    faster = msgspec.structs.replace(slightly, verdict="FASTER")
+    verdicts.effects = [dataclasses.replace(effect, judgement=faster)]
+    assert verdicts.payoff_steps() > 0
 
 
 def test_what_no_time_was_left_for_is_listed_and_the_search_says_that_it_is_not_complete():

@@ -17,6 +17,7 @@ from sessions.model import Session
 from sessions.storage import hdf5
 from sessions.storage.content import cleaned
 from sessions.storage.study_schema import columns_of
+from sessions.studies.attribution.words import ONE_BUILD
 from sessions.studies.rank_scaling import (
     KIND,
     POINTS,
@@ -25,6 +26,7 @@ from sessions.studies.rank_scaling import (
     WEAK,
     curves,
     efficiency,
+    efficiency_text,
     headline,
     points,
     points_table,
@@ -85,10 +87,31 @@ def test_points_come_kind_by_kind_and_those_without_a_ratio_say_why(mode):
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("estimate", "shown"),
+    [
+        ((4e-4, 3e-4, 5e-4), "0.00040 (0.00030 to 0.00050)"),
+        ((1.01, 1.0002, 1.02), "1.010 (1.0002 to 1.020)"),
+    ],
+)
+def test_an_efficiency_has_the_digits_that_its_interval_and_the_ideal_deserve(estimate, shown):
+    row = dict(zip(("efficiency", "low", "high"), estimate, strict=True))
+    assert efficiency_text(row) == shown
+
+
+def test_a_verdict_of_unequal_work_is_none_and_all_points_are_of_one_build():
+    for mode, word in ((STRONG, "FASTER"), (WEAK, "other work")):
+        study = scaling_samples.study(mode)
+        table = points_table(study)
+        verdicts = {row[table.column("verdict")] for row in table.rows}
+        assert verdicts == {word, ""} and ONE_BUILD in remarks(study)
+
+
 def test_wrong_numbers_and_what_was_not_recorded_are_told():
     study = scaling_samples.study(wrong=True)
     assert wrong_points(study) == ["fsdp, 2 ranks", "fsdp, 4 ranks"]
     assert "Wrong numbers, however fast: fsdp, 2 ranks, fsdp, 4 ranks." in remarks(study)
+    assert headline(study).endswith("fsdp, 4 ranks: 0.806 (0.791 to 0.823), WRONG numbers")
     columns = {**study.tables[POINTS]}
     columns["exposed_ms"] = np.full(len(columns["kind"]), math.nan)
     blind = dataclasses.replace(study, tables={POINTS: columns})

@@ -39,12 +39,19 @@ def test_the_ratio_is_the_geometric_mean_and_lies_in_its_interval(pairs):
 
 def test_the_sentence_says_ratio_interval_and_joules():
     assert energy_line(with_energy(MEASURED)) == (
-        "Energy of a step: B needs 0.750 of A's (95 % interval 0.747 to 0.754, 10 pairs): "
-        "1.50 J and 2.00 J."
+        "Energy of a step: B needs 0.750 of A's (95 % interval 0.747 to 0.754, "
+        "10 pairs of one build): 1.50 J and 2.00 J."
     )
     none = with_energy(EnergyPairs(why_not="the CPU has no counter"))
     assert energy_line(none) == "Energy was not measured: the CPU has no counter."
     assert energy_line(CLEAR) == ""
+
+
+def test_the_sentence_has_the_digits_that_show_on_which_side_of_1_the_interval_lies():
+    pairs = [[2.0, 2.0 * ratio] for ratio in (1.0021, 1.0025, 1.0023, 1.002, 1.0026)] * 2
+    assert "B needs 1.00230 of A's (95 % interval 1.00213 to 1.00247" in energy_line(
+        with_energy(judge_energy(pairs))
+    )
 
 
 def test_the_table_has_the_column_if_some_verdict_has_the_ratio():

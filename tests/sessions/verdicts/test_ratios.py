@@ -121,6 +121,35 @@ def test_a_comparison_of_other_configurations_or_another_machine_is_not_used():
     assert ratio_of(session_of((A, 10.0), (different, 5.0))).source == "unpaired"
 
 
+def test_a_comparison_of_two_commits_speaks_of_its_own_segments_in_their_order():
+    session = session_of((A, 10.0), (A, 12.0))
+    compared(session, 0, 1, np.random.default_rng(0).normal(math.log(1.2), 0.01, 20))
+    runs = [(session, segment) for segment in session.segments]
+    for baseline, word in ((0, "SLOWER"), (1, "FASTER")):
+        arms, warnings = compare_segments(runs, ["old", "new"], baseline)
+        ratio = arms[1 - baseline].ratio
+        assert ratio is not None and (ratio.verdict, ratio.source) == (word, "paired")
+        assert (ratio.ratio > 1) == (word == "SLOWER") and not warnings
+    elsewhere = session_of((A, 10.0), seed=1), session_of((A, 10.0), seed=2), session
+    arms = compare(elsewhere, segments=[0, 0, 1]).arms
+    assert [arm.ratio and arm.ratio.source for arm in arms] == [None, "unpaired", "unpaired"]
+
+
+def test_sessions_of_different_commits_are_no_repeats_and_no_drift():
+    sessions = [
+        session_of((configuration, ms), seed=number)
+        for number, (configuration, ms) in enumerate([(A, 10.0), (B, 8.0)] * 5)
+    ]
+    for number, session in enumerate(sessions):
+        session.environment = {"commit": f"c{number % 2}"}
+    compared_sessions = compare(sessions)
+    ratio = compared_sessions.arms[1].ratio
+    assert ratio is not None and ratio.source == "unpaired"
+    sessions[2] = session_of((A, 20.0), seed=2)
+    sessions[2].environment = {"commit": "c2"}
+    assert not any("drifted" in warning for warning in compare(sessions).warnings)
+
+
 def test_repeats_in_turn_give_an_interval_and_repeats_in_a_row_do_not():
     alternating = [(A, 10.0), (B, 8.0)] * 6
     ratio = ratio_of(session_of(*alternating))

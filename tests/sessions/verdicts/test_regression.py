@@ -59,6 +59,22 @@ def test_memory_regresses_where_it_grows_by_more_than_the_region(sizes, regresse
     assert compare_memory(base, current).regressed is regressed
 
 
+@pytest.mark.parametrize(
+    ("current", "shown"),
+    [
+        (10104, "+1.04 %"),
+        (10096, "+0.96 %"),
+        (10001, "+0.01 %"),
+        (9999, "-0.01 %"),
+        (10000, "0.0 %"),
+    ],
+)
+def test_a_growth_of_memory_is_shown_on_its_own_side_of_what_counts(current, shown):
+    base, grown = segment(own_peak_bytes=1e4), segment(own_peak_bytes=float(current))
+    finding = compare_memory(base, grown, region=0.01)
+    assert finding.change.startswith(f"{shown} (±1 %") and finding.regressed is (current > 10100)
+
+
 def test_results_may_differ_by_what_both_sides_are_allowed():
     sketches = [encode_sketch(np.full(BUCKETS, value)) for value in (1.0, 1.00019, 1.00021)]
     facts = {numerics.RIGHT: True, numerics.TEXT: "right", numerics.TOLERANCE: 1e-4}

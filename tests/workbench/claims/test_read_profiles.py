@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import wire_samples
+from session_samples import steps
 
 from sessions import numerics
 from sessions.model import Configuration, Phase, Segment, Session, Study
@@ -21,6 +22,7 @@ from workbench.claims._read_profiles import (
     compile_seconds,
     fewer_launches,
     growth,
+    growth_of,
     ledger_difference,
     ledger_value,
     longest_right,
@@ -85,6 +87,14 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
         ledger_value("tokens")(here)
 
 
+def test_a_growth_is_that_between_sizes_whose_times_count():
+    segments = [segment("mamba2", "96M", {"sequence": size}) for size in (256, 1024, 65536)]
+    for ran, count in zip(segments, (9, 9, 1), strict=True):
+        ran.steps = steps(count)
+    reading = growth_of(lambda _: Reading(2.0, 1.9, 2.1), "sequence")(results_of(segments=segments))
+    assert reading.value == pytest.approx(4.0) and reading.note.startswith("256 to 1024")
+
+
 def test_the_longest_sequence_counts_only_with_right_numbers():
     right, wrong = {numerics.RIGHT: True}, {numerics.RIGHT: False, numerics.TEXT: "off by 3"}
     segments = [
@@ -119,6 +129,17 @@ def test_the_slowest_of_several_kernels_is_read():
         segments += [timed(operator, "torch", [100.0] * 9), timed(operator, "triton", [us] * 9)]
     reading = slowest_kernel([("rope", "one"), ("swiglu", "one")])(results_of(segments=segments))
     assert reading.value == pytest.approx(1.25) and "swiglu" in reading.note
+
+
+def test_a_noisy_kernel_that_may_be_the_slowest_widens_the_interval_of_the_smallest_speed_up():
+    from test_claim_readings import timed
+
+    segments, noisy_us = [], [35.0, 65.0] * 5
+    for operator, times_us in (("rope", [50.0] * 10), ("swiglu", noisy_us)):
+        segments += [timed(operator, "torch", [100.0] * 10), timed(operator, "triton", times_us)]
+    reading = slowest_kernel([("rope", "one"), ("swiglu", "one")])(results_of(segments=segments))
+    assert reading.value == pytest.approx(2.0) and "rope" in reading.note
+    assert reading.low < 1.7 and reading.high == pytest.approx(2.0) and reading.rounds == 10
 
 
 def test_a_compile_time_is_that_of_the_first_compilation():

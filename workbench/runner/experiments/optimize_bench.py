@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import math
@@ -42,6 +43,7 @@ BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
 WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
 ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
+LEAST_LAGS = 2.5  # of the counter, in a block whose energy is counted: as long as ``ENERGY_MS``
 
 Result = TypeVar("Result")
 
@@ -64,6 +66,7 @@ class RunnerBench:
         self._contenders: dict[int, Contender] = {}
         self._usable: dict[Point, tuple[Point | None, str]] = {}
         self.energy = EnergyCounter(context.device)
+        self._step_joules = math.nan  # of the latest block
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
         # Called with each block, also with one that is void.
@@ -242,13 +245,9 @@ class RunnerBench:
         contender = self._contenders[candidate.number]
         self._join(contender)
         measured: list[Measurement] = []
-        before_j = self.energy.joules()
 
         def keep(timed_block: TimedBlock) -> None:
-            nonlocal before_j
-            after_j = self.energy.joules()
-            joules = (after_j - before_j) / (timed_block.steps + SETTLING_STEPS)
-            before_j = after_j
+            joules = self._step_joules
             self.on_block(candidate, timed_block, joules)
             if not timed_block.void:
                 clock_mhz = math.nan if timed_block.clock_mhz is None else timed_block.clock_mhz
@@ -256,7 +255,9 @@ class RunnerBench:
                     Measurement(timed_block.median_ms, timed_block.mean_ms, clock_mhz, joules)
                 )
 
-        failure = self._guard(contender, lambda: self.alternation.block(contender, keep))
+        failure = self._guard(
+            contender, lambda: self.alternation.block(contender, keep, self._metered)
+        )
         if isinstance(failure, Failure):
             return failure
         if not measured:
@@ -268,6 +269,28 @@ class RunnerBench:
         return Measurement(
             block.median_ms * scale, block.mean_ms * scale, block.clock_mhz, block.joules * scale
         )
+
+    def _metered(
+        self, context: RunnerContext, contender: Contender, number: int
+    ) -> TimedBlock | None:
+        """Run a block, and count the energy of its steps if the counter can resolve the block.
+
+        The counter of a GPU lags behind. Without steps that let it catch up, a part of the energy
+        is that of the candidate before, and ratios are too near to 1.
+        """
+        self._step_joules, lag_ms = math.nan, 1000 * self.energy.lag_s
+        if contender.steps * contender.step_ms < LEAST_LAGS * lag_ms:
+            return blocks.run_block(context, contender, number)
+        if lag_ms:
+            steps = math.ceil(lag_ms / contender.step_ms)
+            if blocks.run_block(context, dataclasses.replace(contender, steps=steps), 0) is None:
+                return None
+        before_j = self.energy.joules()
+        block = blocks.run_block(context, contender, number)
+        if block is not None:
+            joules = self.energy.joules() - before_j
+            self._step_joules = joules / (block.steps + SETTLING_STEPS)
+        return block
 
     def _guard(self, contender: Contender, act: Callable[[], Result]) -> Result | Failure:
         """Call ``act`` for a candidate; return a failure or a lack of memory as a result."""

@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-from sessions.model import Configuration, Numerics, Scalar
+from sessions.model import Configuration, Judgement, Numerics, Scalar
 from sessions.studies import rank_scaling
 from sessions.studies.rank_scaling import (
     KIND,
@@ -27,6 +27,7 @@ from sessions.studies.rank_scaling import (
     skew_ms,
 )
 from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
+from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.config.resolve import demand, require_unblocked, resolve
 from workbench.runner.context import RunnerContext
@@ -74,6 +75,7 @@ class Point:
     situation: Situation | None = None
     refused: str = ""
     contender: Contender | None = None  # after it was measured
+    judgement: Judgement | None = None  # likewise, without correction for the number of points
     row: Row = field(default_factory=dict)
     ranks: list[Row] = field(default_factory=list)
 
@@ -259,7 +261,7 @@ class ScaleRun:
                 "step_ms": _step_ms(run, 0),
                 "peak_bytes": self._context.own_peak(base.segment),
             }
-        point.contender = other
+        point.contender, point.judgement = other, judgement
         point.ranks = [
             {"rank": rank, "host": "", "peak_bytes": peak, **dict.fromkeys(_TIMES, math.nan)}
             for rank, peak in enumerate(peaks)
@@ -268,11 +270,10 @@ class ScaleRun:
             point,
             **_numbers(run.numerics[1]),
             outcome=MEASURED,
-            reason="; ".join([*_without_effect(other), *judgement.reasons]),
+            reason="; ".join(_without_effect(other)),
             ratio=ratio,
             ratio_low=low,
             ratio_high=high,
-            verdict=judgement.verdict,
             pairs=judgement.pairs,
             efficiency=estimate.value,
             low=estimate.low,
@@ -344,8 +345,16 @@ class ScaleRun:
         self._send_all()
 
     def _send_all(self) -> None:
-        """Send all present rows."""
-        rows = [self._one_device, *(point.row for point in self._points)]
+        """Send all present rows, with verdicts that hold for all points together."""
+        judgements = {p.name: p.judgement for p in self._points if p.judgement is not None}
+        corrected = dict(zip(judgements, verdict.corrected([*judgements.values()]), strict=True))
+        rows = [self._one_device]
+        for point in self._points:
+            row = dict(point.row)
+            if judgement := corrected.get(point.name):
+                reasons = filter(None, (row["reason"], *judgement.reasons))
+                row |= {"verdict": judgement.verdict, "reason": "; ".join(map(str, reasons))}
+            rows.append(row)
         self._send(POINTS, [row for row in rows if row])
         self._send(
             RANKS,

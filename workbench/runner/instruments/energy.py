@@ -26,8 +26,11 @@ class EnergyCounter:
 
     def __init__(self, device: torch.device) -> None:
         self.why_not = ""
+        # After so many seconds a reading includes no earlier work: the lag and one update.
+        self.lag_s = 2 * LAG_S
         self._packages: CpuEnergy | None = None
         if device.type != "cuda":
+            self.lag_s = 0.0  # updated every millisecond
             self._packages = CpuEnergy()
             self._packages.read()
             self.why_not = self._packages.why_not

@@ -20,6 +20,7 @@ from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import compare
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import energy_pairs, interleaving
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.instruments import energy
 from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
 
@@ -101,6 +102,21 @@ def test_joules_are_power_times_step_time_and_the_plot_shows_the_pairs(compared,
     assert measured.low < measured.ratio < measured.high
     table = PLOTS["energy"].table([Shown(session)])
     assert len(table["ratio"]) == len(measured.joules)
+
+
+def test_a_void_block_has_no_energy(monkeypatch):
+    """Another program that works on the device adds its energy to the counter."""
+    alternation = SimpleNamespace(handle_commands=lambda: None)
+    contender = Contender(0, 0, None, "A", step_ms=1.0)
+    voids = ["others worked on the GPU", ""]
+
+    def run(_context, contender, _number):
+        return TimedBlock(1.0, None, voids.pop(0), contender.steps, 1.0)
+
+    monkeypatch.setattr(energy_pairs.blocks, "run_block", run)
+    monkeypatch.setattr(energy_pairs.PowerMeter, "watts", lambda _meter: WATTS * (1 + len(voids)))
+    joules = energy_pairs._joules(None, alternation, Counter(), contender)
+    assert joules == pytest.approx(WATTS / 1000) and not voids
 
 
 def test_too_short_a_budget_is_said(compared):

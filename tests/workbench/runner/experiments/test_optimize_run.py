@@ -35,6 +35,7 @@ from workbench.runner.experiments import optimize_bench
 from workbench.runner.experiments.optimize import OptimizeRun
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired import blocks, interleaving
+from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.instruments import energy
@@ -151,6 +152,38 @@ def test_an_option_comes_with_what_it_needs(context, small):
     if base.option("attention") != "sdpa":
         assert usable is not None and usable != point, reason
         assert "sdpa" in usable[[d.name for d in dimensions].index("attention")]
+
+
+@pytest.mark.parametrize(("steps", "is_counted"), [(50, True), (5, False)])
+def test_joules_are_of_the_block_and_not_of_what_ran_before_a_lagging_counter(
+    context, small, monkeypatch, steps, is_counted
+):
+    """Simulate a counter that is updated every 0.1 s, and 0.1 s late; a step takes 10 ms."""
+    base = resolve(small, context.device)
+    bench = RunnerBench(context, base, [], "energy", 60.0, 0)
+    ends_s, joules = [0.0], [0.0]
+
+    def run(_context, contender, number):
+        watts, seconds = (200.0, 400.0)[contender.number], contender.steps / 100
+        ends_s.append(ends_s[-1] + seconds)
+        joules.append(joules[-1] + watts * seconds)
+        return blocks.TimedBlock(10.0, None, "", contender.steps - blocks.SETTLING_STEPS, 10.0)
+
+    class Lagging:
+        lag_s = 2 * energy.LAG_S
+
+        def joules(self):
+            return float(np.interp(math.floor(10 * ends_s[-1]) / 10 - 0.1, ends_s, joules))
+
+    monkeypatch.setattr(blocks, "run_block", run)
+    bench.energy = Lagging()
+    sides = [Contender(n, 0, base, "AB"[n], step_ms=10.0, steps=steps) for n in (0, 1)]
+    for number in (0, 1, 1, 0, 0, 1):
+        bench._metered(context, sides[number], 1)
+        if is_counted:
+            assert bench._step_joules == pytest.approx((2.0, 4.0)[number])
+        else:
+            assert math.isnan(bench._step_joules)
 
 
 @pytest.mark.parametrize(

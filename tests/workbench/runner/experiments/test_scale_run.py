@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from rank_checks import needs_cores
 from recording_wire import RecordingWire
 
+from sessions.model import Judgement
 from sessions.storage.study_schema import columns_of
 from sessions.studies.rank_scaling import KIND, POINTS, RANKS, curves, points, ranks_of
 from workbench import protocol
 from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
 from workbench.runner.experiments.rank_kinds import RanksError, kinds, require_kind, toggles_of
-from workbench.runner.experiments.scale import ScaleRun
+from workbench.runner.experiments.scale import Point, ScaleRun
 from workbench.runner.failures import Mistake
 
 HERE = list(kinds())
@@ -74,6 +75,22 @@ def test_two_ranks_have_a_verdict_against_one_device_and_lanes(runner, base):
         assert parts == pytest.approx(rank["step_ms"], rel=0.01)
     assert row["exposed_ms"] >= 0 and row["skew_ms"] >= 0
     assert "come from 3 profiled steps" in study.facts["communication"]
+
+
+def test_verdicts_of_many_points_are_corrected_for_their_number(context, base):
+    run = ScaleRun(context, protocol.Scale(base=base, kinds=["data"], ranks=[2]))
+    for count in range(2, 12):
+        judgement = Judgement(
+            verdict="FASTER", pairs=20, ratio=0.9, low=0.85, high=0.95, p=0.02, reasons=[]
+        )
+        row = {"kind": "data", "count": count, "verdict": "", "reason": "", "outcome": "measured"}
+        run._points.append(Point("data", count, judgement=judgement, row=row))
+    run._send_all()
+    columns = context.wire.sent[-1].columns
+    assert set(columns["verdict"]) == {"UNDECIDED"} and "Holm" in columns["reason"][0]
+    run._points[1:] = []
+    run._send_all()
+    assert context.wire.sent[-1].columns["verdict"] == ["FASTER"]
 
 
 @needs_cores

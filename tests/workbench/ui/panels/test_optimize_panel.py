@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import optimization_samples
 import pytest
 from optimization_samples import RESULT
 from PySide6.QtCore import Qt
 
 from sessions.model import Session
-from sessions.studies.optimization.words import headline, question
+from sessions.numbers import text
+from sessions.studies.optimization.words import headline, question, verdicts_table
 from workbench import protocol
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run
@@ -69,11 +71,28 @@ def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkey
 def test_where_only_the_start_was_measured_nothing_is_claimed_of_others():
     study = optimization_samples.study(gains=False)
     measured = len(study.tables["candidates"]["candidate"]) - 1
-    claim = "nothing is better than the start among {} other configuration{} measured"
+    claim = "nothing was shown to be better than the start among {} other configuration{} measured"
     assert headline(study) == claim.format(measured, "s")
     for count, words in ((2, claim.format(1, "")), (1, "only the start was measured")):
         tables = {name: {c: v[:count] for c, v in t.items()} for name, t in study.tables.items()}
         assert headline(dataclasses.replace(study, tables=tables)) == words
+
+
+def test_a_gain_of_energy_has_its_interval_wherever_it_is_shown():
+    study = optimization_samples.study()
+    effects = {name: np.asarray(column) for name, column in study.tables["effects"].items()}
+    gains = np.flatnonzero((effects["kind"] == "total") & (effects["quantity"] == "time"))
+    added = {name: column[gains] for name, column in effects.items()} | {
+        "quantity": np.array(["energy"]), "ratio": np.array([0.97]), "low": np.array([0.9]),
+        "high": np.array([1.04]), "verdict": np.array(["UNDECIDED"]),
+    }  # fmt: skip
+    columns = {name: np.concatenate([effects[name], added[name]]) for name in effects}
+    study.tables["effects"], study.request["objective"] = columns, "energy"
+    assert "0.97 x the start's energy (95 % CI 0.90 to 1.04), undecided" in headline(study)
+    table = verdicts_table(study)
+    names = [column.name for column in table.columns]
+    assert names[-4:-1] == ["energy ratio", "energy from", "energy to"]
+    assert [text(cell) for cell in table.rows[0][-4:-1]] == ["0.97", "0.90", "1.04"]
 
 
 def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, panel, ready):

@@ -17,7 +17,7 @@ from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
 PAIRS = 8
 BLOCK_S = 0.6  # of which the counter lags behind for a sixth
 LEAST_PAIRS = 6
-TRIES = 3  # of a block in which the counter changed too seldom, or a command came
+TRIES = 3  # of a block that is void, in which the counter changed too seldom, or a command came
 
 
 def measure_energy(
@@ -48,7 +48,8 @@ def measure_energy(
         if all(map(math.isfinite, pair.values())):
             joules.append([pair[0], pair[1]])
     if not joules:
-        return EnergyPairs(why_not="the energy counter changed too seldom in every block")
+        why_not = "every block was void, or the energy counter changed too seldom in it"
+        return EnergyPairs(why_not=why_not)
     return judge_energy(joules)
 
 
@@ -67,6 +68,6 @@ def _joules(
         with PowerMeter(counter) as meter:
             block = blocks.run_block(context, longer, 0)
         watts = meter.watts()
-        if block is not None and math.isfinite(watts):
+        if block is not None and not block.void and math.isfinite(watts):
             return watts * block.mean_ms / 1000
     return math.nan

@@ -192,14 +192,19 @@ class Alternation:
                 steady = context.phases.phase is Phase.STEADY
         contender.warm_up_s = self.now() - began
 
-    def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
+    def block(
+        self,
+        contender: Contender,
+        keep: Callable[[TimedBlock], None],
+        run_block: Callable[..., TimedBlock | None] = blocks.run_block,
+    ) -> bool:
         """Run a block, repeat it while it is void; True if one is valid. ``keep`` gets all."""
         tries = 0
         while tries < TRIES:
             if contender.variant is None:
                 self.build(contender)
                 self.warm_up(contender)
-            run = functools.partial(blocks.run_block, number=self._number + 1)
+            run = functools.partial(run_block, number=self._number + 1)
             block = self._attempt(contender, run)
             self.handle_commands()
             if block is None:
