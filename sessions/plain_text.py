@@ -1,7 +1,8 @@
 """Text of unknown origin as text that people can read without harm: no control characters.
 
 A terminal obeys escape sequences, and bidirectional controls show words in another order than the
-one in which a shell reads them (CVE-2021-42574). Both become U+FFFD.
+one in which a shell reads them (CVE-2021-42574). No file of UTF-8 can hold a lone surrogate, which
+stands for a byte of a file name that is not UTF-8. All of them become U+FFFD.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ _NUMBER = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?%?", re.IGNORECASE)
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SEPARATORS = [0x2028, 0x2029]  # line ends to some programs and not to others
+_SURROGATES = range(0xD800, 0xE000)
+_NO_CHARACTERS = [0xFFFE, 0xFFFF]  # which no XML, and so no SVG, may hold
 _REPLACED = dict.fromkeys(
-    [code for code in _CONTROLS + _BIDIRECTIONAL + _SEPARATORS if chr(code) not in _KEPT],
+    (
+        code
+        for code in (*_CONTROLS, *_BIDIRECTIONAL, *_SEPARATORS, *_SURROGATES, *_NO_CHARACTERS)
+        if chr(code) not in _KEPT
+    ),
     REPLACEMENT,
 )
 
 
 def plain(text: str) -> str:
-    """Return the text with control and bidirectional characters replaced; lines stay lines."""
+    """Return the text with U+FFFD for characters that do harm; lines stay lines."""
     return "\r\n".join(part.translate(_REPLACED) for part in text.split("\r\n"))
 
 
@@ -36,7 +43,8 @@ def wrapped(text: str, columns: int = 90, most: int = LONGEST_SHOWN) -> str:
 
 
 def for_spreadsheet(text: str) -> str:
-    """Return a cell of a CSV file that no spreadsheet takes for a formula (CWE-1236)."""
+    """Return a cell of plain text that no spreadsheet takes for a formula (CWE-1236)."""
+    text = plain(text)
     if not text.lstrip().startswith(_FORMULAS) or _NUMBER.fullmatch(text):
         return text
     return f"'{text}"

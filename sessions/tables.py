@@ -130,12 +130,12 @@ class Table:
     def to_markdown(self) -> str:
         """Return a GitHub table under its title; columns of numbers are aligned to the right."""
         lines = [
-            _line(_escape(column.heading) for column in self.columns),
+            _line(escaped(column.heading) for column in self.columns),
             _line("---:" if right else "---" for right in self.numeric()),
-            *(_line(_escape(text(cell)) for cell in row) for row in self.rows),
+            *(_line(escaped(text(cell)) for cell in row) for row in self.rows),
         ]
-        notes = "".join(f"\n{_escape(note)}\n" for note in self.notes)
-        return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + f"\n{notes}"
+        notes = "".join(f"\n{escaped(note)}\n" for note in self.notes)
+        return f"### {escaped(self.title)}\n\n" + "\n".join(lines) + f"\n{notes}"
 
 
 def segments_table(session: Session, baseline: int = 0) -> Table:
@@ -322,6 +322,6 @@ def _line(cells: Iterable[str]) -> str:
 _SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
 
 
-def _escape(value: str) -> str:
-    """Escape text so that it stays in its cell: no bar, line break, markup or HTML."""
+def escaped(value: str) -> str:
+    """Return Markdown that shows the text in one cell: no bar, line break, markup or HTML."""
     return _SPECIAL.sub(lambda match: "\\" + match[0], " ".join(plain(value).split()))

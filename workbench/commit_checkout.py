@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 TIMEOUT_S = 300.0
+_SHOWN = 40  # characters
+_HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
 class NotCheckedOut(Exception):  # noqa: N818 - says what happened
@@ -35,8 +38,11 @@ def commit_of(folder: Path) -> str:
 def checked_out(repository: Path, commit: str) -> Iterator[Path]:
     """Check ``commit`` out and yield the folder, which is removed again afterwards.
 
-    Raises ``NotCheckedOut``.
+    Raises ``NotCheckedOut``, also for a name that is no hash: git would read ``--lock`` as an
+    option, and ``HEAD`` as another commit than the one that was recorded.
     """
+    if not _HASH.fullmatch(commit):
+        raise NotCheckedOut(f"its commit {commit[:_SHOWN]!r} is not the hash of a commit")
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
         target = Path(folder).resolve() / "checkout"
         completed = _git(repository, "worktree", "add", "--detach", "--quiet", str(target), commit)
@@ -60,7 +66,8 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | No
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # as Python reads file names
             timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):

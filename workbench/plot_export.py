@@ -28,7 +28,7 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
-from sessions.plain_text import for_spreadsheet
+from sessions.plain_text import for_spreadsheet, plain
 from sessions.storage import atomic_write
 from sessions.tables import Table
 from workbench.charts.canvas import Canvas, canvas_view
@@ -264,7 +264,9 @@ def plot_svg(
     generator.setDescription(", ".join(run.title for run in runs))
     with _painting(generator) as painter:
         _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {}, least_px)
-    return compact(bytes(content.data()))
+    # XML may hold no control character, not even as a reference.
+    drawing = plain(bytes(content.data()).decode(errors="replace"))
+    return compact(drawing.encode())
 
 
 def _pdf(

@@ -10,6 +10,7 @@ copy, standard error the reason for a refusal.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -156,6 +157,7 @@ def limit_resources(size: int, limit_s: float, mapped_bytes: int = 0) -> None:
 
 def forbid_other_files() -> None:
     """Let this process open nothing more, whatever a file names."""
+    codecs.lookup("ascii")  # text of fixed length needs it, and Python would open its module
     try:
         import resource
     except ImportError:

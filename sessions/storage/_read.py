@@ -79,7 +79,8 @@ def read(source: Source, sealed: bool) -> Session:
 
 
 def _identify(file: h5py.File, sealed: bool) -> None:
-    if "format" not in file.attrs or file.attrs["format"] != FORMAT:
+    written = file.attrs.get("format")
+    if not isinstance(written, str) or written != FORMAT:
         raise SessionError("it is an HDF5 file, but not a session of this workbench")
     version = _attribute(file, "version", int)
     if version > seal.VERSION:

@@ -367,7 +367,8 @@ def _check(values: NDArray, allowed: Range, location: str) -> None:
     if low < allowed.low or high > allowed.high:
         outside = low if low < allowed.low else high
         raise SessionError(
-            f"its {_shown(location)} is {outside:g}, expected {allowed.low:g} to {allowed.high:g}"
+            f"its {_shown(location)} is {outside:.16g}, expected {allowed.low:.16g} to "
+            f"{allowed.high:.16g}"
         )
     if allowed.least and np.any((values > 0) & (values < allowed.least)):
         raise SessionError(f"its {_shown(location)} is below {allowed.least:g} and not 0")

@@ -137,14 +137,16 @@ def is_number(value: object) -> bool:
 
 
 def read_values(text: str, field: str = "") -> list[Scalar]:
-    """Split text at commas into the values of an axis: numbers, true, false or words.
+    """Split text at commas into the values of an axis: finite numbers, true, false or words.
 
-    If an option of a toggle is a word, all its options are. Raises ``ValueError`` for a missing
-    value.
+    If an option of a toggle is a word, all its options are. Paths of data are always words. Raises
+    ``ValueError`` for a missing value.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"{text!r}: expected VALUE,VALUE,...")
+    if field == "data":
+        return [*parts]
     values = [_read(part) for part in parts]
     if field.startswith("toggles.") and not all(map(is_number, values)):
         return [*parts]
@@ -440,7 +442,8 @@ def _read(text: str) -> Scalar:
         return text.lower() == "true"
     for kind in (int, float):
         try:
-            return kind(text)
-        except ValueError:
+            if math.isfinite(value := kind(text)):
+                return value
+        except (ValueError, OverflowError):  # more digits than a float has
             pass
     return text

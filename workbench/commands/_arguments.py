@@ -56,10 +56,18 @@ def names(text: str) -> list[str]:
 
 def counts(text: str, expected: str) -> list[int]:
     """Return the whole numbers above 0 of a list that is ``expected``, for argparse."""
-    listed = names(text)
-    if not listed or not all(count.isdecimal() and int(count) > 0 for count in listed):
+    listed = [count for name in names(text) if (count := whole_number(name))]
+    if not listed or len(listed) < len(names(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {expected}")
-    return [int(count) for count in listed]
+    return listed
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that is written in digits; None for other text, or too many digits."""
+    try:
+        return int(text) if text.isdecimal() else None
+    except ValueError:  # Python reads at most 4,300 digits
+        return None
 
 
 def percent(text: str) -> float:

@@ -169,9 +169,9 @@ def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a table, its line ends as they are; raises ``Failed``."""
+    """Write a table as plain text, its line ends as they are; raises ``Failed``."""
     try:
-        atomic_write.write(path, text.encode())
+        atomic_write.write(path, plain(text).encode())
     except (OSError, RuntimeError) as error:
         why = atomic_write.reason(error)
         raise Failed(f"{path} cannot be written: {why}; choose another place") from None

@@ -32,6 +32,7 @@ from workbench.commands._arguments import (
     region_argument,
     result_arguments,
     verbose_argument,
+    whole_number,
 )
 from workbench.commands._command import (
     DONE,
@@ -109,12 +110,13 @@ def _build_count(text: str) -> int:
     """Read a number of builds; raises ``ArgumentTypeError``."""
     if text == AUTO:
         return 0
-    if not text.isdecimal() or int(text) in (0, 2):
+    count = whole_number(text)
+    if count is None or count in (0, 2):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected {AUTO}, 1 or at least {LEAST_BUILDS} (two builds are too few to "
             "estimate how far builds differ)"
         )
-    return int(text)
+    return count
 
 
 def _run(arguments: argparse.Namespace) -> int:

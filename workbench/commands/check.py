@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sessions.model import HF, OWN, Configuration, Judgement, Segment, Session
+from sessions.tables import escaped
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import choose
 from sessions.verdicts.multiple_comparisons import judgement_of
@@ -146,8 +147,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return code
     lines = _lines(session, commits, outcome.session, why)
     table = findings_table("Check against the baseline", findings)
-    marker = "- " if arguments.markdown else ""
-    answer(render(table) + "\n" + "\n".join(f"{marker}{line}" for line in lines))
+    if arguments.markdown:
+        lines = [f"- {escaped(line)}" for line in lines]
+    answer(render(table) + "\n" + "\n".join(lines))
     if saved:
         print_status(f"saved {saved}")
     return code
@@ -162,11 +164,7 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
     )
     relative = str(base.ledger.get(MODEL_FILE, ""))
     current = _with_source(configuration, _current_file(configuration, relative, file))
-    folder = (
-        Path(str(current.model["source"]).rpartition(":")[0]).parent
-        if is_of_file
-        else _own_folder()
-    )
+    folder = Path(_file_and_function(current)[0]).parent if is_of_file else _own_folder()
     repository = repository_of(folder)
     current_commit = commit_of(repository) if repository else ""
     variant = Variant(f"current {current_commit[:13]}".strip(), current, repository)
@@ -188,7 +186,11 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
             return
         old = configuration  # with its SHA-256, so that files of another content are refused
         if is_of_file:
-            old = _with_source(configuration, checkout / relative, keep_digest=True)
+            file = (checkout / relative).resolve()
+            if not file.is_relative_to(checkout):  # else the current file would pass for the old
+                yield Commits(None, variant, "the baseline's file is outside of its repository")
+                return
+            old = _with_source(configuration, file, keep_digest=True)
         yield Commits(Variant(f"baseline {commit[:13]}", old, checkout), variant)
 
 
@@ -209,13 +211,21 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
             ran = configuration.model.get("source", f"the family {configuration.family}")
             raise Mistaken(f"--model {file}: the baseline ran {ran}")
         return None
-    recorded = Path(str(configuration.model["source"]).rpartition(":")[0])
+    recorded = _file_and_function(configuration)[0]
     repository = repository_of(Path.cwd())
     candidates = [file] if file else [repository / relative] if repository and relative else []
-    for path in [*candidates, recorded][: 1 if file else None]:
+    for path in [*candidates, Path(recorded)][: 1 if file else None]:
         if path.is_file():
             return path.resolve()
+    if not (file or recorded):
+        raise Mistaken("the baseline does not record its model's file; name it with --model")
     raise Mistaken(f"{file or recorded}: there is no such file; name the model's with --model")
+
+
+def _file_and_function(configuration: Configuration) -> tuple[str, str]:
+    """Return the path and the function of a user's model; empty where none is recorded."""
+    file, _, function = str(configuration.model.get("source", "")).rpartition(":")
+    return file, function
 
 
 def _with_source(
@@ -223,7 +233,7 @@ def _with_source(
 ) -> Configuration:
     if file is None:
         return configuration
-    function = str(configuration.model["source"]).rpartition(":")[2]
+    function = _file_and_function(configuration)[1]
     model = {**configuration.model, "source": f"{file}:{function}"}
     if not keep_digest:
         model["sha256"] = ""

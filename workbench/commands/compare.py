@@ -14,8 +14,9 @@ import msgspec
 from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.reproduction import command_lines
-from sessions.tables import comparison_table, differences_table
+from sessions.tables import comparison_table, differences_table, escaped
 from sessions.verdicts.comparison import MOST, Comparison, compare
+from workbench.commands._arguments import whole_number
 from workbench.commands._command import (
     DONE,
     Command,
@@ -78,10 +79,11 @@ def _places(text: str | None, count: int) -> list[int] | None:
     """Return the named segments, one for each file; raise ``Mistaken`` for other text."""
     if text is None:
         return None
-    named = [word.strip() for word in text.split(",")]
-    if len(named) != count or not all(word.isdecimal() for word in named):
+    named = [whole_number(word.strip()) for word in text.split(",")]
+    numbers = [number for number in named if number is not None]
+    if not len(named) == len(numbers) == count:
         raise Mistaken(f"--segments {text}: expected {count} whole numbers, one for each file")
-    return [int(word) for word in named]
+    return numbers
 
 
 def _markdown(comparison: Comparison) -> str:
@@ -89,7 +91,7 @@ def _markdown(comparison: Comparison) -> str:
     parts = [render(comparison_table(comparison))]
     if comparison.differences:
         parts.append(render(differences_table(comparison)))
-    parts += [f"**Warning:** {warning}\n" for warning in comparison.warnings]
+    parts += [f"**Warning:** {escaped(warning)}\n" for warning in comparison.warnings]
     return "\n".join(parts)
 
 

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             sessions.append(load(path))
             paths.append(path)
-        except SessionError as error:
+        except (SessionError, Mistaken) as error:  # Mistaken: a link to a file that is gone
             print_status(f"left out: {error}")
     titles = names(paths)
     points, left_out = history(sessions, titles)

@@ -15,6 +15,7 @@ from typing import Any
 
 from sessions.storage import atomic_write
 from workbench import interrupts
+from workbench.commands._arguments import whole_number
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -73,9 +74,9 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise Mistaken(f"--set {text}: expected FIELD=VALUE")
         if name in ("batch", "sequence"):
-            if not value.isdecimal():
+            if (number := whole_number(value)) is None:
                 raise Mistaken(f"--set {text}: expected a whole number")
-            request[name] = int(value)
+            request[name] = number
         else:
             request["model"][name] = value
     return request

@@ -6,6 +6,7 @@ Builds, compiles and checks count in the budget. Wrong results are never propose
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -115,9 +116,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def duration(text: str) -> float:
     """Return the seconds of a time such as 90, 90s, 10m or 1h, for argparse."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([smh]?)", text.strip())
-    if match is None or not float(match[1]) > 0:
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    return seconds
 
 
 def _run(arguments: argparse.Namespace) -> int:

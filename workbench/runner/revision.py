@@ -49,7 +49,8 @@ def _git(folder: Path, *arguments: str) -> str:
         completed = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # as Python reads file names
             timeout=TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):

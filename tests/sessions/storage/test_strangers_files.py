@@ -131,6 +131,22 @@ def long_label(file):
     file["segments/0000"].attrs["label"] = "x" * 5000
 
 
+def fixed_text(file):
+    file.attrs["title"] = np.bytes_(b"ascii")
+
+
+def no_text(file):
+    file.attrs["title"] = h5py.Empty("S1")
+
+
+def formats(file):
+    file.attrs["format"] = [1, 2]
+
+
+def barely_outside(file):
+    file["segments/0000"].attrs["index"] = 2**31
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -152,6 +168,10 @@ def long_label(file):
         (places, "refers to segments that do not exist"),
         (number_for_text, "the facts of its segment 0 are not usable"),
         (long_label, "label of segment 0 has 5,000 characters"),
+        (fixed_text, "its attribute title of / is bytes, expected str"),
+        (no_text, "its attribute title of / is Empty, expected str"),
+        (formats, "it is an HDF5 file, but not a session of this workbench"),
+        (barely_outside, "segment 0 is 2147483648, expected 0 to 2147483647"),
     ],
 )
 def test_a_file_with_a_checksum_is_refused_for_what_it_holds(path, change, reason):

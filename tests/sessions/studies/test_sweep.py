@@ -44,6 +44,8 @@ def test_words_have_no_exponent():
         ("0.5,1e3", [0.5, 1000.0]),
         ("true,False", [True, False]),
         ("tiny,2.8B", ["tiny", "2.8B"]),
+        ("nan,-inf,1e400", ["nan", "-inf", "1e400"]),  # JSON cannot send them as numbers
+        ("9" * 5000, ["9" * 5000]),
     ],
 )
 def test_values_are_read_as_a_person_writes_them(text, values):
@@ -57,6 +59,7 @@ def test_values_are_read_as_a_person_writes_them(text, values):
         ("toggles.data_parallel", "off,2, 4", ["off", "2", "4"]),
         ("toggles.data_parallel", "2,4", [2, 4]),
         ("settings.batch", "off,2", ["off", 2]),
+        ("data", "007,1e5", ["007", "1e5"]),  # names of files
     ],
 )
 def test_options_of_a_toggle_are_words_where_one_is(field, text, values):

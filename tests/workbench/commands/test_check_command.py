@@ -123,7 +123,13 @@ def test_a_commit_that_is_gone_leaves_an_unpaired_comparison_without_a_claim(rep
 
 @pytest.mark.parametrize(
     ("recorded", "why"),
-    [("", "does not record its commit"), ("0123456789abcdef", "no commit 0123456789ab here")],
+    [
+        ("", "does not record its commit"),
+        ("0123456789abcdef", "no commit 0123456789ab here"),
+        ("--lock", "is not the hash of a commit"),  # an option of git
+        ("HEAD", "is not the hash of a commit"),
+        ("main", "is not the hash of a commit"),
+    ],
 )
 def test_a_baseline_that_cannot_be_checked_out_says_why(repository, recorded, why):
     commit(repository)
@@ -131,6 +137,24 @@ def test_a_baseline_that_cannot_be_checked_out_says_why(repository, recorded, wh
     session = hdf5.load(repository / "base.h5")
     with commits_of(session, session.segments[0], None) as commits:
         assert commits.baseline is None and why in commits.why
+
+
+@pytest.mark.parametrize("beside", ["..", "."], ids=["relative", "absolute"])
+def test_a_file_outside_of_the_checkout_never_runs_as_the_old_one(repository, beside):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    session = hdf5.load(repository / "base.h5")
+    folder = "../" * 30 + str(repository) if beside == ".." else str(repository)
+    session.segments[0].ledger[MODEL_FILE] = f"{folder}/model.py"
+    with commits_of(session, session.segments[0], None) as commits:
+        assert commits.baseline is None and "outside of its repository" in commits.why
+
+
+def test_a_baseline_without_the_file_of_its_model_is_a_mistake(repository, capsys):
+    configuration = Configuration(family=OWN, preset="file")
+    hdf5.save(session_of(configuration), repository / "base.h5")
+    assert main(["check", "--baseline", "base.h5"]) == 2
+    assert "does not record its model's file" in capsys.readouterr().err
 
 
 def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 import re
+import xml.etree.ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +184,31 @@ def test_what_a_window_lets_one_choose_of_a_plot_can_be_chosen_here(file, tmp_pa
 def test_words_that_do_not_go_together_are_a_mistake_in_one_sentence(words, why, pair, capsys):
     error = refused(["export", str(pair[0]), *words], capsys)
     assert error.startswith("workbench export: ") and why in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", [".md", ".csv", ".html", ".svg"])
+def test_a_name_that_is_not_utf_8_is_written_with_replacement_characters(suffix, pair, tmp_path):
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff\x1b[31m.h5"))
+    odd.write_bytes(pair[0].read_bytes())
+    written = tmp_path / f"written{suffix}"
+    words = {
+        ".md": ["compare"],
+        ".csv": ["export", "--table", "comparison"],
+        ".html": ["report", "--title", "\udcff", "--notes", "\udcff"],
+        ".svg": ["export", "--plot", "step_time"],
+    }[suffix]
+    assert main([*words[:1], str(odd), str(pair[1]), *words[1:], "-o", str(written)]) == 0
+    text = written.read_bytes().decode()
+    assert "\ufffd" in text and "\x1b" not in text
+    if suffix == ".svg":  # a browser shows no drawing that is not well-formed
+        xml.etree.ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize("suffix", [".md", ".csv"])
+def test_a_lone_surrogate_of_a_file_is_written_as_a_replacement_character(suffix, pair, tmp_path):
+    session = hdf5.load(pair[0])
+    session.segments[0].ledger["made by"] = "\ud800"
+    hdf5.save(session, tmp_path / "odd.h5")
+    written = tmp_path / f"facts{suffix}"
+    assert main(["export", str(tmp_path / "odd.h5"), "--table", "facts", "-o", str(written)]) == 0
+    assert "\ufffd" in written.read_bytes().decode()

@@ -11,6 +11,7 @@ def test_a_folder_is_a_table_and_a_chart(tmp_path, capsys):
     for name in ("a", "b"):
         save_one(tmp_path / f"{name}.h5")
     (tmp_path / "c.h5").write_text("no session")
+    (tmp_path / "d.h5").symlink_to(tmp_path / "removed.h5")
     assert main(["history", str(tmp_path), "--json", "-o", str(tmp_path / "h.svg")]) == 0
     printed = capsys.readouterr()
     assert [row[0] for row in json.loads(printed.out)["rows"]] == ["a", "b"]

@@ -247,6 +247,21 @@ def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
     assert float(rows[1]["ratio (x step time)"]) == pytest.approx(0.7, rel=0.02)
 
 
+@pytest.mark.parametrize("numbers", ["", "0", "0,-1", "0,x", "0," + "9" * 5000])
+def test_segments_that_are_no_numbers_are_a_mistake(numbers, pair, capsys):
+    assert main(["compare", *map(str, pair), "--segments", numbers]) == 2
+    assert "expected 2 whole numbers, one for each file" in capsys.readouterr().err
+
+
+def test_a_warning_stays_on_its_line_and_has_no_markup(pair, tmp_path, capsys):
+    session = hdf5.load(pair[1])
+    session.environment["gpu"] = "<img src=x>\n# Title"
+    hdf5.save(session, tmp_path / "odd.h5")
+    answer = printed(["compare", pair[0], tmp_path / "odd.h5"], capsys)
+    (warning,) = (line for line in answer.splitlines() if "gpu differs" in line)
+    assert "\\<img src=x\\> # Title" in warning and "\n# Title" not in answer
+
+
 def test_any_segment_of_each_file_can_be_compared(pair, capsys):
     session = hdf5.load(pair[1])
     first = session.segments[0]

@@ -180,7 +180,7 @@ def _fields(source: str) -> tuple[dict[str, Any], int]:
     for option in chosen:
         key, equals, text = option.partition("=")
         if key == "sequence":
-            if not text.isdigit() or not 2 <= int(text) <= 1 << 20:
+            if not text.isdecimal() or not 2 <= int(text) <= 1 << 20:
                 raise ConfigurationError(f"own: {source}: sequence={text} is not 2 to 1048576")
             length = int(text)
         elif equals and key not in fields:

@@ -83,6 +83,8 @@ def test_a_start_that_nothing_beats_is_the_result(ran, sent, capsys):
         (["--budget", "ten"], "'ten' is not a time such as 90s, 10m or 1h"),
         (["--batch", "8,none"], "is not a list of batch sizes such as"),
         (["--budget", "0m"], "'0m' is not a time such as"),
+        (["--budget", "9" * 400], "is not a time such as"),
+        (["--batch", "9" * 5000], "is not a list of batch sizes such as"),
         (["--include", "triton", "--exclude", "compile"], "not allowed with argument"),
         (["--objective", "speed"], "invalid choice: 'speed'"),
     ],
