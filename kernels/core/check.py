@@ -31,10 +31,10 @@ class Comparison:
     """Largest and root mean square error of one output or gradient, with the allowed errors.
 
     Integers are right or wrong: an error is 1 or 0, and none is allowed. ``mean_error`` is the mean
-    of the absolute error, which nothing is allowed by.
+    absolute error, which has no bound.
     """
 
-    what: str
+    name: str
     error: float
     allowed: float
     rms_error: float
@@ -48,7 +48,7 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.what}: largest error {self.error:.3g} (allowed {self.allowed:.3g}), "
+            f"{self.name}: largest error {self.error:.3g} (allowed {self.allowed:.3g}), "
             f"rms {self.rms_error:.3g} (allowed {self.rms_allowed:.3g})"
         )
 
@@ -100,35 +100,35 @@ class Exact:
         with poisoned() if poison else contextlib.nullcontext():
             results = self.results(call)
         stated = _stated(call, next(iter(results.values())))
-        return [self.compare_result(what, results[what], stated) for what in self.exact]
+        return [self.compare_result(name, results[name], stated) for name in self.exact]
 
     def judge(self, results: dict[str, Tensor]) -> list[Comparison]:
         """Compare results from any source with the exact ones."""
-        return [self.compare_result(what, results[what]) for what in self.exact]
+        return [self.compare_result(name, results[name]) for name in self.exact]
 
-    def compare_result(self, what: str, result: Tensor, stated_ulps: float = 0.0) -> Comparison:
+    def compare_result(self, name: str, result: Tensor, stated_ulps: float = 0.0) -> Comparison:
         """Compare one result with the exact one.
 
         Raises ``AssertionError`` on a wrong shape or dtype.
         """
-        exact, baseline = self.exact[what], self.baseline[what]
+        exact, baseline = self.exact[name], self.baseline[name]
         if result.shape != baseline.shape or result.dtype != baseline.dtype:
             raise AssertionError(
-                f"{self.op.name}, {what}: expected {tuple(baseline.shape)} {baseline.dtype}, "
+                f"{self.op.name}, {name}: expected {tuple(baseline.shape)} {baseline.dtype}, "
                 f"got {tuple(result.shape)} {result.dtype}"
             )
         if not exact.numel():
-            return Comparison(what, 0.0, 0.0, 0.0, 0.0)
+            return Comparison(name, 0.0, 0.0, 0.0, 0.0)
         if not result.is_floating_point():
             deviation = (result != exact).double()
             return Comparison(
-                what, float(deviation.max()), 0.0, _rms(deviation), 0.0, float(deviation.mean())
+                name, float(deviation.max()), 0.0, _rms(deviation), 0.0, float(deviation.mean())
             )
         deviation, lost = (result.double() - exact), (baseline.double() - exact)
         ulp = torch.finfo(result.dtype).eps
         stated = stated_ulps * torch.finfo(torch.float32).eps
         return Comparison(
-            what,
+            name,
             error=float(deviation.abs().max()),
             allowed=2 * float(lost.abs().max())
             + (ULPS * ulp + stated) * (float(exact.abs().max()) or 1.0),
@@ -179,10 +179,10 @@ def end_of_huge(
             _last(upstream[-1], part).copy_(part)
     gradients = torch.autograd.grad(live, list(leaves.values()), upstream)
     for name, gradient in zip(names, gradients, strict=True):
-        what = f"gradient of {name}"
-        results[what] = _last(gradient, exact.exact[what])
+        result_name = f"gradient of {name}"
+        results[result_name] = _last(gradient, exact.exact[result_name])
     stated = _stated(call, first)
-    return [exact.compare_result(what, value, stated) for what, value in results.items()]
+    return [exact.compare_result(name, value, stated) for name, value in results.items()]
 
 
 def _last_two(inputs: Inputs, count: int) -> Inputs:

@@ -287,7 +287,7 @@ def _failed(device: torch.device) -> str:
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:
     """Return the fields of a ``Row`` that describe a comparison with the exact results."""
-    outputs = [c for c in compared if c.what.startswith("output")]
+    outputs = [c for c in compared if c.name.startswith("output")]
     return {
         "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
         "difference": max((c.error for c in outputs), default=0.0),

@@ -44,7 +44,7 @@ def test_the_end_of_many_is_right_with_all_that_comes_of_it(op: Operator, huge: 
     inputs = op.inputs(small(huge), DEVICE, torch.float16, 0)
     for name, implementation in fitting(op, inputs).items():
         compared = end_of_huge(op, inputs, implementation, huge)
-        gradients = [c for c in compared if c.what.startswith("gradient")]
+        gradients = [c for c in compared if c.name.startswith("gradient")]
         assert len(gradients) == sum(inputs.get(n) is not None for n in op.gradients), name
         assert len(compared) > len(gradients), "an output too"
         assert not [str(c) for c in compared if not c.right], name
@@ -69,7 +69,7 @@ def test_a_wrong_end_is_seen(of):
         return op.reference(Off.apply(x), *rest)
 
     inputs = op.inputs(small(op.huge[0]), torch.device("cpu"), torch.float16, 0)
-    wrong = [c.what for c in end_of_huge(op, inputs, call, op.huge[0]) if not c.right]
+    wrong = [c.name for c in end_of_huge(op, inputs, call, op.huge[0]) if not c.right]
     assert wrong == ["output 0" if of == "output" else "gradient of x_BSD"]
 
 

@@ -54,7 +54,7 @@ from workbench.runner.numerics.deviation import (
 from workbench.runner.numerics.isolation import undisturbed
 from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
-from workbench.runner.numerics.repeatability import Comparison, choose_mode
+from workbench.runner.numerics.repeatability import CheckMode, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
@@ -82,7 +82,7 @@ def check(variant: Variant, situation: Situation, between: Between = go_on) -> N
             reference, name = plain.reference()
             put_back()
             between()
-            mode = Comparison("") if variant.model.repeats else choose_mode(plain, modes, put_back)
+            mode = CheckMode("") if variant.model.repeats else choose_mode(plain, modes, put_back)
             if mode.words:
                 reference, name = plain.reference()
                 put_back()
@@ -119,7 +119,7 @@ def _judge(
     model: Plain,
     reference: Outputs,
     name: str,
-    mode: Comparison,
+    mode: CheckMode,
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:

@@ -20,8 +20,11 @@ ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """``words`` begin the text of a comparison; ``varies`` says why a comparison is meaningless."""
+class CheckMode:
+    """Mode in which a variant and its reference run for a check.
+
+    ``words`` begin the text of the result. ``varies``: why a comparison is meaningless.
+    """
 
     words: str
     varies: str = ""
@@ -29,7 +32,7 @@ class Comparison:
 
 def choose_mode(
     plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
-) -> Comparison:
+) -> CheckMode:
     """Return how a model that may draw random numbers is compared.
 
     The variant is in that mode until ``modes`` ends.
@@ -37,20 +40,20 @@ def choose_mode(
     first = plain.outputs()
     put_back()
     if not first.drew:
-        return Comparison("", _differs(plain, first, put_back))
+        return CheckMode("", _differs(plain, first, put_back))
     if not plain.situation.workload.trains:
-        return Comparison("", "the model draws random numbers in evaluation mode")
+        return CheckMode("", "the model draws random numbers in evaluation mode")
     if plain.variant.divided is not None:  # because the other ranks step in training mode
         why = "the model draws random numbers in training, different ones on each rank"
-        return Comparison("", why)
+        return CheckMode("", why)
     with contextlib.ExitStack() as mode:
         mode.enter_context(rng.evaluating(plain.variant.model))
         mode.enter_context(plain.variant.compiles.ignoring())
         try:
-            still = plain.outputs()
+            evaluated = plain.outputs()
             put_back()
             drew = "it draws random numbers there too"
-            why = drew if still.drew else _differs(plain, still, put_back)
+            why = drew if evaluated.drew else _differs(plain, evaluated, put_back)
         except Exception as error:
             failure = explain(error)
             if is_fatal(error) or failure.kind == "out-of-memory":
@@ -58,13 +61,13 @@ def choose_mode(
             why = failure.sentence
         if why:
             drawing = "the model draws random numbers in training, and cannot be compared in"
-            return Comparison("", f"{drawing} evaluation mode: {why}")
+            return CheckMode("", f"{drawing} evaluation mode: {why}")
         modes.push(mode.pop_all())
     parts = ["the model draws random numbers in training"]
     parts += ["its buffers are not updated"] if first.carries else []
     if plain.situation.has(Trait.COMPILED):
         parts.append("it was compiled once more for this")
-    return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
+    return CheckMode(f"in evaluation mode ({'; '.join(parts)}): ")
 
 
 def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:

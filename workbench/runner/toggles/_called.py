@@ -12,10 +12,10 @@ from workbench.runner.toggles._toggle import Situation
 from workbench.runner.workloads import all_workloads
 
 
-class Way(NamedTuple):
-    """A change that makes a model call an operator: a choice, or text that says what to change."""
+class Fix(NamedTuple):
+    """A change that makes a model call an operator; no ``choices``: only a person can make it."""
 
-    fix: str
+    text: str  # for users
     choices: dict[str, str]
     workloads: tuple[str, ...]  # in which the model would call it
 
@@ -36,22 +36,22 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
             f"Choose {' or '.join(titles)}.",
             {"workload": workloads[0]},
         )
-    way = _ways_to_call(family, config).get(operator)
-    if way is None:
+    fix = _fixes(family, config).get(operator)
+    if fix is None:
         reason = f"{family.title} never calls {operator}"
         return Blocked(reason, "Choose another family.", absent=True)
-    choices = dict(way.choices)
-    if choices and workload not in way.workloads:
-        choices["workload"] = way.workloads[0]
-    return Blocked(f"{family.title} with these fields never calls {operator}", way.fix, choices)
+    choices = dict(fix.choices)
+    if choices and workload not in fix.workloads:
+        choices["workload"] = fix.workloads[0]
+    return Blocked(f"{family.title} with these fields never calls {operator}", fix.text, choices)
 
 
 @functools.lru_cache(maxsize=16)
-def _ways_to_call(family: Family, config: Any) -> dict[str, Way]:
+def _fixes(family: Family, config: Any) -> dict[str, Fix]:
     """Return, by operator, the first option that makes the model call it, else the first field."""
     from workbench.runner.toggles import all_toggles  # avoids an import cycle
 
-    ways_by_operator: dict[str, Way] = {}
+    fixes: dict[str, Fix] = {}
     known = family.fields()
     for toggle in all_toggles().values():
         for option in list(toggle.options)[1:] if toggle.configure else ():
@@ -64,25 +64,26 @@ def _ways_to_call(family: Family, config: Any) -> dict[str, Way]:
                 family.validate(changed)
             except ConfigurationError:
                 continue
-            fix = f"Choose {toggle.title}: {toggle.options[option]}."
-            _add(ways_by_operator, family, changed, fix, {toggle.name: option})
+            text = f"Choose {toggle.title}: {toggle.options[option]}."
+            _add(fixes, family, changed, text, {toggle.name: option})
     for field in known:
         for value in _other_values(field, getattr(config, field.name)):
             changed = dataclasses.replace(config, **{field.name: value})
-            _add(ways_by_operator, family, changed, f"Change the model's field {field.title}.", {})
-    return ways_by_operator
+            _add(fixes, family, changed, f"Change the model's field {field.title}.", {})
+    return fixes
 
 
 def _add(
-    ways_by_operator: dict[str, Way], family: Family, config: Any, fix: str, choices: dict[str, str]
+    fixes: dict[str, Fix], family: Family, config: Any, text: str, choices: dict[str, str]
 ) -> None:
+    """Add a fix for each operator that a model of ``config`` calls and that has none yet."""
     assert family.operators is not None
     workloads_by_operator: dict[str, list[str]] = {}
     for workload in family.workloads:
         for operator in family.operators(config, workload):
             workloads_by_operator.setdefault(operator, []).append(workload)
     for operator, workloads in workloads_by_operator.items():
-        ways_by_operator.setdefault(operator, Way(fix, choices, tuple(workloads)))
+        fixes.setdefault(operator, Fix(text, choices, tuple(workloads)))
 
 
 def _other_values(field: ConfigField, value: Any) -> tuple[Any, ...]:

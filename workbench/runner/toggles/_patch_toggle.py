@@ -38,13 +38,13 @@ def patch_toggle(
     help: str,
     patch: Callable[[nn.Module], Patch],
     *,
-    what: str,
+    modules: str,
     needs_training: bool = False,
 ) -> Toggle:
     """Return the toggle that replaces the modules that ``patch`` recognizes by an operator.
 
     The operator's own toggle chooses the implementation; otherwise the choice is automatic.
-    ``what`` names the replaced modules in the plural.
+    ``modules`` names the replaced modules in the plural.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -69,7 +69,7 @@ def patch_toggle(
     def evidence(option: str, observed: Observed) -> Finding:
         applied: Patch | None = observed.model.patches.get(name)
         if applied is None or not applied.sites:
-            return no_effect(f"no {what} were recognized in this model, so nothing was replaced")
+            return no_effect(f"no {modules} were recognized in this model, so nothing was replaced")
         calls = observed.record.usage.get(operator, {})
         if not calls:
             return no_effect(f"replaced {applied.summary()}, but no step calls {operator}")

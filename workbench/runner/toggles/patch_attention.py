@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "Attention",
     __doc__,
     patch_attention,
-    what="attention calls",
+    modules="attention calls",
 )

@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "Causal convolution",
     __doc__,
     patch_causal_conv1d,
-    what="causal convolutions",
+    modules="causal convolutions",
 )

@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "Experts",
     __doc__,
     patch_experts,
-    what="experts with stacked weights",
+    modules="experts with stacked weights",
 )

@@ -13,5 +13,5 @@ TOGGLE = patch_toggle(
     "Gated RMSNorm",
     __doc__,
     patch_gated_rms_norm,
-    what="gated norms",
+    modules="gated norms",
 )

@@ -16,5 +16,5 @@ TOGGLE = patch_toggle(
     "GEGLU",
     __doc__,
     functools.partial(patch_gated_mlp, "geglu"),
-    what="gated layers with GELU",
+    modules="gated layers with GELU",
 )

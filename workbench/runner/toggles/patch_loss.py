@@ -15,6 +15,6 @@ TOGGLE = patch_toggle(
     "Linear + cross entropy",
     __doc__,
     patch_loss,
-    what="output layers without bias",
+    modules="output layers without bias",
     needs_training=True,
 )

@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "RMSNorm",
     __doc__,
     patch_rms_norm,
-    what="root-mean-square norms",
+    modules="root-mean-square norms",
 )

@@ -14,5 +14,5 @@ TOGGLE = patch_toggle(
     "Rotary embedding",
     __doc__,
     patch_rope,
-    what="rotations of queries and keys",
+    modules="rotations of queries and keys",
 )

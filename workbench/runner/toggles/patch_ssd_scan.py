@@ -13,5 +13,5 @@ TOGGLE = patch_toggle(
     "State-space scan",
     __doc__,
     patch_ssd_scan,
-    what="scans of Mamba-2",
+    modules="scans of Mamba-2",
 )

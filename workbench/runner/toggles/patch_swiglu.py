@@ -15,5 +15,5 @@ TOGGLE = patch_toggle(
     "SwiGLU",
     __doc__,
     functools.partial(patch_gated_mlp, "swiglu"),
-    what="gated layers with SiLU",
+    modules="gated layers with SiLU",
 )

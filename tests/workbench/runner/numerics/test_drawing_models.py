@@ -216,7 +216,7 @@ def test_ranks_that_each_draw_others_are_not_checked(build):
         fully_shard=None,
         entered=alone,
         evaluating=alone,
-        full=None,
+        full_parameters=None,
         layout=Layout(replicate=2),
     )
     for name in ("outputs", "loss"):

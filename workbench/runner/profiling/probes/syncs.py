@@ -36,11 +36,11 @@ Report = Callable[[str], None]
 class Sync(NamedTuple):
     """A cause that makes the host wait; ``line`` is None if no line of Python is known."""
 
-    what: str
+    cause: str
     line: Line | None
 
     def __str__(self) -> str:
-        return f"{self.line or 'in the backward pass'} ({self.what})"
+        return f"{self.line or 'in the backward pass'} ({self.cause})"
 
 
 class SyncMode(TorchDispatchMode):
@@ -140,8 +140,8 @@ def watching(
             stack.enter_context(_FreeOnTheCpu(report))
         stack.enter_context(SyncMode(report, device, on_host))
         yield counts
-    explained = {sync.line for sync in counts if sync.what != BY_CUDA}
-    for sync in [sync for sync in counts if sync.what == BY_CUDA and sync.line in explained]:
+    explained = {sync.line for sync in counts if sync.cause != BY_CUDA}
+    for sync in [sync for sync in counts if sync.cause == BY_CUDA and sync.line in explained]:
         del counts[sync]
 
 
