@@ -261,7 +261,7 @@ class Sitting:
 
     def bench(self) -> None:
         """Benchmark some kernels, for the roofline."""
-        self.workspace.run.perform(
+        self.workspace.measurements.perform(
             protocol.Bench(operators=KERNELS if self.on_gpu else KERNELS[:1])
         )
         self.until(lambda: self.workspace.run.active, "the benchmark begins")
