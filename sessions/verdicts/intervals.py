@@ -138,7 +138,7 @@ def _interval(series: NDArray, alpha: float) -> Interval:
     if n < 2:
         mean = float(series[0]) if n else math.nan
         return Interval(n, mean, math.nan, math.nan, math.nan)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1))
+    mean, deviation = float(series.mean()), _deviation(series)
     error = deviation / math.sqrt(n)
     half = float(critical(n, alpha)) * error
     if not math.isfinite(half):
@@ -151,6 +151,11 @@ def _interval(series: NDArray, alpha: float) -> Interval:
     return Interval(n, mean, low, high, deviation)
 
 
+def _deviation(series: NDArray) -> float:
+    """Return the standard deviation; 0 for equal values, whose mean may be rounded off them."""
+    return float(series.std(ddof=1)) if np.ptp(series) > 0 else 0.0
+
+
 def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return the interval for a number of pairs that was fixed before the first look.
 
@@ -158,7 +163,7 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """
     series = np.asarray(logs, np.float64)
     n = len(series)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1)) if n > 1 else 0.0
+    mean, deviation = float(series.mean()), _deviation(series) if n > 1 else 0.0
     if n < MIN_PAIRS or not deviation > 0:
         return interval(series, alpha)
     below, above, half = _fixed(series, alpha)

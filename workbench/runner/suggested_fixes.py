@@ -55,16 +55,29 @@ def not_finite(quantity: str) -> protocol.Failure:
 def slower_when_switched_on(
     base: Configuration, other: Configuration, judgement: Judgement
 ) -> protocol.Failure | None:
-    """Return advice if a verdict says that a toggle with usual causes made the step slower."""
+    """Return advice if a verdict says SLOWER and a toggle with usual causes was switched on.
+
+    The toggle is the cause only where nothing else differs.
+    """
     if judgement.verdict != "SLOWER" or judgement.ratio is None:
         return None
-    for name, toggle in all_toggles().items():
-        before, after = (side.toggles.get(name, toggle.off) for side in (base, other))
-        if toggle.causes_of_slowness and before == toggle.off != after:
-            words = judgement_words(judgement, REGION)
+    toggles = all_toggles()
+    options = [
+        {name: side.toggles.get(name, toggle.off) for name, toggle in toggles.items()}
+        for side in (base, other)
+    ]
+    changed = [name for name in toggles if options[0][name] != options[1][name]]
+    sides = [msgspec.structs.replace(side, toggles={}) for side in (base, other)]
+    words = judgement_words(judgement, REGION)
+    for name in changed:
+        toggle = toggles[name]
+        if toggle.causes_of_slowness and options[0][name] == toggle.off:
+            sentence = f"{toggle.title} made the step {words}."
+            if len(changed) > 1 or sides[0] != sides[1]:
+                sentence = f"The step is {words}; {toggle.title}, one of the changes, may be why."
             return protocol.Failure(
                 kind="slower",
-                sentence=f"{toggle.title} made the step {words}.",
+                sentence=sentence,
                 fix=f"Set {toggle.title} to {toggle.options[toggle.off]}. "
                 f"{toggle.causes_of_slowness}",
                 set={name: toggle.off},

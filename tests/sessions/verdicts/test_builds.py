@@ -180,3 +180,11 @@ def test_the_words_say_how_many_builds_there_were_or_why_there_was_one():
         "This holds for the build that was measured: building both arms again takes about 45 s."
     )
     assert remark in remarks(single)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ratio", [1.0, 1.2, 0.7])
+def test_equal_pairs_have_no_scatter_however_their_mean_is_rounded(ratio):
+    logs = np.full(10, math.log(ratio))
+    for made in (verdict.interval(logs), verdict.fixed_interval(logs)):
+        assert made.deviation == 0 and made.low == made.mean == made.high

@@ -103,10 +103,12 @@ def _evidence(option: str, observed: Observed) -> Finding:
         text += f"; not stored: {unstored}"
     better = [choice for choice in choices if choice.tile != choice.heuristic]
     if not better:
-        return no_effect(f"{text}; no tile is faster than the heuristic's")
+        return no_effect(f"{text}; no tile was faster than the heuristic's while tuning")
     better.sort(key=lambda choice: choice.us / choice.heuristic_us)
     named = [f"{c.kernel} {c.heuristic_us / c.us:.2f}x" for c in better[:_SHOWN]]
-    return effective(f"{text}; faster than the heuristic's: {len(better)} ({', '.join(named)})")
+    return effective(
+        f"{text}; faster than the heuristic's while tuning: {len(better)} ({', '.join(named)})"
+    )
 
 
 TOGGLE = Toggle(

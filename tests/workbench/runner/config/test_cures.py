@@ -259,6 +259,17 @@ def test_slower_when_switched_on_is_recognised_from_a_verdict(
         assert advice.set == {"compile": "off"} and "1.13x slower (95 % CI" in advice.sentence
 
 
+@pytest.mark.parametrize(
+    "changed", [{"toggles": {"compile": "default", "attention": "manual"}}, {"workload": "train"}]
+)
+def test_a_toggle_is_not_the_cause_where_something_else_changed_too(small, changed):
+    second = msgspec.structs.replace(small, **{"toggles": {"compile": "default"}, **changed})
+    judgement = Judgement(verdict="SLOWER", pairs=9, ratio=1.13, low=1.1, high=1.2)
+    advice = suggested_fixes.slower_when_switched_on(small, second, judgement)
+    assert advice is not None and "made the step" not in advice.sentence
+    assert "one of the changes, may be why" in advice.sentence
+
+
 # Looking at outputs
 
 
