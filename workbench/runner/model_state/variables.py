@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from workbench.runner.user_models.user_model import OwnModel
 
 _INTERNAL = frozenset(vars(nn.Module()))
 CODE = (types.FunctionType, types.MethodType, types.ModuleType, type, nn.Module)
+FUNCTION_CACHE = functools._lru_cache_wrapper
 _WRAPPERS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
+_CONSTANTS = (*CODE, Tensor, str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
 MISSING = object()
 
 
@@ -24,6 +29,7 @@ class Variable:
     value: Any
     set: Callable[[Any], object]
     is_buffer: bool = False
+    is_cache: bool = False  # of a function; ``value`` has the objects in it that may hold state
 
 
 def roots(model: OwnModel) -> list[tuple[str, Any]]:
@@ -35,47 +41,106 @@ def roots(model: OwnModel) -> list[tuple[str, Any]]:
 def variables(model: OwnModel) -> dict[str, Variable]:
     """Return the variables that may hold state, by names that a fresh build has too."""
     variables_by_name: dict[str, Variable] = {}
-    functions = [model.own_loss] if model.own_loss is not None else []
+    functions: list[types.FunctionType] = []
     classes: dict[type, None] = {}
-    for path, module in model.module.named_modules():
+
+    def add(name: str, value: Any, setting: Callable[[Any], object]) -> None:
+        while name in variables_by_name:  # of functions or classes with the same name
+            name += "'"
+        if isinstance(value, FUNCTION_CACHE):
+            content = list(filter(_may_hold_state, cached_values(value)))
+            variables_by_name[name] = Variable(content, setting, is_cache=True)
+            value = value.__wrapped__
+        if isinstance(value, types.FunctionType):
+            functions.append(value)
+        elif not isinstance(value, (*CODE, *_WRAPPERS)):
+            variables_by_name[name] = Variable(value, setting)
+
+    loss = getattr(model.own_loss, "__self__", model.own_loss)  # the object of a method
+    add("loss", getattr(model.own_loss, "__func__", model.own_loss), _ignore)
+    modules = {module: path for path, module in model.module.named_modules()}
+    if isinstance(loss, nn.Module):
+        modules = {m: f"loss.{path}".rstrip(".") for path, m in loss.named_modules()} | modules
+    elif loss is not None and not isinstance(loss, CODE):
+        classes[type(loss)] = None
+        for name, value in attributes(loss).items():
+            add(f"loss.{name}", value, functools.partial(object.__setattr__, loss, name))
+    for module, path in modules.items():
         prefix = f"{path}." if path else ""
         classes[type(module)] = None
         for name, value in module._buffers.items():
             setting = _setting(module._buffers, name)
             variables_by_name[f"{prefix}{name}"] = Variable(value, setting, is_buffer=True)
-        for name, value in vars(module).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif name not in _INTERNAL and not isinstance(value, CODE):
-                variables_by_name[f"{prefix}{name}"] = Variable(value, _setting(vars(module), name))
+        for name, value in attributes(module).items():
+            if name not in _INTERNAL:
+                setting = functools.partial(object.__setattr__, module, name)
+                add(f"{prefix}{name}", value, setting)
     for source in model.sources:
         for name, value in source.names.items():
             if name.startswith("__"):
                 continue
             if isinstance(value, type) and value.__module__ == source.names.get("__name__"):
                 classes[value] = None
-            elif isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not isinstance(value, CODE):
-                variables_by_name[f"{source.file}: {name}"] = Variable(
-                    value, _setting(source.names, name)
-                )
+            else:
+                add(f"{source.file}: {name}", value, _setting(source.names, name))
     for owner in classes:
         if owner.__module__.partition(".")[0] == "torch":
             continue
         for name, value in vars(owner).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not name.startswith("__") and not isinstance(value, (*CODE, *_WRAPPERS)):
-                variables_by_name[f"{owner.__qualname__}.{name}"] = Variable(
-                    value, _of_class(owner, name)
-                )
-    for function in functions:
+            if isinstance(value, types.FunctionType) or not name.startswith("__"):
+                add(f"{owner.__qualname__}.{name}", value, _of_class(owner, name))
+    visited: set[int] = set()
+    for function in functions:  # which grows: a decorated function is in a closure
+        if id(function) in visited:
+            continue
+        visited.add(id(function))
         for name, cell in _cells(function):
-            if not isinstance(value := _content(cell), CODE) and value is not MISSING:
-                key = f"{function.__qualname__}: {name}"
-                variables_by_name[key] = Variable(value, _of_cell(cell))
+            if (value := _content(cell)) is not MISSING:
+                add(f"{function.__qualname__}: {name}", value, _of_cell(cell))
+        for name, value in vars(function).items():
+            if not name.startswith("__"):
+                add(f"{function.__qualname__}.{name}", value, _setting(vars(function), name))
+        for index, value in enumerate(function.__defaults__ or ()):
+            if _may_hold_state(value):
+                setting = functools.partial(_set_default, function, index)
+                add(f"{function.__qualname__}: default {index}", value, setting)
     return variables_by_name
+
+
+def cached_values(function: Any) -> list[Any]:
+    """Return the results, and the arguments, that a ``functools.lru_cache`` holds."""
+    referents = [x for x in gc.get_referents(function) if x is not vars(function)]
+    if function.cache_parameters()["maxsize"] is None:
+        return [result for table in referents if type(table) is dict for result in table.values()]
+    return [x for x in referents if type(x) is not object and not _is_table(x)]
+
+
+def _is_table(value: Any) -> bool:
+    """Return True for the table of a bounded cache, which links to its results."""
+    return type(value) is dict and all(
+        type(link).__name__ == "_lru_list_elem" for link in value.values()
+    )
+
+
+def _may_hold_state(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_may_hold_state, value))
+    return not isinstance(value, _CONSTANTS)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in ``__slots__`` too."""
+    names = [name for kind in type(value).__mro__ for name in slots(kind) if hasattr(value, name)]
+    named = getattr(value, "__dict__", None)
+    own = dict(named) if isinstance(named, dict) else {}
+    return own | {name: getattr(value, name) for name in names}
+
+
+def slots(kind: type) -> list[str]:
+    """Return the names in the ``__slots__`` of a class that hold values."""
+    names = kind.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def add_variable(model: OwnModel, name: str, value: Any) -> bool:
@@ -88,6 +153,10 @@ def add_variable(model: OwnModel, name: str, value: Any) -> bool:
                 return True
         return False
     path, _, short = name.rpartition(".")
+    loss = getattr(model.own_loss, "__self__", model.own_loss)
+    if path == "loss" and isinstance(getattr(loss, "__dict__", None), dict):
+        vars(loss)[short] = value
+        return True
     try:
         owner = model.module.get_submodule(path)
     except AttributeError:
@@ -109,8 +178,18 @@ def _content(cell: types.CellType) -> Any:
         return MISSING
 
 
+def _ignore(value: Any) -> None:
+    """Leave a function as the file defines it."""
+
+
 def _setting(container: Any, name: str) -> Callable[[Any], object]:
     return lambda value: container.__setitem__(name, value)
+
+
+def _set_default(function: types.FunctionType, index: int, value: Any) -> None:
+    defaults = list(function.__defaults__ or ())
+    defaults[index] = value
+    function.__defaults__ = tuple(defaults)
 
 
 def _of_class(owner: type, name: str) -> Callable[[Any], object]:
