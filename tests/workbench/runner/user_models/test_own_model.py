@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from torch import nn
 from runner_driver import Driver
+from torch import nn
 
 from models import ConfigurationError
 from sessions.model import Configuration
