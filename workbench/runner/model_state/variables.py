@@ -91,7 +91,7 @@ def variables(model: OwnModel) -> dict[str, Variable]:
                 add(f"{owner.__qualname__}.{name}", value, _of_class(owner, name))
     visited: set[int] = set()
     for function in functions:  # which grows: a decorated function is in a closure
-        if id(function) in visited:
+        if id(function) in visited or (function.__module__ or "").startswith("torch."):
             continue
         visited.add(id(function))
         for name, cell in _cells(function):

@@ -149,7 +149,7 @@ class Plain:
             values = wrap(model)(*inputs)
             if count_hooks(model) != hooks:
                 raise NotCarried("calls of the model register hooks")
-            if any(parameters.get(name) is not p for name, p in model.named_parameters()):
+            if any(parameters.get(name, p) is not p for name, p in model.named_parameters()):
                 raise NotCarried("calls of the model replace or swap parameters")
             drew = rng.states(model, self.situation.device) != before  # ``put_back`` restores some
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
