@@ -42,6 +42,7 @@ class Batches:
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
+        self._need_gradients = [buffer.requires_grad for buffer, _ in self._buffers]
         self.loose = loose
         self._rows = rows  # of every tensor that is to be divided; None: as many as it has
         self.advances = 0
@@ -98,15 +99,29 @@ class Batches:
         before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
         self.go_to(self.index + 2)
         batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
-        for (buffer, _), values in zip(self._buffers, before, strict=True):
-            buffer.copy_(values)
+        self._fill(before)
         self.advances, self.inputs = count, inputs
         return batch
 
     def advance(self) -> None:
         """Make the next batch current."""
-        for buffer, ring in self._buffers:
-            buffer.copy_(ring[self.advances % RING], non_blocking=True)
+        self._fill(ring[self.advances % RING] for _, ring in self._buffers)
         if self.loose:
-            self.inputs = self.loose[self.advances % RING]
+            self.inputs = map_tensors(self.loose[self.advances % RING], _copied)
         self.advances += 1
+
+    def _fill(self, values: Iterable[Tensor]) -> None:
+        """Overwrite the buffers; a model may have written into them, or requested gradients."""
+        rows = zip(self._buffers, self._need_gradients, values, strict=True)
+        with torch.no_grad():
+            for (buffer, _), needs_gradient, value in rows:
+                if buffer.requires_grad:
+                    buffer.detach_().grad = None
+                buffer.copy_(value, non_blocking=True)
+                if needs_gradient:
+                    buffer.requires_grad_()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy without history, which a model may overwrite."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

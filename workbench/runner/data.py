@@ -66,6 +66,8 @@ def make_batches(
     targets = [targets for _, targets in drawn]
     rings = [ring.to(device) for ring in (*_rings(cast), *_rings(targets))]
     buffers = [ring[0].clone() for ring in rings]
+    for buffer, example in zip(buffers, tensors((cast[0], targets[0])), strict=True):
+        buffer.requires_grad_(example.requires_grad)
     unused = iter(buffers)
     current = map_tensors(cast[0], lambda _: next(unused))
     few = current  # the user's own model may support no other size
@@ -98,7 +100,7 @@ def batches_of(situation: Situation, dtype: torch.dtype, loading: Loading | None
 
 
 def _rings(batches: Sequence[Tensors]) -> list[Tensor]:
-    return [torch.stack(parts) for parts in zip(*map(tensors, batches), strict=True)]
+    return [torch.stack(parts).detach() for parts in zip(*map(tensors, batches), strict=True)]
 
 
 def _can_be_stacked(batches: Sequence[Tensors]) -> bool:

@@ -7,7 +7,7 @@ whose attributes hold these. Everything else (None, numbers, text) is passed on 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -44,8 +44,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
         return value
     mapped = {key: map_tensors(child, function) for key, child in _children(value).items()}
     if isinstance(value, tuple):
-        parts = mapped.values()
-        return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
+        return of_type(value, mapped.values())
     copied = copy.copy(value)
     if isinstance(value, Mapping | list):
         for key, child in mapped.items():
@@ -68,6 +67,11 @@ def listed_modules(module: nn.Module) -> Iterator[nn.Module]:
             yield from child
         else:
             yield from listed_modules(child)
+
+
+def of_type(value: Any, parts: Iterable[Any]) -> Any:
+    """Return a list or tuple of the type of ``value``; a named one's constructor is not called."""
+    return type(value)._make(parts) if is_named_tuple(value) else type(value)(parts)
 
 
 def is_named_tuple(value: Any) -> bool:

@@ -10,13 +10,16 @@ the same after any batch and with any weights, and the reference's own calls com
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.runner.model_state.run_state import are_same
 from workbench.runner.model_state.variables import (
@@ -24,9 +27,10 @@ from workbench.runner.model_state.variables import (
     MISSING,
     Variable,
     add_variable,
+    attributes,
     variables,
 )
-from workbench.runner.structures import is_named_tuple, tensors
+from workbench.runner.structures import of_type, tensors
 from workbench.runner.user_models.user_model import OwnModel, kind
 
 
@@ -46,6 +50,7 @@ class Carried:
     built: Mapping[str, Variable]
     constants: Mapping[str, Any]
     unclear: tuple[str, ...]
+    parameters: Mapping[int, str] = field(default_factory=dict)  # names by address
 
     def put_into(self, model: OwnModel, dtype: torch.dtype | None) -> None:
         """Let a fresh build continue from this state, in ``dtype`` or in the variant's precision.
@@ -59,11 +64,13 @@ class Carried:
             for value in source.names.values()
             if isinstance(value, type)
         }
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        aliases = {i: parameters[name] for i, name in self.parameters.items() if name in parameters}
         for name, value in self.changed.items():
             if name in self.constants and dtype is not None:
                 value = self.constants[name]
             fresh = fresh_variables.get(name)
-            carried = _portable(name, value, fresh and fresh.value, dtype, classes)
+            carried = _portable(name, value, fresh and fresh.value, dtype, classes, aliases)
             if fresh is not None:
                 carried = self._with_constants(name, carried, value, fresh, dtype)
                 fresh.set(carried)
@@ -91,15 +98,27 @@ class Remembered:
     exact: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def find(model: OwnModel, fresh: Mapping[str, Variable], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the variables of a model, in ``dtype``, that differ from a fresh FP32 build."""
+def find(model: OwnModel, fresh_model: OwnModel, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the variables of a model, in ``dtype``, that differ from a fresh FP32 build.
+
+    A reference to a parameter differs if it is to another one, not if the numbers are others.
+    """
     differing = {}
+    fresh = variables(fresh_model)
+    names = {**parameter_names(fresh_model), **parameter_names(model)}
     for name, variable in variables(model).items():
         other = fresh.get(name)
         expected = MISSING if other is None else _in_variant(other, dtype)
-        if not same_values(variable.value, expected):
+        if not same_values(variable.value, expected, names=names):
+            if variable.is_cache:
+                raise NotCarried(f"{name} caches objects, which cannot be copied")
             differing[name] = variable.value
     return differing
+
+
+def parameter_names(model: OwnModel) -> dict[int, str]:
+    """Return the names of a model's parameters, by address."""
+    return {id(tensor): name for name, tensor in model.named_parameters()}
 
 
 def unclear(changed: Mapping[str, Any], fresh: Mapping[str, Variable]) -> tuple[str, ...]:
@@ -126,18 +145,27 @@ def has_floats(value: Any) -> bool:
     return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(value))
 
 
-def copied(value: Any) -> Any:
+def copied(value: Any, name: str = "a variable") -> Any:
     """Return a copy that later calls do not change."""
-    return _portable("", value, value, None, {})
+    return _portable(name, value, value, None, {})
 
 
-def same_values(first: Any, second: Any, depth: int = 0) -> bool:
-    """Return True if two variables hold the same: bits of tensors, contents of containers."""
+def same_values(
+    first: Any, second: Any, depth: int = 0, names: Mapping[int, str] = MappingProxyType({})
+) -> bool:
+    """Return True if two variables hold the same: bits of tensors, contents of containers.
+
+    Parameters with ``names``, by address, are the same if their names are.
+    """
     if first is second or depth > 20 or isinstance(first, (*CODE, torch.Generator)):
         return True
+    if id(first) in names or id(second) in names:
+        return names.get(id(first)) == names.get(id(second))
     if isinstance(first, Tensor):
         if not isinstance(second, Tensor) or first.layout != second.layout:
             return False
+        if first.is_nested and second.is_nested:
+            return same_values(first.unbind(), second.unbind(), depth + 1)
         if first.layout != torch.strided:
             first, second = first.to_dense(), second.to_dense()
         return are_same(first, second)
@@ -145,16 +173,17 @@ def same_values(first: Any, second: Any, depth: int = 0) -> bool:
         return type(second) is type(first) and first.tobytes() == second.tobytes()
     if type(first).__qualname__ != type(second).__qualname__:
         return False
+    if isinstance(first, contextvars.ContextVar):
+        return same_values(first.get(None), second.get(None), depth + 1, names)
     if isinstance(first, Mapping):
-        return list(first) == list(second) and all(
-            same_values(value, second[key], depth + 1) for key, value in first.items()
-        )
+        items, other_items = ([*mapping, *mapping.values()] for mapping in (first, second))
+        return same_values(items, other_items, depth + 1, names)
     if isinstance(first, list | tuple | collections.deque):
         return len(first) == len(second) and all(
-            same_values(a, b, depth + 1) for a, b in zip(first, second, strict=True)
+            same_values(a, b, depth + 1, names) for a, b in zip(first, second, strict=True)
         )
-    if isinstance(getattr(first, "__dict__", None), dict) and vars(first):
-        return same_values(vars(first), vars(second), depth + 1)
+    if contents := attributes(first):
+        return same_values(contents, attributes(second), depth + 1, names)
     try:
         return bool(first == second) or first != first or _is_opaque(first)
     except Exception:  # noqa: BLE001 - an object's comparison may raise anything
@@ -162,40 +191,72 @@ def same_values(first: Any, second: Any, depth: int = 0) -> bool:
 
 
 def _portable(
-    name: str, value: Any, fresh: Any, dtype: torch.dtype | None, classes: Mapping[str, type]
+    name: str,
+    value: Any,
+    fresh: Any,
+    dtype: torch.dtype | None,
+    classes: Mapping[str, type],
+    aliases: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> Any:
-    """Return a copy of a variant's value for another build, whose own value is ``fresh``."""
+    """Return a copy of a variant's value for another build, whose own value is ``fresh``.
+
+    ``aliases`` are that build's parameters, by the address of the variant's.
+    """
 
     def inner(key: Any, child: Any) -> Any:
         fresh_child = _child(fresh, key)
-        return _portable(f"{name}[{key!r:.30}]", child, fresh_child, dtype, classes)
+        return _portable(f"{name}[{key!r:.30}]", child, fresh_child, dtype, classes, aliases)
 
+    if id(value) in aliases:
+        return aliases[id(value)]
     if isinstance(value, Tensor):
         detached = value.detach().clone()
         return detached if dtype is None else detached.to(kind(detached, dtype))
     if isinstance(value, Mapping):
-        mapping: Any = copy.copy(value)
+        mapping: Any = _copy(name, value)
+        mapping.clear()
         for key, child in value.items():
-            mapping[key] = inner(key, child)
+            own_key = aliases.get(id(key), key)
+            if own_key is key and isinstance(key, (nn.Module, Tensor)):
+                raise NotCarried(f"{name} has modules or tensors as keys")
+            mapping[own_key] = inner(key, child)
         return mapping
     if isinstance(value, list | tuple | collections.deque):
         parts = [inner(index, child) for index, child in enumerate(value)]
-        if isinstance(value, collections.deque):
-            return collections.deque(parts, value.maxlen)
-        return type(value)(*parts) if is_named_tuple(value) else type(value)(parts)
+        if not isinstance(value, tuple):
+            copied_list: Any = _copy(name, value)
+            copied_list.clear()
+            copied_list.extend(parts)
+            return copied_list
+        return of_type(value, parts)
     if isinstance(value, (*CODE, torch.Generator)):
         if fresh is None:
             raise NotCarried(f"{name} is a {type(value).__name__}, which cannot be copied")
         return fresh
-    attributes = getattr(value, "__dict__", None)
-    if not isinstance(attributes, dict) or not attributes:
-        return copy.copy(value)
+    if not (contents := attributes(value)):
+        return _copy(name, value)
     owner = type(value)
     default_type = type(fresh) if type(fresh).__qualname__ == owner.__qualname__ else owner
-    object_made: Any = object.__new__(classes.get(owner.__qualname__, default_type))
-    for key, child in attributes.items():
-        object_made.__dict__[key] = inner(key, child)
+    portable_type: Any = classes.get(owner.__qualname__, default_type)
+    if isinstance(value, enum.Enum):
+        return portable_type[value.name]
+    try:
+        try:
+            object_made: Any = object.__new__(portable_type)
+        except TypeError:
+            object_made = portable_type.__new__(portable_type)
+    except TypeError:  # its content is not in its attributes alone
+        raise NotCarried(f"{name} is a {owner.__name__}, which cannot be copied") from None
+    for key, child in contents.items():
+        object.__setattr__(object_made, key, inner(key, child))
     return object_made
+
+
+def _copy(name: str, value: Any) -> Any:
+    try:
+        return copy.copy(value)
+    except Exception:  # noqa: BLE001 - an object's copy may raise anything
+        raise NotCarried(f"{name} is a {type(value).__name__}, which cannot be copied") from None
 
 
 def _child(value: Any, key: Any) -> Any:

@@ -1,7 +1,7 @@
 """Detection of random numbers that a model draws; the generators are restored afterwards.
 
 The states of the generators are compared before and after: torch's of the host and of the device,
-those that its modules hold, Python's, and numpy's if it is loaded.
+those that the user's model holds, Python's, and numpy's if it is loaded.
 """
 
 from __future__ import annotations
@@ -9,40 +9,33 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from workbench.runner.model_state.variables import CODE, variables
+from workbench.runner.user_models.user_model import OwnModel
 
-def states(model: nn.Module, device: torch.device) -> list[Hashable]:
+_DEEPEST = 3  # levels of containers and attributes
+_State = tuple[Callable[[], Any], Callable[[Any], object]]  # reading it, and setting it
+
+
+def states(model: nn.Module, device: torch.device) -> list[str]:
     """Return the states of the generators; they differ after a number was drawn."""
-    states_found: list[Hashable] = [
-        _bytes(generator.get_state()) for generator in _generators(model, device)
-    ]
-    states_found.append(random.getstate())
-    if numpy := _numpy():
-        name, keys, *remaining = numpy.get_state()
-        states_found.append((name, keys.tobytes(), *remaining))
-    return states_found
+    return [_text(get()) for get, _ in _generators(model, device)]
 
 
 @contextlib.contextmanager
 def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the states of the generators."""
-    generators = _generators(model, device)
-    states_before = [generator.get_state() for generator in generators]
-    python, numpy = random.getstate(), _numpy()
-    kept_numpy = numpy.get_state() if numpy else None
+    states_before = [(put, get()) for get, put in _generators(model, device)]
     try:
         yield
     finally:
-        for generator, state in zip(generators, states_before, strict=True):
-            generator.set_state(state)
-        random.setstate(python)
-        if numpy:
-            numpy.set_state(kept_numpy)
+        for put, state in states_before:
+            put(state)
 
 
 @contextlib.contextmanager
@@ -68,22 +61,46 @@ def copy_modes(model: nn.Module, other: nn.Module) -> None:
         module.training = modes.get(name, other.training)
 
 
-def _generators(model: nn.Module, device: torch.device) -> list[torch.Generator]:
-    generators = [torch.default_generator]
+def _generators(model: nn.Module, device: torch.device) -> list[_State]:
+    generators: list[Any] = [torch.default_generator, random, sys.modules.get("numpy.random")]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
-    for module in model.modules():
-        generators += [
-            value for value in vars(module).values() if isinstance(value, torch.Generator)
-        ]
-    return generators
+    if isinstance(model, OwnModel):
+        generators += _contents([variable.value for variable in variables(model).values()])
+    else:
+        generators += [value for module in model.modules() for value in vars(module).values()]
+    return [state for generator in generators if (state := _state(generator)) is not None]
 
 
-def _bytes(state: torch.Tensor) -> bytes:
-    return bytes(state.numpy())
+def _contents(values: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what lies in containers and attributes."""
+    for value in values.values() if isinstance(values, Mapping) else values:
+        yield value
+        inner = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", ())
+        if depth < _DEEPEST and not isinstance(value, CODE):
+            yield from _contents(inner, depth + 1)
 
 
-def _numpy() -> Any:
-    """Return ``numpy.random`` if it is loaded."""
-    return sys.modules.get("numpy.random")
+def _state(generator: Any) -> _State | None:
+    """Return the functions for the state of a generator; None for anything else."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state, generator.set_state
+    if generator is random or isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    numpy = sys.modules.get("numpy.random")
+    if numpy and isinstance(generator, numpy.Generator):
+        bits = generator.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    if numpy and (generator is numpy or isinstance(generator, numpy.RandomState)):
+        return generator.get_state, generator.set_state
+    return None
+
+
+def _text(state: Any) -> str:
+    """Return all of a state as text: arrays print in part only."""
+    if hasattr(state, "tolist"):
+        return str(state.tolist())
+    if isinstance(state, Mapping):
+        return str({name: _text(value) for name, value in state.items()})
+    return str(list(map(_text, state))) if isinstance(state, tuple) else str(state)

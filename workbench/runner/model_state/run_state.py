@@ -10,14 +10,17 @@ Large models: copies of tensors go to the host where the device lacks the memory
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
+import contextvars
 import functools
 import itertools
 import random
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -25,6 +28,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from workbench.runner.model_state import rng
+from workbench.runner.model_state.variables import (
+    FUNCTION_CACHE,
+    attributes,
+    cached_values,
+    slots,
+)
 from workbench.runner.user_models import global_flags
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device
@@ -41,6 +50,9 @@ _ITERATORS: tuple[type, ...] = (
     *(map, filter, zip, enumerate),
 )
 _CLOSED: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), torch.dtype)
+# Objects of the standard library whose attributes are all of their state.
+_BAGS: tuple[type, ...] = (types.SimpleNamespace, threading.local, MutableMapping)
+_UNSET = object()
 Restore = Callable[[], None]
 
 
@@ -103,6 +115,9 @@ class RunState:
             defaults = (value.__defaults__ or (), value.__kwdefaults__ or {}, value.__dict__)
             contents = [(f"{name}'s {free}", cell) for free, cell in zip(names, cells, strict=True)]
             return [*contents, *((f"{name}'s default", default) for default in defaults)]
+        if isinstance(value, FUNCTION_CACHE):
+            contents = [(f"{name}'s cache", item) for item in cached_values(value)]
+            return [*contents, (name, value.__wrapped__)]
         if isinstance(value, types.MethodType):
             return [(name, value.__self__), (name, value.__func__)]
         if isinstance(value, type):
@@ -149,8 +164,9 @@ class RunState:
             old = value.get_state()
             self._restores.append(lambda: value.set_state(old))
         elif hasattr(value, "flags") and value.flags.writeable:
-            array = value.copy()
-            self._restores.append(lambda: value.__setitem__(..., array))
+            items = value.copy()
+            self._restores.append(lambda: value.__setitem__(..., items))
+            return [("an array", list(value.flat))] if value.dtype.hasobject else []
         return []
 
     def _record_cell(self, name: str, cell: types.CellType) -> list[tuple[str, Any]]:
@@ -178,6 +194,12 @@ class RunState:
         return [(f"{name}.{key}", value) for key, value in before.items()]
 
     def _record_container(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, dict | list | set | collections.deque) and attributes(value):
+            contents = self._record_object(name, value)  # beside its items
+            return [*contents, *self._record_items(name, value)]
+        return self._record_items(name, value)
+
+    def _record_items(self, name: str, value: Any) -> list[tuple[str, Any]]:
         if isinstance(value, dict):
             self._restores.append(_restoring_dict(value))
             return [
@@ -205,13 +227,18 @@ class RunState:
 
             self._restores.append(restore_members)
             return []
-        if isinstance(value, bytearray):
-            content = bytes(value)
+        if isinstance(value, bytearray | array.array):
+            content: Any = value[:]
             self._restores.append(lambda: value.__setitem__(slice(None), content))
+            return []
+        if isinstance(value, contextvars.ContextVar):
+            if (current := value.get(_UNSET)) is not _UNSET:
+                self._restores.append(lambda: void(value.set(current)))
+                return [(name, current)]
             return []
         if isinstance(value, tuple | frozenset):
             return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
-        if isinstance(value, nn.Module) or not _is_of_library(type(value)):
+        if isinstance(value, (nn.Module, *_BAGS)) or not _is_of_library(type(value)):
             return self._record_object(name, value)
         return []
 
@@ -221,7 +248,7 @@ class RunState:
             self._restores.append(_restoring_dict(attributes))
             contents += [(f"{name}.{key}", attribute) for key, attribute in attributes.items()]
         for kind in type(value).__mro__:
-            for slot in _slots(kind):
+            for slot in slots(kind):
                 if not hasattr(value, slot):
                     continue
                 content = getattr(value, slot)
@@ -312,12 +339,6 @@ def _restoring_dict(contents: dict[Any, Any]) -> Restore:
 
 def _is_not(first: object, second: object) -> bool:
     return first is not second
-
-
-def _slots(kind: type) -> list[str]:
-    slots = kind.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _is_of_library(kind: type | types.FunctionType) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from workbench.runner.user_models.user_model import OwnModel
 
 _INTERNAL = frozenset(vars(nn.Module()))
 CODE = (types.FunctionType, types.MethodType, types.ModuleType, type, nn.Module)
+FUNCTION_CACHE = functools._lru_cache_wrapper
 _WRAPPERS = (property, staticmethod, classmethod, types.GetSetDescriptorType)
+_CONSTANTS = (*CODE, Tensor, str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
 MISSING = object()
 
 
@@ -24,6 +29,7 @@ class Variable:
     value: Any
     set: Callable[[Any], object]
     is_buffer: bool = False
+    is_cache: bool = False  # of a function; ``value`` has the objects in it that may hold state
 
 
 def roots(model: OwnModel) -> list[tuple[str, Any]]:
@@ -35,54 +41,135 @@ def roots(model: OwnModel) -> list[tuple[str, Any]]:
 def variables(model: OwnModel) -> dict[str, Variable]:
     """Return the variables that may hold state, by names that a fresh build has too.
 
-    They are buffers and attributes of modules, global variables of the user's files, attributes of
-    their classes, and variables that functions enclose.
+    They are buffers and attributes of modules and of a loss object, global variables of the user's
+    files, attributes of their classes and functions, and variables that functions enclose.
     """
-    variables_by_name: dict[str, Variable] = {}
-    functions = [model.own_loss] if model.own_loss is not None else []
-    classes: dict[type, None] = {}  # in order of appearance
-    for path, module in model.module.named_modules():
-        prefix = f"{path}." if path else ""
-        classes[type(module)] = None
-        for name, value in module._buffers.items():
-            setting = _setting(module._buffers, name)
-            variables_by_name[f"{prefix}{name}"] = Variable(value, setting, is_buffer=True)
-        for name, value in vars(module).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif name not in _INTERNAL and not isinstance(value, CODE):
-                variables_by_name[f"{prefix}{name}"] = Variable(value, _setting(vars(module), name))
-    for source in model.sources:
-        for name, value in source.names.items():
-            if name.startswith("__"):
+    search = _Search()
+    search.add_modules(model)
+    search.add_files(model)
+    search.add_classes()
+    search.add_functions()
+    return search.variables
+
+
+class _Search:
+    """Collects variables; ``functions`` and ``classes`` are those whose own are to be added."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Variable] = {}
+        self.functions: list[types.FunctionType] = []
+        self.classes: dict[type, None] = {}  # in order of appearance
+
+    def add(self, name: str, value: Any, setting: Callable[[Any], object]) -> None:
+        """Add one variable, or the function that it holds."""
+        while name in self.variables:  # of functions or classes with the same name
+            name += "'"
+        if isinstance(value, FUNCTION_CACHE):
+            content = list(filter(_may_hold_state, cached_values(value)))
+            self.variables[name] = Variable(content, setting, is_cache=True)
+            value = value.__wrapped__
+        if isinstance(value, types.FunctionType):
+            self.functions.append(value)
+        elif not isinstance(value, (*CODE, *_WRAPPERS)):
+            self.variables[name] = Variable(value, setting)
+
+    def add_modules(self, model: OwnModel) -> None:
+        """Add buffers and attributes of the modules and of the loss."""
+        loss = getattr(model.own_loss, "__self__", model.own_loss)  # the object of a method
+        self.add("loss", getattr(model.own_loss, "__func__", model.own_loss), _ignore)
+        modules = {module: path for path, module in model.module.named_modules()}
+        if isinstance(loss, nn.Module):
+            modules = {m: f"loss.{path}".rstrip(".") for path, m in loss.named_modules()} | modules
+        elif loss is not None and not isinstance(loss, CODE):
+            self._add_attributes("loss.", loss)
+        for module, path in modules.items():
+            prefix = f"{path}." if path else ""
+            for name, value in module._buffers.items():
+                setting = _setting(module._buffers, name)
+                self.variables[f"{prefix}{name}"] = Variable(value, setting, is_buffer=True)
+            self._add_attributes(prefix, module)
+
+    def _add_attributes(self, prefix: str, owner: object) -> None:
+        self.classes[type(owner)] = None
+        for name, value in attributes(owner).items():
+            if name not in _INTERNAL or not isinstance(owner, nn.Module):
+                setting = functools.partial(object.__setattr__, owner, name)
+                self.add(f"{prefix}{name}", value, setting)
+
+    def add_files(self, model: OwnModel) -> None:
+        """Add the global variables of the user's files."""
+        for source in model.sources:
+            for name, value in source.names.items():
+                if name.startswith("__"):
+                    continue
+                if isinstance(value, type) and value.__module__ == source.names.get("__name__"):
+                    self.classes[value] = None
+                else:
+                    self.add(f"{source.file}: {name}", value, _setting(source.names, name))
+
+    def add_classes(self) -> None:
+        """Add attributes of the classes, except those of torch."""
+        for owner in self.classes:
+            if owner.__module__.partition(".")[0] == "torch":
                 continue
-            if isinstance(value, type) and value.__module__ == source.names.get("__name__"):
-                classes[value] = None
-            elif isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not isinstance(value, CODE):
-                key, setting = f"{source.file}: {name}", _setting(source.names, name)
-                variables_by_name[key] = Variable(value, setting)
-    for owner in classes:
-        if owner.__module__.partition(".")[0] == "torch":
-            continue
-        for name, value in vars(owner).items():
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not name.startswith("__") and not isinstance(value, (*CODE, *_WRAPPERS)):
-                key, setting = f"{owner.__qualname__}.{name}", _of_class(owner, name)
-                variables_by_name[key] = Variable(value, setting)
-    return variables_by_name | _enclosed_variables(functions)
+            for name, value in vars(owner).items():
+                if isinstance(value, types.FunctionType) or not name.startswith("__"):
+                    self.add(f"{owner.__qualname__}.{name}", value, _of_class(owner, name))
+
+    def add_functions(self) -> None:
+        """Add what functions enclose, their attributes and their mutable default arguments."""
+        visited: set[int] = set()
+        for function in self.functions:  # which grows: a decorated function is in a closure
+            if id(function) in visited or (function.__module__ or "").startswith("torch."):
+                continue
+            visited.add(id(function))
+            path = function.__qualname__
+            for name, cell in _cells(function):
+                if (value := _content(cell)) is not MISSING:
+                    self.add(f"{path}: {name}", value, _of_cell(cell))
+            for name, value in vars(function).items():
+                if not name.startswith("__"):
+                    self.add(f"{path}.{name}", value, _setting(vars(function), name))
+            for index, value in enumerate(function.__defaults__ or ()):
+                if _may_hold_state(value):
+                    setting = functools.partial(_set_default, function, index)
+                    self.add(f"{path}: default {index}", value, setting)
 
 
-def _enclosed_variables(functions: Iterable[Callable[..., Any]]) -> dict[str, Variable]:
-    """Return the variables in the closures of functions."""
-    return {
-        f"{function.__qualname__}: {name}": Variable(value, _of_cell(cell))
-        for function in functions
-        for name, cell in _cells(function)
-        if (value := _content(cell)) is not MISSING and not isinstance(value, CODE)
-    }
+def cached_values(function: Any) -> list[Any]:
+    """Return the results, and the arguments, that a ``functools.lru_cache`` holds."""
+    referents = [x for x in gc.get_referents(function) if x is not vars(function)]
+    if function.cache_parameters()["maxsize"] is None:
+        return [result for table in referents if type(table) is dict for result in table.values()]
+    return [x for x in referents if type(x) is not object and not _is_table(x)]
+
+
+def _is_table(value: Any) -> bool:
+    """Return True for the table of a bounded cache, which links to its results."""
+    return type(value) is dict and all(
+        type(link).__name__ == "_lru_list_elem" for link in value.values()
+    )
+
+
+def _may_hold_state(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_may_hold_state, value))
+    return not isinstance(value, _CONSTANTS)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in ``__slots__`` too."""
+    names = [name for kind in type(value).__mro__ for name in slots(kind) if hasattr(value, name)]
+    named = getattr(value, "__dict__", None)
+    own = dict(named) if isinstance(named, dict) else {}
+    return own | {name: getattr(value, name) for name in names}
+
+
+def slots(kind: type) -> list[str]:
+    """Return the names in the ``__slots__`` of a class that hold values."""
+    names = kind.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def add_variable(model: OwnModel, name: str, value: Any) -> bool:
@@ -95,6 +182,10 @@ def add_variable(model: OwnModel, name: str, value: Any) -> bool:
                 return True
         return False
     path, _, short = name.rpartition(".")
+    loss = getattr(model.own_loss, "__self__", model.own_loss)
+    if path == "loss" and isinstance(getattr(loss, "__dict__", None), dict):
+        vars(loss)[short] = value
+        return True
     try:
         owner = model.module.get_submodule(path)
     except AttributeError:
@@ -116,8 +207,18 @@ def _content(cell: types.CellType) -> Any:
         return MISSING
 
 
+def _ignore(value: Any) -> None:
+    """Leave a function as the file defines it."""
+
+
 def _setting(container: Any, name: str) -> Callable[[Any], object]:
     return lambda value: container.__setitem__(name, value)
+
+
+def _set_default(function: types.FunctionType, index: int, value: Any) -> None:
+    defaults = list(function.__defaults__ or ())
+    defaults[index] = value
+    function.__defaults__ = tuple(defaults)
 
 
 def _of_class(owner: type, name: str) -> Callable[[Any], object]:

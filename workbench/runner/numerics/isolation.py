@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,7 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
     Raises ``NotRecordable`` or ``NotCarried`` for a model whose state cannot be restored or copied.
     """
     model, device = variant.model, variant.situation.device
-    advances = variant.batches.advances
+    advances, inputs = variant.batches.advances, variant.batches.inputs
     if not isinstance(model, OwnModel):
         with rng.put_back(model, device), global_flags.put_back(), _choices(model) as put_back:
             yield put_back
@@ -52,7 +53,7 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
             yield state.restore
         finally:
             variant.remembered = None
-            variant.batches.advances = advances
+            variant.batches.advances, variant.batches.inputs = advances, inputs
 
 
 @contextlib.contextmanager
@@ -149,7 +150,8 @@ def _remembered(variant: Variant) -> Remembered:
     assert isinstance(model, OwnModel)
     fresh = user_model.fresh(config)
     built = variables.variables(fresh)
-    changed = carried.find(model, built, variant.weights_dtype)
+    changed = carried.find(model, fresh, variant.weights_dtype)
+    parameters = carried.parameter_names(model)
     exact = {}
     if variant.weights_dtype.itemsize < 4:
         weights = model.weights()
@@ -161,19 +163,19 @@ def _remembered(variant: Variant) -> Remembered:
             if torch.equal(rounded, weight):
                 exact[name] = parameter.detach()
     built = {
-        name: variables.Variable(carried.copied(variable.value), variable.set, variable.is_buffer)
+        name: replace(variable, value=carried.copied(variable.value, name))
         for name, variable in built.items()
         if name in changed
     }
     unclear = carried.unclear(changed, built)
-    carried_state = Carried(changed, built, {}, unclear)
+    carried_state = Carried(changed, built, {}, unclear, parameters)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
     if suspects and variant.situation.has(Trait.ROUNDED):
         constants = _constants(
             variant.situation, model, variant.plain_weights(), variant.batches, suspects, built
         )
         unclear = tuple(name for name in unclear if name not in constants)
-        carried_state = Carried(changed, built, constants, unclear)
+        carried_state = Carried(changed, built, constants, unclear, parameters)
     return Remembered(carried_state, exact)
 
 

@@ -145,18 +145,22 @@ class Plain:
             put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = rng.states(model, self.situation.device)
-            hooks = count_hooks(model)
+            hooks, parameters = count_hooks(model), dict(model.named_parameters())
             values = wrap(model)(*inputs)
             if count_hooks(model) != hooks:
                 raise NotCarried("calls of the model register hooks")
+            if any(parameters.get(name, p) is not p for name, p in model.named_parameters()):
+                raise NotCarried("calls of the model replace or swap parameters")
+            drew = rng.states(model, self.situation.device) != before  # ``put_back`` restores some
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             values = map_tensors(values, torch.clone)
             put_back()
             if workload.trains:
+                before = rng.states(model, self.situation.device)
                 loss = float(wrap(model.loss)(*cast_floats(batch_inputs, dtype), *targets))
+                drew |= rng.states(model, self.situation.device) != before
                 put_back()
-            drew = rng.states(model, self.situation.device) != before
         values = self.compared(values)
         promise = None if workload.decodes else model.promise()
         return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)

@@ -25,6 +25,21 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
+def overlapping(weights: Parameters) -> str:
+    """Return the names of two parameters in the same memory; empty if there are none.
+
+    Copies of them are apart: a step would move each once, not both twice.
+    """
+    end, last = 0, ""
+    names = {id(parameter): name for name, parameter in weights.items()}
+    for parameter in sorted(distinct(weights), key=Tensor.data_ptr):
+        if parameter.numel() and parameter.data_ptr() < end and parameter.requires_grad:
+            return f"{last} and {names[id(parameter)]}"
+        end = max(end, parameter.data_ptr() + parameter.nbytes)
+        last = names[id(parameter)]
+    return ""
+
+
 def is_plain(full_trainer: Trainer | None) -> bool:
     """Return True if a plain AdamW can continue from the optimizer's moments."""
     return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.runner.structures import is_named_tuple, tensors
+from workbench.runner.structures import of_type, tensors
 
 
 def with_example(returned: Any) -> Any:
@@ -23,8 +23,7 @@ def inputs_like(example: Any) -> Callable[[int], Any]:
 
     def draw(value: Any, batch: int) -> Any:
         if isinstance(value, tuple | list):
-            drawn = [draw(part, batch) for part in value]
-            return type(value)(*drawn) if is_named_tuple(value) else type(value)(drawn)
+            return of_type(value, [draw(part, batch) for part in value])
         if isinstance(value, dict):
             return {name: draw(part, batch) for name, part in value.items()}
         if not isinstance(value, Tensor) or value.dim() == 0:

@@ -58,6 +58,7 @@ from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
 from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
 from workbench.runner.user_models.example_inputs import inputs_like, with_example
+from workbench.runner.user_models.parameter_aliases import adopt_parameters
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
@@ -236,7 +237,7 @@ class OwnFamily(Family):
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
         """Build another structure around the same parameters; its buffers are its own."""
         model = fresh(config)
-        model.load_state_dict(weights, strict=False, assign=True)
+        adopt_parameters(model, weights)
         first = next(iter(weights.values()))
         return _cast(model, first.device, precision(weights.values()))
 

@@ -39,6 +39,13 @@ def build(source, workload="forward", batch=4, steps=3, **toggles) -> Variant:
     return arm
 
 
+def copied(value: object) -> object:
+    try:
+        return carried_state.copied(value)
+    except carried_state.NotCarried:
+        return value
+
+
 def trace(arm: Variant) -> dict[str, object]:
     """Everything that a check must leave as it is."""
     model = arm.model
@@ -53,9 +60,7 @@ def trace(arm: Variant) -> dict[str, object]:
     ]
     return {
         "tensors": {name: carried_state.copied(value) for name, value in tensors.items()},
-        "variables": {
-            n: carried_state.copied(v.value) for n, v in carried_state.variables(model).items()
-        },
+        "variables": {n: copied(v.value) for n, v in carried_state.variables(model).items()},
         "modes": [module.training for module in model.modules()],
         "hooks": hooks,
         "global hooks": {

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from runner_driver import Driver
+from torch import nn
 
 from models import ConfigurationError
 from sessions.model import Configuration
@@ -336,6 +337,34 @@ def test_arms_share_parameters_tied_ones_too_and_have_buffers_of_their_own(write
     assert torch.equal(again.module.a.weight, first.module.a.weight)
     different = user_model.FAMILY.materialise(config, seed=2)
     assert not torch.equal(different.module.a.weight, first.module.a.weight)
+
+
+def test_arms_share_parameters_wherever_the_model_refers_to_them(write):
+    path = write(
+        "import torch\n"
+        "class Listed(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.rnn = torch.nn.Linear(3, 3), torch.nn.GRU(3, 3)\n"
+        "        self.every = [(self.a.weight,), {'b': self.a.bias}]\n"
+        "        self.a.weight.register_hook(lambda gradient: gradient)\n"
+        "def build():\n"
+        "    model = Listed()\n"
+        "    bias = model.a.bias\n"
+        "    return model, lambda batch: torch.randn(batch, 3), lambda y, x: bias.sum()\n"
+    )
+    config = user_model.FAMILY.configure("file", {"source": str(path)})
+    first = user_model.FAMILY.materialise(config)
+    first.module.a.bias.requires_grad_(False)
+    model = user_model.FAMILY.share(config, first.weights())
+    bias = first.module.a.bias
+    assert model.module.every[0][0] is first.module.a.weight
+    assert model.module.every[1]["b"] is bias and not bias.requires_grad
+    assert model.own_loss.__closure__[0].cell_contents is bias
+    assert model.module.rnn._flat_weights[0] is first.module.rnn.weight_ih_l0
+    copies = {name: nn.Parameter(weight.detach()) for name, weight in first.weights().items()}
+    hooked = user_model.FAMILY.share(config, copies).module.a.weight
+    assert len(hooked._backward_hooks) == 1, "a copy has the hooks of the file's own parameter"
 
 
 def test_its_seed_leaves_the_process_as_it_was(write):

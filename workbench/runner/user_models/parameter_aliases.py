@@ -1,0 +1,93 @@
+"""References to parameters outside of their modules: lists, attributes, closures, and hooks.
+
+A build that takes another model's parameters must use those everywhere. ``nn.LSTM``, for example,
+computes with a list of its parameters, and a loss may add the norm of one that it closes over.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.runner.structures import of_type
+
+_LEAVES = (types.ModuleType, type, str, bytes, int, float, complex, type(None))
+
+
+def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Let ``weights`` be a model's parameters wherever it refers to its own; hooks are copied."""
+    learned = [(weight, weight.requires_grad) for weight in weights.values()]
+    before = dict(model.named_parameters(remove_duplicate=False))
+    model.load_state_dict(weights, strict=False, assign=True)
+    for weight, needs_gradient in learned:  # which the assignment takes from the model
+        weight.requires_grad_(needs_gradient)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    pairs = [(old, after[name]) for name, old in before.items() if after[name] is not old]
+    # The weight of a quantized layer is one NaN, expanded: references keep the file's numbers.
+    replacements = {id(old): new for old, new in pairs if any(new.stride()) or not new.dim()}
+    waiting: list[Any] = [model]
+    for old, new in pairs:
+        waiting += _copy_hooks(old, new)
+    visited: dict[int, Any] = {}  # holds on to each, so that no id is used again
+
+    def current(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return replacements.get(id(value), value)
+        if isinstance(value, tuple):
+            parts = [current(part) for part in value]
+            if all(a is b for a, b in zip(parts, value, strict=True)):
+                return value
+            return of_type(value, parts)
+        waiting.append(value)
+        return value
+
+    while waiting:
+        value = waiting.pop()
+        if id(value) in visited or isinstance(value, _LEAVES):
+            continue
+        visited[id(value)] = value
+        if isinstance(value, dict):
+            items: Any = list(value.items())
+        elif isinstance(value, list):
+            items = list(enumerate(value))
+        elif isinstance(value, types.FunctionType):
+            for cell in value.__closure__ or ():
+                _replace_content(cell, current)
+            continue
+        elif isinstance(value, types.MethodType):
+            waiting += [value.__self__, value.__func__]
+            continue
+        else:
+            waiting.append(getattr(value, "__dict__", None))
+            continue
+        for key, child in items:
+            if (new_child := current(child)) is not child:
+                value[key] = new_child
+
+
+def _copy_hooks(old: nn.Parameter, new: nn.Parameter) -> list[Any]:
+    """Register the gradient hooks of ``old`` on ``new`` unless it has hooks; return them."""
+    if not new.requires_grad:
+        return []
+    hooks: list[Any] = []
+    for kind, register in (
+        ("_backward_hooks", new.register_hook),
+        ("_post_accumulate_grad_hooks", new.register_post_accumulate_grad_hook),
+    ):
+        if not getattr(new, kind, None):
+            for hook in (getattr(old, kind, None) or {}).values():
+                register(hook)
+                hooks.append(hook)
+    return hooks
+
+
+def _replace_content(cell: types.CellType, current: Any) -> None:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # empty
+        return
+    if (new := current(content)) is not content:
+        cell.cell_contents = new
