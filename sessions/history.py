@@ -144,7 +144,7 @@ def _point(
             *ends,
             source=PAIRED,
             region=region_of(comparison),
-            baseline=comparison.arms[0],
+            baseline=_baseline(comparison),
             basis="" if is_rejected(comparison) else _basis(session, comparison),
             wrong="B" in dict(wrong_arms(comparison)),
         )
@@ -155,7 +155,12 @@ def _point(
 
 def _basis(session: Session, comparison: PairedComparison) -> str:
     """Return the baseline and the machine of a ratio, as text that can be compared."""
-    return f"{comparison.arms[0]} on {machine(session.environment)}"
+    return f"{_baseline(comparison)} on {machine(session.environment)}"
+
+
+def _baseline(comparison: PairedComparison) -> str:
+    """Return the name of the first arm; files of other programs may lack it."""
+    return next(iter(comparison.arms), "")
 
 
 def _with_steps(points: Sequence[Point]) -> list[Point]:

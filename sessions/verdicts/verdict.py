@@ -250,7 +250,8 @@ def is_rejected(comparison: PairedComparison) -> bool:
     """
     margin = math.log1p(region_of(comparison))
     low, high = comparison.low, comparison.high
-    if comparison.verdict != "UNDECIDED" or not (low > 0 and high < math.inf):
+    known = min(low, comparison.ratio) > 0 and high < math.inf
+    if comparison.verdict != "UNDECIDED" or not known:
         return False
     n = int(comparison.facts.get("pairs", MIN_PAIRS))
     time = Interval(n, math.log(comparison.ratio), math.log(low), math.log(high), math.nan)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 from session_samples import steps
@@ -69,6 +70,13 @@ def test_an_interval_that_its_own_verdict_rejects_shows_no_step(facts):
 def test_an_open_verdict_with_a_sound_interval_takes_part_in_steps():
     points, _ = points_of(check(1, 0.9), check(2, 1.01, verdict="UNDECIDED", pairs=20))
     assert [point.step for point in points] == ["", "slower"]
+
+
+def test_a_comparison_without_names_of_its_arms_has_a_point():
+    session = check(1, -1.0, verdict="UNDECIDED")
+    nameless = msgspec.structs.replace(session.comparisons[0], arms=[])
+    points, _ = points_of(dataclasses.replace(session, comparisons=[nameless]))
+    assert [point.baseline for point in points] == [""]
 
 
 def test_a_step_of_wrong_results_says_so():
