@@ -211,15 +211,21 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
             ran = configuration.model.get("source", f"the family {configuration.family}")
             raise Mistaken(f"--model {file}: the baseline ran {ran}")
         return None
+    if file is not None:
+        if file.is_file():
+            return file.resolve()
+        raise Mistaken(f"{file}: there is no such file; name the model's with --model")
     recorded = _file_and_function(configuration)[0]
-    repository = repository_of(Path.cwd())
-    candidates = [file] if file else [repository / relative] if repository and relative else []
-    for path in [*candidates, Path(recorded)][: 1 if file else None]:
-        if path.is_file():
-            return path.resolve()
-    if not (file or recorded):
+    if not recorded:
         raise Mistaken("the baseline does not record its model's file; name it with --model")
-    raise Mistaken(f"{file or recorded}: there is no such file; name the model's with --model")
+    # A session file may come from a stranger: it decides on no code outside of this folder.
+    folder = (repository_of(Path.cwd()) or Path.cwd()).resolve()
+    paths = [path for path in (folder / relative, Path(recorded)) if path.is_file()]
+    for path in paths:
+        if path.resolve().is_relative_to(folder):
+            return path.resolve()
+    reason = f"it is outside of {folder}" if paths else "there is no such file"
+    raise Mistaken(f"{recorded}: {reason}; name the model's with --model")
 
 
 def _file_and_function(configuration: Configuration) -> tuple[str, str]:

@@ -174,6 +174,22 @@ def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):
     assert len(listed.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("relative", ["", "../outside.py"])
+def test_a_baseline_decides_on_no_code_outside_of_the_repository(repository, relative, capsys):
+    commit(repository)
+    outside = repository.parent / "outside.py"
+    outside.write_text(f"open({str(repository / 'it ran')!r}, 'w')\n")
+    (repository / "link.py").symlink_to(outside)
+    for file in (outside, repository / "link.py"):
+        pretend(repository, commit_of(repository), source=f"{file}:build")
+        session = hdf5.load(repository / "base.h5")
+        session.segments[0].ledger[MODEL_FILE] = relative
+        hdf5.save(session, repository / "base.h5")
+        assert main(["check", "--baseline", "base.h5"]) == 2
+        assert "it is outside of" in capsys.readouterr().err
+    assert not (repository / "it ran").exists()
+
+
 def test_the_model_must_be_named_where_its_file_has_moved(repository, capsys):
     commit(repository)
     pretend(repository, commit_of(repository))
