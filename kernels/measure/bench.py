@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.core.check import Comparison, Exact, as_tuple
-from kernels.core.operator import Case, Cost, Inputs, Operator, Work
+from kernels.core.operator import Case, Cost, Inputs, Operator, Work, own_code
 from kernels.core.tuning import Choice, reset_tiles, tiles, tuning
 from kernels.measure.eight_bit import ceilings_for
 from kernels.measure.peers import PEERS, peers
@@ -367,8 +367,7 @@ def _subjects(
                 continue
         yield name, peer, ""
     if op.large_reference is None and wanted(COMPILED):
-        torch._dynamo.reset()
-        yield COMPILED, torch.compile(op.reference, fullgraph=True, dynamic=False), ""
+        yield COMPILED, torch.compile(own_code(op.reference), fullgraph=True, dynamic=False), ""
 
 
 def _directions(

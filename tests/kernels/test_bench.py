@@ -97,16 +97,24 @@ def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
-def test_a_bench_leaves_the_settings_of_torch_compile_as_they_were(ends_early):
+def test_a_bench_leaves_settings_and_results_of_torch_compile_as_they_were(ends_early):
     from torch._functorch import config
 
-    before = config.save_config()
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    graphs, before = [], config.save_config()
+    double = torch.compile(lambda x: 2 * x, backend=backend)
+    double(torch.ones(3))
     rows = bench(OPS["rms_norm"], CPU, torch.float32)
     next(rows)
     if ends_early:
         rows.close()
     else:
         list(rows)
+    double(torch.ones(3))
+    assert len(graphs) == 1, "it was compiled again"
     assert config.save_config() == before
 
 
