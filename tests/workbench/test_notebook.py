@@ -28,7 +28,7 @@ def test_steps_and_tables_are_those_of_the_file(opened):
     assert len(steps["t_s"]) == len(steps["wall_ms"]) == 60
     assert isinstance(steps["wall_ms"], np.ndarray) and steps["wall_ms"].flags.writeable
     assert opened.table("segments").rows[0][1] == 60
-    assert "steady steps" in opened._repr_markdown_() and "1 segments" in repr(opened)
+    assert "steady steps" in opened._repr_markdown_() and "1 segment>" in repr(opened)
 
 
 @pytest.mark.parametrize(
