@@ -42,7 +42,7 @@ class Batches:
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
-        self._need_gradients = [buffer.requires_grad for buffer, _ in self._buffers]
+        self._differentiable = [buffer for buffer, _ in self._buffers if buffer.requires_grad]
         self.loose = loose
         self._rows = rows  # of every tensor that is to be divided; None: as many as it has
         self.advances = 0
@@ -96,30 +96,29 @@ class Batches:
     def following(self) -> tuple[Tensors, Tensors]:
         """Return copies of the next batch's inputs and targets; the current batch stays."""
         count, inputs = self.advances, self.inputs
-        before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
+        before = [(buffer, buffer.detach().clone()[None]) for buffer, _ in self._buffers]
         self.go_to(self.index + 2)
         batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
-        self._fill(before)
+        self._fill(before, 0)  # a model may have changed them
         self.advances, self.inputs = count, inputs
         return batch
 
     def advance(self) -> None:
         """Make the next batch current."""
-        self._fill(ring[self.advances % RING] for _, ring in self._buffers)
+        index = self.advances % RING
+        self._fill(self._buffers, index)
         if self.loose:
-            self.inputs = map_tensors(self.loose[self.advances % RING], _copied)
+            self.inputs = map_tensors(self.loose[index], _copied)
         self.advances += 1
 
-    def _fill(self, values: Iterable[Tensor]) -> None:
-        """Overwrite the buffers; a model may have written into them, or requested gradients."""
-        rows = zip(self._buffers, self._need_gradients, values, strict=True)
-        with torch.no_grad():
-            for (buffer, _), needs_gradient, value in rows:
-                if buffer.requires_grad:
-                    buffer.detach_().grad = None
-                buffer.copy_(value, non_blocking=True)
-                if needs_gradient:
-                    buffer.requires_grad_()
+    def _fill(self, buffers: Sequence[tuple[Tensor, Tensor | LoadedBatches]], index: int) -> None:
+        """Overwrite buffers; a model may have written into them, or requested gradients."""
+        for buffer, ring in buffers:
+            if buffer.requires_grad:
+                buffer.detach_().grad = None
+            buffer.copy_(ring[index], non_blocking=True)
+        for buffer in self._differentiable:
+            buffer.requires_grad_()
 
 
 def _copied(tensor: Tensor) -> Tensor:
