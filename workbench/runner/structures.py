@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 SUPPORTED = (
     "a tensor (dense or sparse, of any shape), or a tuple, list, dict, named tuple, dataclass or "
@@ -44,7 +45,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
         return value
     mapped = {key: map_tensors(child, function) for key, child in _children(value).items()}
     if isinstance(value, tuple):
-        return of_type(value, mapped.values())
+        return of_type(value, [mapped.get(index, child) for index, child in enumerate(value)])
     copied = copy.copy(value)
     if isinstance(value, Mapping | list):
         for key, child in mapped.items():
@@ -83,6 +84,8 @@ def _children(value: Any) -> dict[Any, Any]:
     """Return the parts of a container by key, index or attribute; none of anything else."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, PackedSequence):  # its lengths, at 1, are read on the CPU
+        return {index: child for index, child in enumerate(value) if index != 1}
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if isinstance(value, _OPAQUE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
@@ -13,7 +14,7 @@ from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison, distances
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
-from workbench.runner.structures import tensors
+from workbench.runner.structures import map_tensors, tensors
 
 CPU = torch.device("cpu")
 FILE = """
@@ -170,6 +171,14 @@ def test_a_loss_without_a_gradient_is_a_mistake_in_one_sentence(build):
     arm, _ = build("train", before="y = self.requires_grad_(False)")
     with pytest.raises(Mistake, match="no parameter with requires_grad"):
         arm.step()
+
+
+def test_the_lengths_of_a_packed_sequence_stay_on_the_cpu():
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+    moved = map_tensors({"x": packed}, lambda tensor: tensor.to("meta", torch.float64))["x"]
+    assert moved.data.is_meta and moved.data.dtype == torch.float64
+    assert moved.batch_sizes.tolist() == [2, 2, 1]
+    assert type(moved) is type(packed) and len(tensors(packed)) == 1
 
 
 def test_tensors_of_a_structure_come_in_its_order():
