@@ -132,8 +132,9 @@ def compare_results(base: Segment, current: Segment) -> Finding:
         loss_difference = abs(second - first) / max(abs(first), 1e-12)
         most = max(LOSS_TOLERANCE, allowed)
         change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
-    different = difference > allowed or loss_difference > max(LOSS_TOLERANCE, allowed)
-    return Finding("results", before, after, change, different)
+    # A loss that is not finite is not within any limit.
+    is_same = difference <= allowed and loss_difference <= max(LOSS_TOLERANCE, allowed)
+    return Finding("results", before, after, change, not is_same)
 
 
 def findings_table(title: str, findings: Sequence[Finding]) -> Table:
