@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sessions import numerics
 from sessions.model import PairedComparison, Segment
-from sessions.numbers import change_text, number
+from sessions.numbers import change_text, margin_text, number
 from sessions.sizes import size_text
 from sessions.tables import Column, Table
 from sessions.verdicts.comparison import OWN_PEAK, steady_peak_bytes
@@ -105,7 +105,7 @@ def compare_memory(base: Segment, current: Segment, region: float | None = None)
         return Finding("peak memory", before, after, "not measured", None)
     allowed = MEMORY_REGION[clock(current)] if region is None else region
     growth = sizes[1] / sizes[0] - 1
-    change = f"{change_text(growth, allowed)} (±{100 * allowed:.2g} % counts as the same)"
+    change = f"{change_text(growth, allowed)} (±{margin_text(allowed)} counts as the same)"
     return Finding("peak memory", before, after, change, growth > allowed)
 
 

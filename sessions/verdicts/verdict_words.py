@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessions.model import Judgement, PairedComparison, Segment
-from sessions.numbers import STEP_TIME, counted, interval_text, number, ratio_words
+from sessions.numbers import STEP_TIME, counted, interval_text, margin_text, number, ratio_words
 from sessions.numerics import MARKS
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
@@ -36,7 +36,7 @@ def headline(comparison: PairedComparison) -> str:
     wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
     claim = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
-        claim = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+        claim = f"B is the SAME as A within ±{margin_text(region_of(comparison))}"
     if comparison.facts.get(INVALID):
         claim = "INVALID: an arm is faster than this device can run it"
     elif kind := comparison.facts.get(DIFFERENCE):
@@ -105,7 +105,7 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
         case "FASTER" | "SLOWER":
             return ratio_words(ratio, low, high, region)
         case "SAME":
-            same = f"the same within ±{100 * region:.2g} %"
+            same = f"the same within ±{margin_text(region)}"
             return f"{same}, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
         case "UNDECIDED":
             return f"undecided, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
