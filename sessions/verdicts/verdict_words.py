@@ -12,10 +12,11 @@ from sessions.numerics import MARKS
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
-from sessions.verdicts.verdict import region_of
+from sessions.verdicts.verdict import ALPHA, region_of
 from sessions.verdicts.work import DIFFERENCE, DIFFERING, INVALID
 
 SMALL_P = 0.001
+RARE = 0.05  # blocks of which a verdict may say nothing without saying so
 _MEASURES = (
     ("max_error", "largest error", ".2g"),
     ("mse", "MSE", ".2g"),
@@ -168,6 +169,8 @@ def remarks(comparison: PairedComparison) -> list[str]:
     """Return sentences that say why the verdict is not clearer, and what would make it so."""
     facts = comparison.facts
     sentences = [sentence(reason) for reason in facts.get("reasons", [])]
+    if verdict_word(comparison) == "SAME" and (unseen := _unseen(int(facts.get("pairs", 0)))):
+        sentences.append(unseen)
     if disturbance := facts.get("others"):
         sentences.append(sentence(f"{disturbance} while A and B alternated"))
     if note := facts.get("floor_note"):
@@ -180,6 +183,18 @@ def remarks(comparison: PairedComparison) -> list[str]:
         if more_s is not None and math.isfinite(more_s):
             sentences.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
     return sentences
+
+
+def _unseen(pairs: int) -> str:
+    """Return a sentence with how rare unnoticed slow blocks are; empty below ``RARE``.
+
+    Of blocks that are slow with probability p, none is among n with probability (1 - p)^n.
+    """
+    rare = 1 - ALPHA ** (1 / pairs) if pairs else 0.0
+    if rare <= RARE:
+        return ""
+    count = counted(pairs, "pair")
+    return f"{count} may have missed slow blocks that are rarer than 1 in {math.floor(1 / rare)}."
 
 
 def more_text(more_s: float, seconds: float) -> str:
