@@ -19,6 +19,7 @@ from sessions.numbers import STEP_TIME, Cell, interval_cells, moment
 from sessions.tables import Column, Table
 from sessions.verdicts import work
 from sessions.verdicts.arm_results import wrong_arms
+from sessions.verdicts.builds import LEAST_BUILDS
 from sessions.verdicts.comparison import choose
 from sessions.verdicts.ratios import PAIRED, UNPAIRED, machine
 from sessions.verdicts.regression import MODEL_COMMIT
@@ -36,6 +37,7 @@ class Point:
 
     ``baseline``: what the ratio is taken against; ``basis``: what two points share whose ratios can
     be set against each other, empty if none can. ``wrong``: its results are out of tolerance.
+    ``builds``: how often its comparison started both commits.
     ``step``: that it is slower or faster than the commit before it of the same basis; empty if
     neither is shown.
     """
@@ -51,6 +53,7 @@ class Point:
     baseline: str = ""
     basis: str = ""
     wrong: bool = False
+    builds: int = 1
     step: str = ""
 
 
@@ -95,6 +98,12 @@ def history_table(points: Sequence[Point]) -> Table:
     if len({point.basis for point in points if point.basis}) > 1:
         notes.append(
             "Steps are shown only between ratios to the same baseline on the same machine."
+        )
+    is_of_few_builds = any(point.basis and point.builds < LEAST_BUILDS for point in points)
+    if any(point.step for point in points) and is_of_few_builds:
+        notes.append(
+            "Where a check started both commits once, a step may be a difference between two "
+            f"processes: its interval does not include that. check --builds {LEAST_BUILDS} does."
         )
     return Table("Step time over commits", columns, rows, notes)
 
@@ -147,6 +156,7 @@ def _point(
             baseline=_baseline(comparison),
             basis="" if is_rejected(comparison) else _basis(session, comparison),
             wrong="B" in dict(wrong_arms(comparison)),
+            builds=int(comparison.facts.get("builds", 1)),
         )
     median = summarize(steady_ms(segment)).median
     ratio = median / base_ms if base_ms > 0 else math.nan

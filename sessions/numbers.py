@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,6 +116,13 @@ def percent_text(share: float) -> str:
     if 0 < share <= 0.005:  # which Python rounds to 0
         return "below 1 %"
     return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
+
+
+def margin_text(share: float) -> str:
+    """Return a margin in percent, such as "1.25 %": rounded up, so that it claims no less room."""
+    exact = decimal.Decimal(f"{100 * share:.9g}")  # without the error of the product
+    context = decimal.Context(prec=DIGITS, rounding=decimal.ROUND_CEILING)
+    return f"{exact.normalize(context):f} %"
 
 
 def change_text(growth: float, edge: float) -> str:

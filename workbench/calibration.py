@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions.model import Configuration, PairedComparison
-from sessions.numbers import moment
+from sessions.numbers import margin_text, moment
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
 from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Scale, Start, Validate
@@ -91,7 +91,7 @@ def respected(catalogue: Catalogue, command: Judging) -> Judging:
     if borrowed:
         command.floor_note = (
             f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated, "
-            f"so the largest noise floor of this machine is used: {100 * known[0].floor:.2g} % "
+            f"so the largest noise floor of this machine is used: {margin_text(known[0].floor)} "
             f"with {known[0].measured_with}"
         )
     return command
@@ -168,7 +168,7 @@ def describe(calibration: Calibration) -> str:
     day = moment(calibration.created, "%Y-%m-%d")
     device_and_host = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
-        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {device_and_host} "
+        f"identical arms differ by up to {margin_text(calibration.floor)} on {device_and_host} "
         f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); smaller differences are "
         f"not claimed{_doubt(calibration)}"
     )
@@ -189,7 +189,7 @@ def floor_sentence(known: Sequence[Calibration], kind: str) -> str:
         )
     whose = "" if chosen.kind == kind else f"; {kind} was never calibrated"
     return (
-        f"Noise floor {100 * chosen.floor:.2g} %, calibrated {age(chosen)} with "
+        f"Noise floor {margin_text(chosen.floor)}, calibrated {age(chosen)} with "
         f"{_measured(chosen)}{whose}; smaller differences are not claimed{_doubt(chosen)}."
     )
 

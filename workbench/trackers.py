@@ -32,7 +32,6 @@ def export(session: Session, title: str, form: str, folder: Path) -> int:
     Raises ``MissingLibrary``, and ``OSError`` for a folder that cannot be written.
     """
     writer = FORMATS[form]
-    folder.mkdir(parents=True, exist_ok=True)
     with contextlib.redirect_stdout(sys.stderr):  # the libraries print, and so does the command
         for segment in session.segments:
             writer(session, segment, f"{title}-{segment.index}", folder)
@@ -59,6 +58,7 @@ def _tensorboard(session: Session, segment: Segment, name: str, folder: Path) ->
     protocol = _library("tensorboard", "tensorboard.compat.proto.event_pb2")
     summaries = _library("tensorboard", "tensorboard.compat.proto.summary_pb2")
     files = _library("tensorboard", "tensorboard.summary.writer.event_file_writer")
+    folder.mkdir(parents=True, exist_ok=True)
     writer = files.EventFileWriter(str(folder / name))
     for number, start_s, values in _scalars(segment):
         rows = [summaries.Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
@@ -71,6 +71,7 @@ def _tensorboard(session: Session, segment: Segment, name: str, folder: Path) ->
 def _trackio(session: Session, segment: Segment, name: str, folder: Path) -> None:
     os.environ["TRACKIO_DIR"] = str(folder)  # read when the library is imported
     trackio = _library("trackio", "trackio")
+    folder.mkdir(parents=True, exist_ok=True)
     trackio.init(project=PROJECT, name=name, config=_summary(segment))
     for number, _, values in _scalars(segment):
         trackio.log(values, step=number)
@@ -79,6 +80,7 @@ def _trackio(session: Session, segment: Segment, name: str, folder: Path) -> Non
 
 def _wandb(session: Session, segment: Segment, name: str, folder: Path) -> None:
     wandb = _library("wandb", "wandb")
+    folder.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project=PROJECT, name=name, config=_summary(segment), dir=str(folder), mode="offline"
     )

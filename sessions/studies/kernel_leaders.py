@@ -97,9 +97,7 @@ def _leader(words: tuple[str, str, str, str], segments: Sequence[Segment]) -> Le
         bundled_us=_us(ours),
         public=implementation_of(best),
         public_us=_us(best),
-        ratio=math.exp(ratio.mean),
-        low=math.exp(ratio.low),
-        high=math.exp(ratio.high),
+        **dict(zip(("ratio", "low", "high"), ratio.ratios, strict=True)),
         of_limit=float(ours.ledger.get("floor_us", math.nan)) / _us(ours),
     )
 

@@ -152,12 +152,7 @@ def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | 
     bases = [base for base in (EAGER, COMPILED) if base != implementation_of(segment)]
     ratios = {base: _against(segment, segments, base) for base in bases}
     return {
-        base: {
-            "ratio": math.exp(ratio.mean),
-            "low": math.exp(ratio.low),
-            "high": math.exp(ratio.high),
-            "rounds": ratio.n,
-        }
+        base: dict(zip(("ratio", "low", "high"), ratio.ratios, strict=True)) | {"rounds": ratio.n}
         for base, ratio in ratios.items()
         if ratio is not None and math.isfinite(ratio.mean)
     }
@@ -236,7 +231,7 @@ def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> 
     ratio = _against(segment, segments, base)
     if ratio is None or not math.isfinite(ratio.mean):
         return [None] * 3
-    value, low, high = (math.exp(end) for end in (ratio.mean, ratio.low, ratio.high))
+    value, low, high = ratio.ratios
     if not high > low:  # no interval, or the implementation against itself
         return [value, None, None]
     return interval_cells(value, low, high, verdict.REGION)

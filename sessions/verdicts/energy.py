@@ -28,8 +28,8 @@ def judge_energy(joules: Sequence[Sequence[float]]) -> EnergyPairs:
         return EnergyPairs(why_not="no pair of blocks was measured")
     values = np.array(pairs)
     interval = verdict.fixed_interval(np.log(values[:, 1] / values[:, 0]))
-    low, high = (_finite(math.exp(end)) for end in (interval.low, interval.high))
-    return EnergyPairs(joules=pairs, ratio=math.exp(interval.mean), low=low, high=high)
+    ratio, low, high = map(_finite, interval.ratios)
+    return EnergyPairs(joules=pairs, ratio=ratio, low=low, high=high)
 
 
 def energy_of_pairs(comparison: PairedComparison) -> EnergyPairs | None:

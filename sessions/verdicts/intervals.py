@@ -31,6 +31,7 @@ from sessions.verdicts.builds import Builds, scatter
 from sessions.verdicts.martingale import ALPHA, critical
 
 MIN_PAIRS = 8
+_LARGEST_LOG = 709.0  # whose ratio is finite
 _RESAMPLES = 1999
 _DRAWN = 1 << 20  # numbers of resamples that are held at once
 
@@ -71,6 +72,19 @@ class Interval:
     def half_width(self) -> float:
         """The longer of the two sides."""
         return max(self.high - self.mean, self.mean - self.low)
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """The ratio and the ends of its interval; infinite where too large for a float.
+
+        The critical value of few blocks has no upper limit.
+        """
+        return ratio_of(self.mean), ratio_of(self.low), ratio_of(self.high)
+
+
+def ratio_of(log: float) -> float:
+    """Return the ratio of a log ratio, which may be infinite."""
+    return math.inf if log > _LARGEST_LOG else math.exp(log)
 
 
 def load() -> None:

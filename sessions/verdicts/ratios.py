@@ -263,9 +263,8 @@ def _of_rounds(logs: NDArray, of: int) -> SegmentRatio:
     """Return the ratio of interleaved rounds; ``of`` verdicts share the error rate (Bonferroni)."""
     time, (verdict, _) = interval(logs), decide(interval(logs, ALPHA / of), math.log1p(REGION))
     if not math.isfinite(time.low):
-        return SegmentRatio(math.exp(time.mean), note=counted(time.n, "round"))
-    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
-    return SegmentRatio(ratio, low, high, PAIRED, verdict, counted(time.n, "round"))
+        return SegmentRatio(time.ratios[0], note=counted(time.n, "round"))
+    return SegmentRatio(*time.ratios, PAIRED, verdict, counted(time.n, "round"))
 
 
 # Repeats

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sessions import numerics
 from sessions.model import PairedComparison, Segment
-from sessions.numbers import change_text, number
+from sessions.numbers import change_text, margin_text, number
 from sessions.sizes import size_text
 from sessions.tables import Column, Table
 from sessions.verdicts.comparison import OWN_PEAK, steady_peak_bytes
@@ -105,7 +105,7 @@ def compare_memory(base: Segment, current: Segment, region: float | None = None)
         return Finding("peak memory", before, after, "not measured", None)
     allowed = MEMORY_REGION[clock(current)] if region is None else region
     growth = sizes[1] / sizes[0] - 1
-    change = f"{change_text(growth, allowed)} (±{100 * allowed:.2g} % counts as the same)"
+    change = f"{change_text(growth, allowed)} (±{margin_text(allowed)} counts as the same)"
     return Finding("peak memory", before, after, change, growth > allowed)
 
 
@@ -132,8 +132,9 @@ def compare_results(base: Segment, current: Segment) -> Finding:
         loss_difference = abs(second - first) / max(abs(first), 1e-12)
         most = max(LOSS_TOLERANCE, allowed)
         change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
-    different = difference > allowed or loss_difference > max(LOSS_TOLERANCE, allowed)
-    return Finding("results", before, after, change, different)
+    # A loss that is not finite is not within any limit.
+    is_same = difference <= allowed and loss_difference <= max(LOSS_TOLERANCE, allowed)
+    return Finding("results", before, after, change, not is_same)
 
 
 def findings_table(title: str, findings: Sequence[Finding]) -> Table:

@@ -49,8 +49,7 @@ def of_repeats(
         return None
     verdict = reading(strict, math.log1p(REGION))
     counts = " and ".join(str(len(side)) for side in visits)
-    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
-    return SegmentRatio(ratio, low, high, REPEATS, verdict, f"{counts} visits in turn")
+    return SegmentRatio(*time.ratios, REPEATS, verdict, f"{counts} visits in turn")
 
 
 def welch(base: Sequence[float], other: Sequence[float], alpha: float = ALPHA) -> Interval:

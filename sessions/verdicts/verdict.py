@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sessions.model import Judgement, PairedComparison
-from sessions.numbers import interval_text
+from sessions.numbers import interval_text, margin_text
 from sessions.verdicts.builds import LEAST_BUILDS as LEAST_BUILDS
 from sessions.verdicts.intervals import MIN_PAIRS as MIN_PAIRS
 from sessions.verdicts.intervals import Interval as Interval
@@ -138,18 +138,19 @@ def judge_pairs(
         reasons.append(f"{few}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
-            f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
+            f"identical arms differ by up to {margin_text(floor)} on this machine, "
             "so smaller differences are not claimed"
         )
     reasons += _about_voids(voids)
+    ratio, low, high = _ratios(time)
     return Judgement(
         verdict=verdict,
         pairs=time.n,
-        ratio=_exp(time.mean),
-        low=_exp(time.low),
-        high=_exp(time.high),
-        cycles=_ratios(cycles),
-        of_means=_ratios(means),
+        ratio=ratio,
+        low=low,
+        high=high,
+        cycles=None if cycles is None else _ratios(cycles),
+        of_means=None if means is None else _ratios(means),
         p=p_value(time, margin),
         settled=time.n >= MIN_PAIRS and time.half_width <= half_width,
         more_s=more_s,
@@ -237,8 +238,7 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
     verdict = reading(time, margin)
-    percent = 100 * math.expm1(margin)
-    undecided = [f"the interval crosses the limit of ±{percent:.2g} %"]
+    undecided = [f"the interval crosses the limit of ±{margin_text(math.expm1(margin))}"]
     return verdict, undecided if verdict == "UNDECIDED" else []
 
 
@@ -293,16 +293,11 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
 
 
 def _ratio_text(time: Interval, margin: float) -> str:
-    ratio, low, high = (math.exp(end) for end in (time.mean, time.low, time.high))
-    return interval_text(ratio, low, high, math.expm1(margin))
+    return interval_text(*time.ratios, math.expm1(margin))
 
 
-def _ratios(time: Interval | None) -> list[float | None] | None:
-    return None if time is None else [_exp(time.mean), _exp(time.low), _exp(time.high)]
-
-
-def _exp(value: float) -> float | None:
-    return math.exp(value) if math.isfinite(value) else None
+def _ratios(time: Interval) -> list[float | None]:
+    return [ratio if math.isfinite(ratio) else None for ratio in time.ratios]
 
 
 def region_of(comparison: PairedComparison) -> float:

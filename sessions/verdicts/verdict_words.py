@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessions.model import Judgement, PairedComparison, Segment
-from sessions.numbers import STEP_TIME, counted, interval_text, number, ratio_words
+from sessions.numbers import STEP_TIME, counted, interval_text, margin_text, number, ratio_words
 from sessions.numerics import MARKS
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
-from sessions.verdicts.verdict import region_of
+from sessions.verdicts.verdict import ALPHA, region_of
 from sessions.verdicts.work import DIFFERENCE, DIFFERING, INVALID
 
 SMALL_P = 0.001
+RARE = 0.05  # blocks of which a verdict may say nothing without saying so
 _MEASURES = (
     ("max_error", "largest error", ".2g"),
     ("mse", "MSE", ".2g"),
@@ -36,7 +37,7 @@ def headline(comparison: PairedComparison) -> str:
     wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
     claim = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
-        claim = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+        claim = f"B is the SAME as A within ±{margin_text(region_of(comparison))}"
     if comparison.facts.get(INVALID):
         claim = "INVALID: an arm is faster than this device can run it"
     elif kind := comparison.facts.get(DIFFERENCE):
@@ -105,7 +106,7 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
         case "FASTER" | "SLOWER":
             return ratio_words(ratio, low, high, region)
         case "SAME":
-            same = f"the same within ±{100 * region:.2g} %"
+            same = f"the same within ±{margin_text(region)}"
             return f"{same}, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
         case "UNDECIDED":
             return f"undecided, {interval_text(ratio, low, high, region, f' {STEP_TIME}')}"
@@ -168,6 +169,8 @@ def remarks(comparison: PairedComparison) -> list[str]:
     """Return sentences that say why the verdict is not clearer, and what would make it so."""
     facts = comparison.facts
     sentences = [sentence(reason) for reason in facts.get("reasons", [])]
+    if verdict_word(comparison) == "SAME" and (unseen := _unseen(int(facts.get("pairs", 0)))):
+        sentences.append(unseen)
     if disturbance := facts.get("others"):
         sentences.append(sentence(f"{disturbance} while A and B alternated"))
     if note := facts.get("floor_note"):
@@ -180,6 +183,18 @@ def remarks(comparison: PairedComparison) -> list[str]:
         if more_s is not None and math.isfinite(more_s):
             sentences.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
     return sentences
+
+
+def _unseen(pairs: int) -> str:
+    """Return a sentence with how rare unnoticed slow blocks are; empty below ``RARE``.
+
+    Of blocks that are slow with probability p, none is among n with probability (1 - p)^n.
+    """
+    rare = 1 - ALPHA ** (1 / pairs) if pairs else 0.0
+    if rare <= RARE:
+        return ""
+    count = counted(pairs, "pair")
+    return f"{count} may have missed slow blocks that are rarer than 1 in {math.floor(1 / rare)}."
 
 
 def more_text(more_s: float, seconds: float) -> str:

@@ -46,6 +46,14 @@ def test_a_step_is_where_an_interval_excludes_that_of_the_commit_before():
     assert [point.step for point in points] == ["", "faster"]
 
 
+@pytest.mark.parametrize(("builds", "shown"), [(1, True), (2, True), (3, False)])
+def test_a_step_of_few_processes_says_what_its_interval_leaves_out(builds, shown):
+    points, _ = points_of(check(1, 1.0, builds=builds), check(2, 1.06, builds=builds))
+    assert ("between two processes" in history_table(points).to_markdown()) is shown
+    level, _ = points_of(check(1, 1.0, builds=builds), check(2, 1.0, builds=builds))
+    assert not history_table(level).notes
+
+
 @pytest.mark.parametrize("changed", [{"baseline": "older"}, {"gpu": "H200"}])
 def test_ratios_to_different_baselines_or_of_different_machines_show_no_step(changed):
     points, _ = points_of(check(1, 1.5), check(2, 1.0, **changed), check(3, 1.6))

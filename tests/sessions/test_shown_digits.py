@@ -104,3 +104,26 @@ def test_a_counted_noun_is_singular_only_after_1(count, expected):
 )
 def test_a_part_is_not_nothing_and_not_all(share, expected):
     assert numbers.percent_text(share) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.01, "1 %"),
+        (0.07, "7 %"),  # 100 times it is more than 7
+        (0.0125, "1.25 %"),
+        (0.012345, "1.24 %"),
+        (0.00100001, "0.101 %"),
+        (2.0, "200 %"),
+        (0.0, "0 %"),
+    ],
+)
+def test_a_margin_is_shown_in_few_digits_and_never_smaller(share, shown):
+    assert numbers.margin_text(share) == shown
+
+
+@given(st.floats(1e-6, 10))
+def test_a_shown_margin_holds_the_one_that_decided(share):
+    shown = float(numbers.margin_text(share).removesuffix(" %"))
+    assert 100 * share * (1 - 1e-8) <= shown <= 100 * share * 1.01 * (1 + 1e-8)
+    assert numbers.margin_text(math.expm1(math.log1p(share))) == numbers.margin_text(share)

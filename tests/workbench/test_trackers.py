@@ -59,3 +59,4 @@ def test_a_missing_library_is_one_sentence(form, file, monkeypatch, capsys):
     monkeypatch.setenv("TRACKIO_DIR", "")
     assert main(["export", str(file), "--format", form, "-o", str(file.parent / "runs")]) == 2
     assert f"pip install {form}" in capsys.readouterr().err
+    assert not (file.parent / "runs").exists()

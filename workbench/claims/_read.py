@@ -202,11 +202,7 @@ def _of_means(results: Results, arm: int, base: int) -> tuple[float, float] | No
     logs = np.log(estimation.rounds(*columns, blocks["mean_ms"], voids, arms))
     faster = logs[:, base] - logs[:, arm]
     by_means = verdict.interval(faster[np.isfinite(faster)])
-    return (
-        (math.exp(by_means.low), math.exp(by_means.high))
-        if by_means.n >= verdict.MIN_PAIRS
-        else None
-    )
+    return by_means.ratios[1:] if by_means.n >= verdict.MIN_PAIRS else None
 
 
 def _arm(results: Results, toggle: str | None) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,7 +24,7 @@ def kernel(operator: str, case: str, other: str = "triton", base: str = "torch")
             slower = first if not len(times[0]) else second
             raise Unmeasured(str(slower.ledger.get("failure", "it was not timed")))
         faster = speedup(first, second)
-        value, low, high = (math.exp(end) for end in (faster.mean, faster.low, faster.high))
+        value, low, high = faster.ratios
         note = f"{case}: {1e3 * np.median(times[0]):.3g} us to {1e3 * np.median(times[1]):.3g} us"
         seconds = _timing_s(results, first)
         return Reading(value, low, high, rounds=faster.n, seconds=seconds, note=note)

@@ -92,7 +92,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--expect",
         choices=EXPECTATIONS,
         default=NOT_SLOWER,
-        help=f"exit with 1 if it does not hold, with 3 if undecided; default: {NOT_SLOWER}",
+        help="exit with 1 if it does not hold or if memory or results regressed, with 3 if one of "
+        f"the three is not known; default: {NOT_SLOWER}",
     )
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
@@ -331,9 +332,12 @@ def _code(outcome: Outcome, findings: list[Finding]) -> int:
     for finding in findings:
         if finding.regressed:
             print_status(f"{finding.measure}: {finding.change}")
+        elif finding.regressed is None:
+            print_status(f"{finding.measure}: not known if it regressed ({finding.change})")
     if any(finding.regressed for finding in findings):
         return FAILED
-    return DONE if findings and findings[0].regressed is False else UNDECIDED
+    known = findings and all(finding.regressed is False for finding in findings)
+    return DONE if known else UNDECIDED
 
 
 COMMAND = Command(name="check", help=__doc__, arguments=_arguments, run=_run)

@@ -8,6 +8,7 @@ import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 
+from sessions.numbers import margin_text
 from workbench.charts.arrays import Array
 from workbench.charts.layers import strokes
 from workbench.charts.layers.frame import Frame
@@ -30,7 +31,7 @@ class Same(Layer):
         self._style = style
 
     def entries(self) -> list[Entry]:
-        name = f"the same: ±{100 * self._region:.2g} %"
+        name = f"the same: ±{margin_text(self._region)}"
         return [Entry(name, "patch", QPen(Qt.PenStyle.NoPen), QBrush(self._color()))]
 
     def y_span(self) -> tuple[float, float]:

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions.model import Judgement
+from sessions.numbers import margin_text
 from sessions.studies.attribution.design import Contrast, Weights
 from sessions.verdicts import verdict
 
@@ -221,13 +222,13 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     p_rounds = verdict.p_value(
         verdict.interval(effect_logs[np.isfinite(effect_logs)]), margin + distance
     )
-    spread = f"{100 * reach:.2g} %"
+    spread = f"{margin_text(reach)}"
     reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
     return msgspec.structs.replace(
         judgement,
         verdict=decision,
-        low=math.exp(wide.low),
-        high=math.exp(wide.high),
+        low=wide.ratios[1],
+        high=wide.ratios[2],
         p=min(1.0, p_orders + p_rounds),
         more_s=None,  # what the orders leave open, more rounds of them leave open too
         reasons=[*judgement.reasons, *reasons],

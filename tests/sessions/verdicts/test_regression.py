@@ -96,6 +96,13 @@ def test_a_loss_that_went_another_way_is_a_regression():
     assert compare_results(base, other).regressed is True
 
 
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_a_regression(loss):
+    sketch = {SKETCH: encode_sketch(np.ones(BUCKETS)), numerics.TOLERANCE: 1e-6}
+    base, current = (segment(**sketch, **{EARLY_LOSS: value}) for value in (2.0, loss))
+    assert compare_results(base, current).regressed is True
+
+
 def test_an_unpaired_ratio_claims_nothing():
     finding = compare_unpaired(10.0, 20.0, SegmentRatio(2.0))
     assert finding.regressed is None

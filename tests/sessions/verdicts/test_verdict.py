@@ -491,3 +491,10 @@ def test_among_many_comparisons_a_claim_needs_more():
     adjusted = verdict.corrected([doubtful, clear, *[same] * 40])
     assert [judgement.verdict for judgement in adjusted[:3]] == ["UNDECIDED", "FASTER", "SAME"]
     assert "among 42 comparisons (Holm)" in adjusted[0].reasons[0]
+
+
+def test_an_interval_too_wide_for_a_float_has_no_end_instead_of_an_error():
+    assert verdict.Interval(8, 0.0, -800.0, 800.0, 300.0).ratios == (1.0, 0.0, math.inf)
+    paired = verdict.Pairs(np.arange(8), np.array([700.0, -700.0] * 4), np.full(8, math.nan))
+    judgement = verdict.judge_pairs(paired)
+    assert judgement.verdict == "UNDECIDED" and judgement.high is None

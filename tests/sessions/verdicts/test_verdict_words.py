@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.model import Judgement
-from sessions.verdicts.verdict_words import claim_words, judgement_words
+from sessions.model import Judgement, PairedComparison
+from sessions.verdicts.verdict_words import claim_words, judgement_words, remarks
 
 REGION = 0.01
 
@@ -25,3 +25,15 @@ def test_only_a_verdict_of_faster_or_slower_is_called_so(verdict, ends, words):
     claim = claim_words(verdict, *ends, REGION)
     assert claim.endswith(words)
     assert ("faster" in claim or "slower" in claim) == (verdict in ("FASTER", "SLOWER"))
+
+
+@pytest.mark.parametrize(("pairs", "rarer"), [(8, "1 in 3"), (20, "1 in 7"), (60, "")])
+def test_same_says_how_rare_the_slow_blocks_are_that_so_few_pairs_miss(pairs, rarer):
+    same = PairedComparison(
+        arms=["A", "B"], order=[], medians_ms=[], ratio=1.0, low=0.999, high=1.001, verdict="SAME",
+        facts={"pairs": pairs},
+    )  # fmt: skip
+    (sentence,) = remarks(same) or [""]
+    assert rarer in sentence and bool(sentence) is bool(rarer)
+    share = 1 / int(rarer.removeprefix("1 in ") or 19)
+    assert (1 - share) ** pairs < 0.1  # such blocks are rarely all missed

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from session_files import session_of
 
-from sessions.model import OWN, Configuration
+from sessions.model import OWN, Configuration, Session
 from sessions.storage import hdf5
-from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE
+from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE, Finding
 from workbench.cli import main
-from workbench.commands.check import commits_of
+from workbench.client.headless import Outcome
+from workbench.commands.check import _code, commits_of
 from workbench.commit_checkout import commit_of
 
 MODEL = """
@@ -87,6 +88,19 @@ def test_a_slowdown_a_memory_growth_and_a_wrong_result_are_reported(repository, 
     code, regressed, answer = check(capsys, "--budget", "120")
     assert code == 1 and answer["paired"]
     assert regressed == {"step time": True, "peak memory": True, "results": True}
+
+
+@pytest.mark.parametrize("unknown", ["step time", "peak memory", "results"])
+def test_no_measure_that_is_not_known_passes_for_fine(unknown, capsys):
+    measures = ("step time", "peak memory", "results")
+    for regressed, code in ((None, 3), (True, 1), (False, 0)):
+        findings = [
+            Finding(name, "", "", "a change", regressed if name == unknown else False)
+            for name in measures
+        ]
+        assert _code(Outcome(Session(), Path(), "done"), findings) == code
+        is_silent = code == 0
+        assert (f"{unknown}: " in capsys.readouterr().err) is not is_silent
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, cap
     commands = sent(*answers(ran.catalogue, ratio=1.0, low=0.98, high=1.01, verdict="UNDECIDED"))
     assert main(["calibrate", "--preset", "tiny"]) == 0
     assert only(commands, protocol.Compare).base == only(commands, protocol.Compare).other
-    assert "identical arms differ by up to 2 % on" in capsys.readouterr().out
+    assert "identical arms differ by up to 2.05 % on" in capsys.readouterr().out
     (floor,) = floors.load(ran.catalogue)
     assert floor.floor == pytest.approx(1 / 0.98 - 1)
     assert (floor.pairs, floor.measured_with) == (9, "hydra tiny forward")
@@ -226,7 +226,7 @@ def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, cap
     capsys.readouterr()
     sent(ran.catalogue)
     main(["doctor"])
-    assert "identical arms differ by up to 2 %" in capsys.readouterr().out
+    assert "identical arms differ by up to 2.05 %" in capsys.readouterr().out
 
 
 def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):

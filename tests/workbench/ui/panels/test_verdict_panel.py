@@ -10,6 +10,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QLabel, QToolButton
 
 from sessions.model import Session
+from sessions.numbers import margin_text
 from workbench import calibration, protocol
 from workbench.calibration import Calibration
 from workbench.charts.style import Style
@@ -218,7 +219,7 @@ def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_s
     (measured,) = calibration.load(workspace.configuration.catalogue)
     assert measured.kind == calibration.kind_of(workspace.configuration.catalogue, arms[0])
     assert measured.floor == pytest.approx(calibration.floor(comparison))
-    text = f"Noise floor {100 * measured.floor:.2g} %, calibrated today"
+    text = f"Noise floor {margin_text(measured.floor)}, calibrated today"
     qtbot.waitUntil(lambda: panel.floor.text().startswith(text))
     assert any(
         "identical arms differ by up to" in event.text for event in workspace.session.shown.events
