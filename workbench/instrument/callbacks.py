@@ -81,7 +81,7 @@ def lightning_callback() -> Any:
 
 def _begin() -> None:
     if Recording.current is not None:
-        Recording.current.explicit = True
+        Recording.current.mark_explicitly()
         Recording.current.begin_step()
 
 

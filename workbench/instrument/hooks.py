@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import platform
 import sys
 import weakref
@@ -25,20 +24,26 @@ class ImportHooks:
         self._recording = recording
         self._actions = actions
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module's own spec, whose loader calls the action at its end."""
-        action = self._actions.pop(name, None)
-        spec = None if action is None else importlib.util.find_spec(name)
-        if spec is None or spec.loader is None or action is None:
+        if name not in self._actions:
             return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
+        rest = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in rest)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = getattr(spec, "loader", None)
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return None
 
         def exec_module(module: Any) -> None:
-            del loader.exec_module
+            loader.__dict__.pop("exec_module", None)
             execute(module)
+            # Only now: a script may look for torch, or fail to import it, before it imports it.
+            action = self._actions.pop(name, None)
             try:
-                action(module)
+                if action is not None:
+                    action(module)
             except Exception as error:  # noqa: BLE001 - the script goes on
                 self._recording.fail(error)
 

@@ -75,6 +75,12 @@ class Recording:
         self._last_event = None if self.clock is None else self.clock.mark()
         self._last_ns, self._input_ns = now_ns(), 0
 
+    def mark_explicitly(self) -> None:
+        """Let a person mark the steps from now on."""
+        if not self.explicit:
+            self.explicit = True
+            self.write(explicit=True)
+
     def pause(self) -> None:
         """Exclude the time from now to the next ``begin_step`` from all steps."""
         self._last_ns = 0
@@ -219,7 +225,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[Any]:
         recording = self._recording
-        recording.explicit = True
+        recording.mark_explicitly()
         recording.begin_step()
         iterator = recording.next_batch(iter, self._loader)
         end = object()

@@ -257,7 +257,7 @@ class _Loaders:
 
     def __init__(self) -> None:
         self.changes: dict[str, Any] = {}
-        self.changed = 0
+        self.changed: dict[str, int] = {}  # loaders by argument, where its value is another one
         self.left = 0
 
     def install(self, torch: Any) -> None:
@@ -272,22 +272,27 @@ class _Loaders:
             if isinstance(bound.arguments["dataset"], iterable):
                 self.left += 1  # more workers would repeat what it yields
             else:
-                self.changed += 1
+                before = dict(bound.arguments)
                 bound.arguments.update(self.changes)
                 if not bound.arguments.get("num_workers"):
                     for name in ("prefetch_factor", "persistent_workers", "timeout",
                                  "multiprocessing_context"):  # fmt: skip
                         bound.arguments.pop(name, None)
+                for name in self.changes.keys() & bound.arguments.keys():
+                    default = signature.parameters[name].default
+                    is_changed = bound.arguments[name] != before.get(name, default)
+                    self.changed[name] = self.changed.get(name, 0) + is_changed
             initialize(*bound.args, **bound.kwargs)
 
         loader.__init__ = changed
 
-    def finding(self) -> tuple[str, str]:
-        """Return how many loaders were changed."""
-        text = f"{self.changed} data loaders were changed"
+    def finding(self, argument: str) -> tuple[str, str]:
+        """Return how many loaders have another value of an argument than without the settings."""
+        changed = self.changed.get(argument, 0)
+        text = f"{changed} data loaders were changed"
         if self.left:
             text += f", {self.left} of iterable datasets were left as they are"
-        return ("effective" if self.changed else "no effect"), text
+        return ("effective" if changed else "no effect"), text
 
 
 _loaders = _Loaders()
@@ -300,7 +305,7 @@ def _loader(argument: str, value: Callable[[str], Any]) -> Any:
         if not _loaders.changes:
             _loaders.install(torch)
         _loaders.changes[argument] = value(option)
-        return _loaders.finding
+        return functools.partial(_loaders.finding, argument)
 
     return apply
 

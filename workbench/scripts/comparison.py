@@ -183,7 +183,7 @@ class ScriptComparison:
         process.wait()
         code = process.exit_code
         if code:
-            self.exit_code, self.failure = code, failed(code)
+            self.exit_code, self.failure = code, failed(code, int(self._mask().sum()))
             assert self.failure is not None
             self.failure.sentence = f"{'AB'[self._side]}: {self.failure.sentence}"
             self.failure.detail = process.tail

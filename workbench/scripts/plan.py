@@ -95,18 +95,20 @@ class ScriptPlan:
         if process is not None:
             wait_for(process, is_interrupted=bool(why))
             self.exit_code = process.exit_code
-            self.failure = failed(self.exit_code) if not why else None
+            self.failure = failed(self.exit_code, self._step_count()) if not why else None
             process.remove()
         return () if self.failure is None else (self.failure,)
 
     def _is_enough(self) -> bool:
-        assert self._session is not None
         if self._began_s == math.inf:
             self._began_s = time.monotonic()
-        made = sum(row_count(segment.steps) for segment in self._session.segments)
-        if self._steps is not None and made >= self._steps:
+        if self._steps is not None and self._step_count() >= self._steps:
             return True
         return self._seconds is not None and time.monotonic() - self._began_s >= self._seconds
+
+    def _step_count(self) -> int:
+        assert self._session is not None
+        return sum(row_count(segment.steps) for segment in self._session.segments)
 
 
 def wait_for(process: ScriptProcess, *, is_interrupted: bool) -> None:
@@ -134,7 +136,7 @@ def wait_for(process: ScriptProcess, *, is_interrupted: bool) -> None:
             pass
 
 
-def failed(exit_code: int) -> protocol.Failure | None:
+def failed(exit_code: int, steps: int) -> protocol.Failure | None:
     """Return the failure of a script that ended with an exit code other than 0."""
     if exit_code == 0:
         return None
@@ -142,7 +144,8 @@ def failed(exit_code: int) -> protocol.Failure | None:
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script ended with exit code {exit_code}{signalled}.",
-        fix="The script's own messages give the reason; the session has the earlier steps.",
+        fix="The script's own messages give the reason; "
+        + ("the session has the earlier steps." if steps else "no steps were measured before."),
     )
 
 

@@ -166,6 +166,25 @@ def test_settings_act_on_torch_and_evidence_says_what_came_of_them(tmp_path):
     assert evidence["cudnn_benchmark"][0] == "no effect"
 
 
+LOADER = """
+import torch
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for _ in torch.utils.data.DataLoader(range(20)):
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("setting", ["prefetch=4", "persistent_workers=on", "workers=0"])
+def test_a_setting_that_changes_no_loader_has_no_effect(tmp_path, setting):
+    """Without workers nothing is prefetched and no worker persists."""
+    (folder := tmp_path / "recording").mkdir()
+    environment = script_environment(folder, settings.read(setting), "mark")
+    words = [sys.executable, "-c", LOADER]
+    subprocess.run(words, env=environment, check=True, cwd=tmp_path)
+    entries = [entry for entry in Reader(folder).read() if "evidence" in entry]
+    assert entries[-1]["evidence"][0][2:] == ["no effect", "0 data loaders were changed"]
+
+
 COMPILED_OPTIMIZER = """
 import torch
 weight = torch.nn.Parameter(torch.ones(2))

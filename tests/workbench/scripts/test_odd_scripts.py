@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from workbench.runner.script.reader import Reader
 
 LOOP = """
@@ -28,6 +30,26 @@ if __name__ == "__main__":
     spawned.start(), spawned.join()
     forked = multiprocessing.get_context("fork").Process(target=work, args=(5,))
     forked.start(), forked.join()
+"""
+LOOKS_FOR_TORCH = """
+import importlib.util
+assert importlib.util.find_spec("torch")
+"""
+FAILS_TO_IMPORT_TORCH = """
+import sys
+path, sys.path = sys.path, [entry for entry in sys.path if "site-packages" not in entry]
+try:
+    import torch
+except ImportError:
+    sys.path = path
+else:
+    raise AssertionError
+"""
+OPTIMIZER_LOOP = """
+import torch
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for _ in range(30):
+    optimizer.step()
 """
 
 
@@ -63,3 +85,9 @@ def test_a_hidden_sitecustomize_still_runs(record, write, monkeypatch):
     folder.joinpath("sitecustomize.py").write_text("import builtins; builtins.NOTICED = 1")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     assert count_steps(record(write(f"assert NOTICED\n{LOOP}"))) == 30
+
+
+@pytest.mark.parametrize("before", [LOOKS_FOR_TORCH, FAILS_TO_IMPORT_TORCH])
+def test_torch_is_recorded_by_the_import_that_succeeds(record, write, before):
+    """Packages such as ``transformers`` look for torch before they, or the script, import it."""
+    assert count_steps(record(write(before + OPTIMIZER_LOOP))) == 29

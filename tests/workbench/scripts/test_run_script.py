@@ -41,6 +41,7 @@ def test_a_failing_script_passes_its_exit_code_on_and_its_session_is_kept(run, w
     assert result.code == 7
     assert result.out == "almost\n"
     assert "The script ended with exit code 7." in result.err
+    assert "the session has the earlier steps" in result.err
     assert "workbench recover" in result.err
     (path,) = state_folder.path().glob("*.journal")
     (segment,) = journal.recover(path).segments
@@ -48,10 +49,18 @@ def test_a_failing_script_passes_its_exit_code_on_and_its_session_is_kept(run, w
     assert segment.ledger["exit_code"] == 7
 
 
+def test_a_script_that_fails_before_its_first_step_promises_no_steps(run, write):
+    result = run("run", script=(write("raise SystemExit(3)"),), saved=False)
+    assert result.code == 3
+    assert result.err.strip().endswith("no steps were measured before.")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("print('hello')", "no Python process of the command imported torch"),
+        ("import workbench\nfor _ in workbench.watch([]): pass", "completed no iteration"),
+        ("import workbench\nfor _ in workbench.watch([1, 2]): break", "completed no iteration"),
         ("import sys, types; sys.modules['torch'] = types.ModuleType('torch')", "imported torch"),
     ],
 )

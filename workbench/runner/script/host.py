@@ -23,8 +23,13 @@ class ScriptHost(HostSampler):
         return {}
 
 
-def why_no_steps(imported_torch: bool) -> str:
+def why_no_steps(imported_torch: bool, explicit: bool) -> str:
     """Return the sentence about a script without a measured step."""
+    if explicit:
+        return (
+            "no steps were measured: the loop of `workbench.watch`, or of the callback's trainer, "
+            "completed no iteration. An iteration that ends with `break` is no step"
+        )
     if imported_torch:
         return (
             "no steps were measured: no optimizer of torch was called twice. Write "

@@ -16,7 +16,8 @@ LONGEST_READ = 1 << 22  # bytes of one file at once
 class Reader:
     """The recordings in a folder; that of the first process that steps is the script's.
 
-    Ranks above 0 never are. ``imported_torch``: some process did.
+    Ranks above 0 never are. ``imported_torch``: some process did. ``explicit``: some process marks
+    its steps.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +28,7 @@ class Reader:
         self._main: Path | None = None
         self._stepped: set[Path] = set()
         self._ranks: set[Path] = set()  # of ranks above 0
-        self.imported_torch = False
+        self.imported_torch = self.explicit = False
 
     @property
     def left_out(self) -> int:
@@ -40,6 +41,7 @@ class Reader:
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             entries = self._new_entries(path)
             self.imported_torch |= any("torch" in entry for entry in entries)
+            self.explicit |= any("explicit" in entry for entry in entries)
             if any(entry.get("rank", "0") not in ("", "0") for entry in entries):
                 self._ranks.add(path)
             if any("rows" in entry for entry in entries):

@@ -226,7 +226,7 @@ class ScriptWatch:
         """Send the facts of the whole run, and why there are no steps if so."""
         exit_code = self._exit_code()
         if not self.steps and not exit_code:  # a script that failed has said why itself
-            self._note("warning", why_no_steps(self._reader.imported_torch))
+            self._note("warning", why_no_steps(self._reader.imported_torch, self._reader.explicit))
         if not self._has_segment:
             return
         ledger: dict[str, Any] = dict(self._compiled)
