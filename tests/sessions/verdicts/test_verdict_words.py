@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.model import Judgement
-from sessions.verdicts.verdict_words import claim_words, judgement_words
+from sessions.model import Judgement, PairedComparison
+from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_words import claim_words, judgement_words, ratio_line
 
 REGION = 0.01
 
@@ -25,3 +26,24 @@ def test_only_a_verdict_of_faster_or_slower_is_called_so(verdict, ends, words):
     claim = claim_words(verdict, *ends, REGION)
     assert claim.endswith(words)
     assert ("faster" in claim or "slower" in claim) == (verdict in ("FASTER", "SLOWER"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "voids", "pairs"),
+    [({}, [], 2), ({}, ["", "", "recompiled", ""], 1), ({"pairs": 1}, [], 1)],
+)
+def test_sentence_and_table_count_the_same_pairs(facts, voids, pairs):
+    comparison = PairedComparison(
+        arms=["a", "b"],
+        order=[0, 1, 1, 0],
+        medians_ms=[10.0, 9.0, 9.0, 10.0],
+        ratio=0.9,
+        low=0.8,
+        high=0.95,
+        verdict="FASTER",
+        facts=facts,
+        voids=voids,
+    )
+    table = verdicts_table([comparison])
+    assert table.rows[0][table.column("pairs")] == pairs
+    assert ratio_line(comparison).endswith(f", {pairs} pair{'s' * (pairs > 1)}")
