@@ -113,10 +113,9 @@ def is_shown(study: Study) -> bool:
 def headline(study: Study) -> str:
     """Return how the checks ended, counted."""
     states = [row.status for row in rows(study)]
-    parts = [f"{states.count(status)} {status}" for status in (PASS, FAIL, NOT_APPLICABLE)]
-    parts += [
+    parts = [
         f"{states.count(status)} {status}"
-        for status in (UNDECIDED, NOT_CHECKED)
+        for status in (PASS, FAIL, NOT_APPLICABLE, UNDECIDED, NOT_CHECKED)
         if status in states
     ]
     if WAITING in states:

@@ -82,9 +82,14 @@ def rows(study: Study) -> list[Row]:
     blank: dict[str, Any] = dict.fromkeys(texts, "") | {
         "document": str(study.request.get("document", ""))
     }
-    return [
+    read = [
         Row(**blank | {n: _typed(table[n][row], n in texts) for n in known})
         for row in range(row_count(table) if table else 0)
+    ]
+    # Older sessions have "x faster than", which a factor below 1 contradicts.
+    return [
+        dataclasses.replace(row, unit=row.unit.replace("x faster than ", "x as fast as "))
+        for row in read
     ]
 
 

@@ -13,7 +13,7 @@ from sessions.verdicts.arm_results import are_right, wrong_arms
 from sessions.verdicts.energy import energy_of_pairs
 from sessions.verdicts.multiple_comparisons import counts, side_by_side
 from sessions.verdicts.verdict import region_of
-from sessions.verdicts.verdict_words import p_text, verdict_word
+from sessions.verdicts.verdict_words import p_text, pair_count, verdict_word
 from sessions.verdicts.work import DIFFERENCE
 
 
@@ -39,7 +39,7 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
                 *interval_cells(
                     comparison.ratio, comparison.low, comparison.high, region_of(comparison)
                 ),
-                comparison.facts.get("pairs", len(comparison.order) // 2),
+                pair_count(comparison),
                 verdict_word(comparison),
                 p_text(comparison.facts["p_holm"]) if "p_holm" in comparison.facts else None,
                 comparison.facts.get(DIFFERENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,13 +62,24 @@ def ratio_line(comparison: PairedComparison) -> str:
 def basis(comparison: PairedComparison) -> str:
     """Say the basis of the ratio: "12 pairs of 3 builds in 8 s"."""
     facts = comparison.facts
-    pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
-    text = counted(pairs, "pair")
+    seconds = facts.get("seconds") or math.nan
+    text = counted(pair_count(comparison), "pair")
     if (builds := facts.get("builds", 1)) > 1:
         text += f" of {builds} builds"
     if math.isfinite(seconds):
         text += f" in {duration(seconds)}"
     return text
+
+
+def pair_count(comparison: PairedComparison) -> int:
+    """Return the pairs that count; by its blocks if the session does not store the number."""
+    if "pairs" in comparison.facts:
+        return int(comparison.facts["pairs"])
+    blocks = range(len(comparison.order))
+    voids = comparison.voids or [""] * len(blocks)
+    numbers = comparison.pairs or [block // 2 for block in blocks]
+    valid = Counter(number for number, void in zip(numbers, voids, strict=False) if not void)
+    return sum(count == 2 for count in valid.values())
 
 
 def summary_sentence(comparison: PairedComparison) -> str:

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QGraphicsWidget, QSizePolicy, QStyleOptionGraphics
 
 from sessions.numbers import counted
 from workbench.charts.guard import guarded
-from workbench.charts.layers.layer import Entry, dot
+from workbench.charts.layers.layer import Entry, cross, dot
 from workbench.charts.style import Style, shade
 
 _MARK_PX = 22.0
@@ -208,6 +208,8 @@ class Header(QGraphicsWidget):
             for step in (0.2, 0.5, 0.8):
                 center = QPointF(x + step * _MARK_PX, middle + (3 if step == 0.5 else -1))
                 dot(painter, center, max(1.4, entry.pen.widthF() / 2), entry.pen.color())
+        elif entry.mark == "cross":
+            cross(painter, QPointF(x + _MARK_PX / 2, middle), 3.0, entry.pen.color())
         else:
             painter.drawRect(QRectF(x + 3, y + 3, _MARK_PX - 6, metrics.height() - 6))
         painter.setPen(shade(style.theme.muted if self.readings else style.theme.text))

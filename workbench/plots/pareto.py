@@ -25,7 +25,7 @@ from sessions.studies.optimization.words import CANDIDATES, changed_options, opt
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
 from workbench.charts.layers.frame import Frame
-from workbench.charts.layers.layer import Entry, Layer, dot
+from workbench.charts.layers.layer import Entry, Layer, cross, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
 from workbench.charts.units import BYTES, MILLISECONDS, STEPS, Unit
@@ -33,6 +33,7 @@ from workbench.charts.units import BYTES, MILLISECONDS, STEPS, Unit
 _SMALL_PX, _LARGE_PX, _RING_PX = 3.0, 5.0, 8.0
 _MARGIN = 0.06  # of the range, on every side
 _NAME_PX = 260.0  # of a name, at most
+FRONT, OTHER, REFUSED = "Pareto front", "other configurations", "cannot be proposed"
 _NOTHING = (
     "No optimization is in this session: press Optimize in its panel, or run workbench optimize."
 )
@@ -68,12 +69,15 @@ class Configurations(Layer):
         self._y = np.array([float(row[quantity.column]) for row in shown])
 
     def entries(self) -> list[Entry]:
-        """Return the front and the other configurations."""
+        """Return one entry for each kind of mark that is drawn."""
         front_pen, other_pen = self._style.pen(0), self._style.pen(1)
-        return [
-            Entry("Pareto front", "dots", front_pen, QBrush(front_pen.color())),
-            Entry("other configurations", "dots", other_pen, QBrush(other_pen.color())),
+        entries = [
+            Entry(FRONT, "dots", front_pen, QBrush(front_pen.color())),
+            Entry(OTHER, "dots", other_pen, QBrush(other_pen.color())),
+            Entry(REFUSED, "cross", other_pen, QBrush(other_pen.color())),
         ]
+        kinds = {self._kind(row) for row in self.rows}
+        return [entry for entry in entries if entry.name in kinds]
 
     def x_span(self) -> tuple[float, float]:
         """Return the range of step times with a margin."""
@@ -108,14 +112,18 @@ class Configurations(Layer):
         best = next((other for other in self.rows if other["role"] == BEST), None)
         return self._titled(difference_words(row, best))
 
+    @staticmethod
+    def _kind(row: Mapping[str, Any]) -> str:
+        """Return the name of the mark of a configuration in the legend."""
+        if row["front"] == 1:
+            return FRONT
+        return REFUSED if row["reason"] else OTHER
+
     def _mark(self, painter: QPainter, row: Mapping[str, Any], point: QPointF) -> None:
         is_front = row["front"] == 1
         color = self._style.color(0 if is_front else 1)
-        if row["reason"] and not is_front:
-            painter.setPen(QPen(color, 1.5))
-            for sign in (-1, 1):
-                corner = QPointF(_SMALL_PX, sign * _SMALL_PX)
-                painter.drawLine(point - corner, point + corner)
+        if self._kind(row) == REFUSED:
+            cross(painter, point, _SMALL_PX, color)
         else:
             dot(painter, point, _LARGE_PX if is_front else _SMALL_PX, color)
         painter.setPen(QPen(shade(self._style.theme.text), 1.5))

@@ -49,7 +49,7 @@ PAGES = (
     Page("usage", "Usage", lambda: file_text("USAGE.md")),
     Page("verdict", "What a verdict is", lambda: section("USAGE.md", "Judge", "What a verdict is")),
     Page("plots", "How to read each plot", plots_text),
-    Page("models", "User models", lambda: file_text("USER_MODELS.md")),
+    Page("models", "Your own model", lambda: file_text("USER_MODELS.md")),
     Page("gpus", "Several GPUs", lambda: section("USAGE.md", "Several GPUs", "Several GPUs")),
     Page("commands", "Commands", lambda: file_text("COMMANDS.md")),
 )

@@ -19,7 +19,7 @@ def row(claim="fast", result=HOLDS, **fields) -> Row:
         "experiment": "ladder",
         "row": "E11",
         "says": "1.5x",
-        "unit": "x faster",
+        "unit": "x as fast as eager",
     }
     return Row(claim=claim, result=result, **named | fields)
 
@@ -66,7 +66,7 @@ def test_a_number_of_a_run_that_was_killed_is_no_result():
 
 def test_a_measured_number_is_told_with_its_interval_and_unit():
     assert claims.measured_text(row(measured=1.2312, low=1.187, high=1.301)) == (
-        "1.23x (1.19 to 1.30) faster"
+        "1.23x (1.19 to 1.30) as fast as eager"
     )
     exact = row(measured=0.599, unit="memory of the baseline")
     assert claims.measured_text(exact) == "0.599 memory of the baseline"
@@ -80,13 +80,22 @@ def test_the_tables_tell_all_and_the_short_one_what_a_page_needs():
     ]
     short = claims.summary_table(rows, "T").to_markdown().splitlines()
     assert short[2] == "| claim | document | measured (interval) | verdict |"
-    assert short[4] == "| moe: fast | 1.5x | 1.43x (1.41 to 1.45) faster | does not hold |"
+    assert (
+        short[4] == "| moe: fast | 1.5x | 1.43x (1.41 to 1.45) as fast as eager | does not hold |"
+    )
     assert short[5] == "| moe: b | 1.5x | – | not measured: r |"
     lines = claims.claims_table(rows, "T").to_csv().splitlines()
-    assert lines[1] == "moe,E11 fast,1.5x,1.43,1.41,1.45,x faster,does not hold,ladder,"
+    assert lines[1] == "moe,E11 fast,1.5x,1.43,1.41,1.45,x as fast as eager,does not hold,ladder,"
     assert claims.count(rows) == "2 claims: 1 does not hold, 1 not measured"
 
 
 def test_a_count_is_shown_to_its_last_digit():
     assert claims.measured_text(row(measured=8192.0, unit="tokens")) == "8,192 tokens"
     assert claims.measured_text(row(measured=24.0, unit="x fewer")) == "24.0x fewer"
+
+
+def test_a_factor_below_1_is_never_called_faster_not_even_in_an_older_file():
+    written = study(row(measured=0.412, low=0.4, high=0.42, unit="x faster than eager"))
+    (read,) = claims.rows(written)
+    assert claims.measured_text(read) == "0.412x (0.400 to 0.420) as fast as eager"
+    assert read.key == row().key, "the same claim in a newer file"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sessions.model import Judgement, PairedComparison
-from sessions.verdicts.verdict_words import claim_words, judgement_words, remarks
+from sessions.verdicts.verdict_tables import verdicts_table
+from sessions.verdicts.verdict_words import claim_words, judgement_words, ratio_line, remarks
 
 REGION = 0.01
 
@@ -37,3 +38,24 @@ def test_same_says_how_rare_the_slow_blocks_are_that_so_few_pairs_miss(pairs, ra
     assert rarer in sentence and bool(sentence) is bool(rarer)
     share = 1 / int(rarer.removeprefix("1 in ") or 19)
     assert (1 - share) ** pairs < 0.1  # such blocks are rarely all missed
+
+
+@pytest.mark.parametrize(
+    ("facts", "voids", "pairs"),
+    [({}, [], 2), ({}, ["", "", "recompiled", ""], 1), ({"pairs": 1}, [], 1)],
+)
+def test_sentence_and_table_count_the_same_pairs(facts, voids, pairs):
+    comparison = PairedComparison(
+        arms=["a", "b"],
+        order=[0, 1, 1, 0],
+        medians_ms=[10.0, 9.0, 9.0, 10.0],
+        ratio=0.9,
+        low=0.8,
+        high=0.95,
+        verdict="FASTER",
+        facts=facts,
+        voids=voids,
+    )
+    table = verdicts_table([comparison])
+    assert table.rows[0][table.column("pairs")] == pairs
+    assert ratio_line(comparison).endswith(f", {pairs} pair{'s' * (pairs > 1)}")

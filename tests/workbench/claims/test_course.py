@@ -72,7 +72,7 @@ class Drive:
 
 
 DONE = protocol.Finished(t_s=9.0, reason="done", steps=1)
-SPEED = "x faster than the baseline"
+SPEED = "x as fast as the baseline"
 
 
 def test_experiments_are_asked_for_in_order_each_with_its_time():
@@ -149,7 +149,7 @@ def test_the_limit_for_all_leaves_the_rest_not_measured():
     assert drive.next() is None and drive.course.over
     rows_by_claim = drive.rows_by_claim()
     assert rows_by_claim[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
-    rest = rows_by_claim["torch.compile max-autotune, x faster than eager"]
+    rest = rows_by_claim["torch.compile max-autotune, x as fast as eager"]
     assert rest.result == claims.NOT_MEASURED
     assert rest.reason == "the total limit of 50 s was reached first"
     assert not drive.course.on_runner_lost()
@@ -165,8 +165,8 @@ def test_a_run_that_is_interrupted_keeps_what_was_measured():
     drive.own(drive.course.finish("interrupted"))
     rows_by_claim = drive.rows_by_claim()
     assert rows_by_claim[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
-    assert rows_by_claim["AMP, x faster than FP32"].result == claims.NOT_MEASURED
-    assert rows_by_claim["AMP, x faster than FP32"].reason == "interrupted"
+    assert rows_by_claim["AMP, x as fast as FP32"].result == claims.NOT_MEASURED
+    assert rows_by_claim["AMP, x as fast as FP32"].reason == "interrupted"
     assert all(row.final for row in rows_by_claim.values())
     (study,) = claims.studies(drive.recorder.session)
     assert study.facts["final"] and study.facts["ended"] == "interrupted"
@@ -181,7 +181,7 @@ def test_a_failure_costs_the_claims_that_needed_it_and_is_their_reason():
     drive.hear(DONE)
     assert drive.next() is None
     rows_by_claim = drive.rows_by_claim()
-    assert "9 GiB more was needed." in rows_by_claim["AMP, x faster than FP32"].reason
+    assert "9 GiB more was needed." in rows_by_claim["AMP, x as fast as FP32"].reason
     assert math.isfinite(rows_by_claim["checkpointing, memory of the baseline"].measured)
 
 
@@ -224,7 +224,7 @@ def test_a_study_that_uses_up_its_share_costs_no_other_and_each_says_what_was_le
     drive.hear(DONE)
     assert drive.next() is None
     rows_by_claim = drive.rows_by_claim()
-    for unit in ("x faster than FP32", "memory of the baseline"):
+    for unit in ("x as fast as FP32", "memory of the baseline"):
         reason = rows_by_claim[f"AMP, {unit}"].reason
         assert "cut off after 20 s of 20 s, its share of the limit of 40 s" in reason
         assert "compiling took 18 s" in reason
@@ -238,11 +238,11 @@ def test_a_study_of_several_that_the_limit_leaves_no_time_says_so_alone():
     drive.hear(DONE, after_s=45.0)  # it did not hear that it was to end
     assert drive.next() is None
     rows_by_claim = drive.rows_by_claim()
-    assert rows_by_claim["AMP, x faster than FP32"].result == claims.FAILS
+    assert rows_by_claim["AMP, x as fast as FP32"].result == claims.FAILS
     late = rows_by_claim["checkpointing, of the step time without"]
     assert late.result == claims.NOT_MEASURED
     assert "the total limit of 40 s was reached first" in late.reason
-    assert "limit" not in rows_by_claim["AMP, x faster than FP32"].reason
+    assert "limit" not in rows_by_claim["AMP, x as fast as FP32"].reason
 
 
 def test_an_undecided_study_says_that_its_share_of_the_limit_was_too_short():
@@ -255,7 +255,7 @@ def test_an_undecided_study_says_that_its_share_of_the_limit_was_too_short():
     drive.measure(drive.next())
     drive.hear(DONE)
     assert drive.next() is None
-    row = drive.rows_by_claim()["AMP, x faster than FP32"]
+    row = drive.rows_by_claim()["AMP, x as fast as FP32"]
     assert row.result == claims.UNDECIDED
     assert "cut off after 20 s of 20 s, its share of the limit of 40 s" in row.reason
 
@@ -289,7 +289,7 @@ def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
     assert drive.next() is None
     rows_by_claim = drive.rows_by_claim()
     assert rows_by_claim["checkpointing, of the step time without"].result == claims.HOLDS
-    assert rows_by_claim["AMP, x faster than FP32"].result == claims.NOT_HERE
+    assert rows_by_claim["AMP, x as fast as FP32"].result == claims.NOT_HERE
 
 
 def test_what_matters_most_is_measured_first_and_the_rest_takes_nothing_from_it():

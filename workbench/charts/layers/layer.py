@@ -24,7 +24,7 @@ class Entry:
     """One entry of the legend: a name, its mark, and the reading at a value of x."""
 
     name: str
-    mark: str  # "line", "band", "dots" or "patch"
+    mark: str  # "line", "band", "dots", "cross" or "patch"
     pen: QPen
     brush: QBrush
     reading: Callable[[float], str] | None = None
@@ -110,3 +110,11 @@ def dot(painter: QPainter, center: QPointF, radius: float, color: QColor) -> Non
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(color)
     painter.drawEllipse(center, radius, radius)
+
+
+def cross(painter: QPainter, center: QPointF, radius: float, color: QColor) -> None:
+    """Draw two diagonal lines that meet in the center."""
+    painter.setPen(QPen(color, 1.5))
+    for sign in (-1, 1):
+        corner = QPointF(radius, sign * radius)
+        painter.drawLine(center - corner, center + corner)

@@ -6,6 +6,7 @@ first of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer
@@ -31,6 +32,7 @@ class Offer:
     base: Configuration
     other: Configuration
     text: str
+    count: int = 1  # of the toggles that changed
 
 
 class VerdictPrompt(QObject):
@@ -216,13 +218,16 @@ class VerdictPrompt(QObject):
             last = self.offer.base
         self._settling.start(SETTLE_MS)
         self.prediction = None
-        self.offer = None if last == running else Offer(last, running, self._text(last, running))
+        self.offer = None if last == running else self._offer(last, running)
         self.judged = None
         self._session.comparisonsChanged.emit()
 
-    def _text(self, base: Configuration, other: Configuration) -> str:
-        catalogue = self._configuration.catalogue
+    def _offer(self, base: Configuration, other: Configuration) -> Offer:
         names = [name for name, option in other.toggles.items() if base.toggles[name] != option]
+        return Offer(base, other, self._text(names, other), len(names))
+
+    def _text(self, names: Sequence[str], other: Configuration) -> str:
+        catalogue = self._configuration.catalogue
         if catalogue is None or len(names) > NAMED:
             return f"{len(names)} toggles"
         toggles = {name: config_edit.toggle_of(catalogue, name) for name in names}

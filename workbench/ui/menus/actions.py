@@ -323,7 +323,7 @@ ACTIONS = (
            "", "How two configurations are compared, and when there is no verdict"),
     Action("help-plots", "How to read each plot", "Help", "help", lambda w: w.show_help("plots"),
            "", "What each plot shows and what to look for"),
-    Action("help-models", "User models", "Help", "help", lambda w: w.show_help("models"), "",
+    Action("help-models", "Your own model", "Help", "help", lambda w: w.show_help("models"), "",
            "How a Python file provides your own model"),
     Action("help-gpus", "Several GPUs", "Help", "help", lambda w: w.show_help("gpus"), "",
            "Data, tensor, sequence and pipeline parallelism"),

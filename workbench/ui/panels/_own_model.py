@@ -18,7 +18,7 @@ CONTRACT = "build() returns (module, example tensor) or (module, make_inputs, lo
 CONTRACT_TIP = (
     "The example is the input of forward: a tensor or a tuple of arguments, with the batch as "
     "first dimension. make_inputs(batch) draws inputs; loss(output, *inputs) is only needed for "
-    "training. Help, User models has more."
+    "training. Help, Your own model has more."
 )
 # Fields of the family and the workload that say nothing about a file.
 HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}

@@ -69,7 +69,7 @@ class VerdictBar(QWidget):
     def _show_offer(self) -> None:
         prompt = self._prompt
         assert prompt.offer is not None
-        line = f"{prompt.offer.text}: did it help?"
+        line = f"{prompt.offer.text}: did {'it' if prompt.offer.count == 1 else 'they'} help?"
         button = "Verdict"
         if prompt.known:
             line, button = f"{prompt.offer.text}: already compared.", "Compare again"

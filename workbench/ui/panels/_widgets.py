@@ -309,6 +309,15 @@ def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
     return splitter
 
 
+def named(text: str, control: QWidget) -> QWidget:
+    """Return a control behind its name."""
+    pair = QWidget()
+    row = tight(QHBoxLayout(pair))
+    row.addWidget(muted(text))
+    row.addWidget(control, 1)
+    return pair
+
+
 class _Body(QWidget):
     """Body that is as high as its width needs, not as its layout's narrowest lines need."""
 

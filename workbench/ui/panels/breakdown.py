@@ -26,6 +26,7 @@ from workbench.ui.panels._next_steps import NextStepsList
 from workbench.ui.panels._searched_table import SearchedTable
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.comparison import ComparisonModel
@@ -119,15 +120,13 @@ class BreakdownPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        button_row, choice = (_widgets.tight(QHBoxLayout(), 8) for _ in range(2))
-        for button in (self.start, self.traced):
-            button_row.addWidget(button)
+        button_row = _widgets.tight(QHBoxLayout(), 8)
+        button_row.addLayout(WrappedRow(self.start, self.traced))
         button_row.addWidget(self.progress, 1)
         self.choice = QWidget()
-        self.choice.setLayout(choice)
-        for text, box in (("Profile", self.which), ("Against", self.against)):
-            choice.addWidget(_widgets.muted(text))
-            choice.addWidget(box, 1)
+        choices = (("Profile", self.which), ("Against", self.against))
+        pairs = [_widgets.named(text, box) for text, box in choices]
+        self.choice.setLayout(WrappedRow(*pairs))
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         over = QWidget()

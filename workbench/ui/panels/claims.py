@@ -28,6 +28,7 @@ from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
@@ -82,6 +83,8 @@ class ClaimsPanel(QWidget):
         self._body = _widgets.column(host)
         area = host.findChild(QScrollArea)
         assert area is not None
+        # Large type may need more width than a small window has.
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self._area = area
         self._leads = True  # scrolls to the first result once the list is laid out
         layout.addWidget(host, 1)
@@ -134,8 +137,8 @@ class ClaimsPanel(QWidget):
 
     def _make_head(self) -> QVBoxLayout:
         button_row = _widgets.tight(QHBoxLayout())
-        for widget in (self.run_all, self.stop, self.budget, self.limit):
-            button_row.addWidget(widget)
+        controls = (self.run_all, self.stop, self.budget, self.limit)
+        button_row.addLayout(WrappedRow(*controls))
         button_row.addWidget(self.status, 1)
         button_row.addWidget(self.copy)
         head = _widgets.tight(QVBoxLayout(), 6)

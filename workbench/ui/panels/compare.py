@@ -33,6 +33,7 @@ from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state import session_files
@@ -159,9 +160,6 @@ class ComparePanel(QWidget):
 
     def _make_bar(self) -> QWidget:
         toolbar = QWidget()
-        row = QHBoxLayout(toolbar)
-        row.setContentsMargins(8, 4, 8, 4)
-        row.setSpacing(8)
         self._base = NoWheelComboBox()
         self._base.setToolTip("The session that ratios refer to")
         self._base.setMinimumContentsLength(_TITLE_LETTERS)
@@ -180,10 +178,13 @@ class ComparePanel(QWidget):
         menu.addAction("As Markdown", lambda: self.copy_table(".md"))
         menu.addAction("As CSV", lambda: self.copy_table(".csv"))
         self._copy.setMenu(menu)
-        for text, widget in (("Baseline", self._base), ("Time lines", self._align)):
-            row.addWidget(_widgets.muted(text))
-            row.addWidget(widget)
-        row.addStretch(1)
+        controls = WrappedRow(
+            _widgets.named("Baseline", self._base), _widgets.named("Time lines", self._align)
+        )
+        row = QHBoxLayout(toolbar)
+        row.setContentsMargins(8, 4, 8, 4)
+        row.setSpacing(8)
+        row.addLayout(controls, 1)
         row.addWidget(self._copy)
         return toolbar
 

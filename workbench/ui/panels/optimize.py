@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QStackedWidget,
     QTabWidget,
     QToolButton,
+    QVBoxLayout,
     QWidget,
 )
 
@@ -43,6 +44,7 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.panels._table import PlainTable, with_interval
 from workbench.ui.panels._throttle import ThrottledCall
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -196,13 +198,13 @@ class OptimizePanel(QWidget):
         self.tabs.addTab(self.candidates, "Configurations")
         self.tabs.addTab(self.verdicts, "Verdicts")
         self.tabs.addTab(self.options, "Options")
-        buttons = QHBoxLayout()
-        for widget in (self.apply, self.save):
-            buttons.addWidget(widget)
-        buttons.addWidget(self.chosen, 1)
-        body = _widgets.surface()
-        details_expander = _widgets.expander("Details", self._theme.current, self.details)
-        column = _widgets.head(self.headline, self.about, details_expander, self.details, buttons)
+        buttons = WrappedRow(self.apply, self.save)
+        body, head = _widgets.surface(), _widgets.surface()
+        details = _widgets.expander("Details", self._theme.current, self.details)
+        lines = (self.headline, self.about, details, self.details, buttons, self.chosen)
+        head.setLayout(_widgets.head(*lines))
+        column = _widgets.tight(QVBoxLayout(), 0)
+        column.addWidget(_widgets.FittedScrollArea(head))
         parts = ((self.chart, 1), (self.tabs, 1))
         column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
         body.setLayout(column)

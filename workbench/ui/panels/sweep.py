@@ -30,6 +30,7 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.panels._table import PlainTable
 from workbench.ui.panels._throttle import ThrottledCall
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
@@ -86,7 +87,7 @@ class SweepPanel(QWidget):
             "Choose a field and its values, then press Run sweep: each size is measured under each "
             "arm. Out of memory is a data point, too. A curve is fitted to the times.",
         )
-        self._pages.addWidget(self.empty)
+        self._pages.addWidget(_widgets.scrolled(self.empty))
         self._pages.addWidget(self._make_results())
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_form())
@@ -133,12 +134,9 @@ class SweepPanel(QWidget):
         actions.addWidget(self.presets)
         rows.addLayout(actions, 1, 3)
         rows.setColumnStretch(2, 1)
-        arms = QHBoxLayout()
-        arms.setSpacing(16)
         for name, check in self.arms.items():
             check.toggled.connect(partial(self._sweeps.set_arm, name))
-            arms.addWidget(check)
-        arms.addStretch(1)
+        arms = WrappedRow(*self.arms.values(), spacing=16)
         rows.addLayout(arms, 2, 0, 1, 4)
         rows.addWidget(self.status, 3, 0, 1, 4)
         return form

@@ -91,6 +91,14 @@ def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, wor
     assert workspace.run.running.toggles["triton"] == "on"  # the new one goes on
 
 
+def test_a_question_about_several_toggles_is_in_the_plural(qtbot, workspace, bar):
+    workspace.configuration.set_toggle("triton", "on")
+    workspace.configuration.set_toggle("adamw", "foreach")
+    running(qtbot, workspace, 2)
+    qtbot.waitUntil(lambda: "adamw" in workspace.verdict_prompt.offer.text.lower())
+    assert ": did they help?" in texts(bar) and "did it help?" not in texts(bar)
+
+
 def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verdict(
     qtbot, workspace, bar
 ):

@@ -15,7 +15,7 @@ from workbench.claims import _course, documents
 from workbench.client import journal
 from workbench.client.recorder import Recorder
 
-SPEED = "x faster than the baseline"
+SPEED = "x as fast as the baseline"
 LADDER = ("moe", "inference ladder")
 
 
@@ -64,13 +64,13 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert not panel.run_all.isEnabled() and panel.stop.isVisibleTo(panel)
     assert panel.headline.text() == "Measuring moe: inference ladder"
     assert shown(panel, "GraphDiffusionMemory", document="mahia", experiment="components",
-                 unit="x faster than the standard path")[0] == "Not yet"  # fmt: skip
+                 unit="x as fast as the standard path")[0] == "Not yet"  # fmt: skip
     so_far = panel.rows[key("+ torch.compile, inference")].measured
     qtbot.waitUntil(lambda: so_far.text().endswith("so far"))
     hold.unlink()
     qtbot.waitUntil(lambda: not workspace.reproductions.measuring)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
-    assert shown(panel, "CUDA graphs on top of it", unit="x faster than without graphs")[0] == (
+    assert shown(panel, "CUDA graphs on top of it", unit="x as fast as without graphs")[0] == (
         "Does not hold"
     )
     assert panel.headline.text() == "3 claims: 2 hold, 1 does not hold"
@@ -135,7 +135,7 @@ def test_claims_that_are_stopped_are_not_measured_and_say_so(qtbot, ready, panel
     name = {
         "document": "moe",
         "experiment": "torch.compile max-autotune",
-        "unit": "x faster than eager",
+        "unit": "x as fast as eager",
     }
     qtbot.waitUntil(lambda: shown(panel, "torch.compile max-autotune", **name)[0] == "Not measured")
     assert shown(panel, "torch.compile max-autotune", **name)[2] == "Stopped"

@@ -159,6 +159,17 @@ def test_the_front_is_drawn_and_exported_against_memory_or_error(qapp, tmp_path,
     assert ("peak_bytes" in text) == (memory and suffix == ".csv")
 
 
+@pytest.mark.parametrize("reason", ["", "its numbers are wrong"])
+def test_the_legend_explains_the_marks_that_are_drawn_and_no_others(qapp, tmp_path, reason):
+    study = optimization_samples.study()
+    candidates = study.tables["candidates"]
+    candidates["reason"] = [reason] * len(candidates["candidate"])
+    run = Run(Session(studies=[study]))
+    texts = export_plot("pareto", [run], tmp_path / "front.svg").read_text()
+    marks = ("Pareto front", "other configurations", "cannot be proposed")
+    assert [mark in texts for mark in marks] == [True, not reason, bool(reason)]
+
+
 def test_a_point_of_the_front_is_named_by_how_it_differs_from_the_best():
     best = {"candidate": 3, "title": "a=1, b=2"}
     assert difference_words({"candidate": 4, "title": "a=1, c=3"}, best) == "best, c=3, without b=2"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import attribution_samples
 import msgspec
 import numpy as np
+import optimization_samples
 import pytest
 from fake_session import compared, messages
 from hang_limit import HANG_S
 from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
 from PySide6.QtWidgets import (
+    QApplication,
     QLabel,
     QLineEdit,
     QListWidget,
@@ -45,6 +48,7 @@ from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.compare import NOTHING, ComparePanel, work_out
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
 from workbench.ui.state import config_edit
@@ -76,6 +80,53 @@ def judged(workspace):
     comparisons = workspace.session.shown.comparisons
     comparisons += [msgspec.structs.replace(comparisons[0]) for _ in range(3 - len(comparisons))]
     return workspace.session.shown
+
+
+@pytest.fixture
+def large_type(ready):
+    """The window in type of 14 points; the font of the application is restored."""
+    before = ready.appearance.font_points
+    ready.appearance.choose_font(14)
+    yield ready
+    ready.appearance.choose_font(before)
+
+
+def test_in_large_type_no_panel_needs_more_width_either(qtbot, complete_window, large_type):
+    large_type.resize(1024, 700)
+    for name in large_type.dock_area.docks.keys() - {"build", "toggles"}:
+        large_type.dock_area.bring(name)
+        body = large_type.dock_area.docks[name].widget()
+        qtbot.waitUntil(lambda body=body: body.isVisible() and body.font().pointSizeF() == 14)
+        QApplication.processEvents()
+        panels = [body, *body.findChildren(QStackedWidget)]
+        assert max(panel.minimumSizeHint().width() for panel in panels) <= BESIDE_PX, name
+
+
+def test_in_large_type_the_head_of_an_optimization_is_complete_and_scrolls(qtbot, large_type):
+    large_type.resize(1024, 700)
+    large_type.workspace.session.shown = Session(studies=[optimization_samples.study()])
+    large_type.search()
+    panel = large_type.optimize
+    lines = (panel.headline, panel.about, panel.chosen)
+    qtbot.waitUntil(lambda: all(line.text() and line.isVisible() for line in lines))
+    qtbot.waitUntil(
+        lambda: all(line.height() >= line.heightForWidth(line.width()) for line in lines)
+    )
+    assert panel.headline.mapTo(panel, panel.headline.rect().topRight()).x() < panel.width()
+
+
+@pytest.mark.parametrize("width", [1000, 250, 120])
+def test_controls_without_room_on_a_line_continue_on_another(qtbot, width):
+    host = QWidget()
+    qtbot.addWidget(host)
+    buttons = [QToolButton(text=text) for text in ("First control", "Second control", "Third")]
+    host.setLayout(WrappedRow(*buttons))
+    host.resize(width, host.heightForWidth(width))
+    host.show()
+    areas = [button.geometry() for button in buttons]
+    assert all(host.rect().contains(area) for area in areas)
+    assert not any(a.intersects(b) for a, b in itertools.combinations(areas, 2))
+    assert (len({area.y() for area in areas}) == 1) == (width == 1000)
 
 
 def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, complete_window, ready):
