@@ -55,9 +55,9 @@ def test_a_ladder_is_read_rung_by_rung_and_each_claim_judged(ran, sent, tmp_path
     assert command.budget_s == 7
     assert command.base.preset == "document"
     rows = measured(capsys)
-    compiled = rows["+ torch.compile", "x fast"]
+    compiled = rows["+ torch.compile", "x as f"]
     assert compiled["result"] == "holds" and compiled["low"] < 1 / 0.66 < compiled["high"]
-    assert rows["+ checkpointing", "x fast"]["result"] == "does not hold"
+    assert rows["+ checkpointing", "x as f"]["result"] == "does not hold"
     assert rows["+ AMP", "memory"]["result"] == "does not hold"
     exact = rows["+ checkpointing", "memory"]
     assert exact["result"] == "holds" and exact["low"] is None
@@ -111,7 +111,7 @@ def test_all_commands_of_an_experiment_run_and_a_failed_one_does_not_end_it(ran,
     assert main(["reproduce", "moe", "--only", "each alone", "--json"]) == 1
     assert sum(isinstance(command, protocol.Attribute) for command in commands) == 2
     rows = measured(capsys)
-    amp = rows["AMP", "x fast"]
+    amp = rows["AMP", "x as f"]
     assert amp["result"] == "not measured"
     assert amp["reason"] == "the attribution was not started; Out of memory: 9 GiB more."
     assert rows["checkpointing", "memory"]["measured"] == pytest.approx(0.61)
@@ -183,9 +183,9 @@ def test_a_compile_that_takes_too_long_is_ended_and_the_next_experiment_has_its_
     assert main(["reproduce", "moe", *chosen, "--json"]) == 1
     assert not left
     rows = measured(capsys)
-    assert rows["+ AMP", "x fast"]["result"] == "not measured"
-    assert "cut off after 1 s" in rows["+ AMP", "x fast"]["reason"]
-    assert rows["+ torch.compile, inference", "x fast"]["result"] == "holds"
+    assert rows["+ AMP", "x as f"]["result"] == "not measured"
+    assert "cut off after 1 s" in rows["+ AMP", "x as f"]["reason"]
+    assert rows["+ torch.compile, inference", "x as f"]["result"] == "holds"
 
 
 def test_the_limit_ends_all_and_what_was_not_reached_says_so(ran, runners, capsys):
@@ -208,10 +208,10 @@ def test_claims_are_told_as_they_become_known(ran, sent, capsys):
     chosen = ("--only", "training ladder", "--only", "inference ladder")
     assert main(["reproduce", "moe", *chosen, "--markdown"]) == 0
     out, err = capsys.readouterr()
-    assert "moe: + torch.compile, claimed 1.5x: measured 1.51x (1.48 to 1.55) faster" in err
+    assert "moe: + torch.compile, claimed 1.5x: measured 1.51x (1.48 to 1.55) as fast as" in err
     assert err.count(", claimed ") == 11
     assert "| claim | document | measured (interval) | verdict |" in out
-    row = "| moe: + torch.compile | 1.5x | 1.51x (1.48 to 1.55) faster than the baseline | holds: "
+    row = "| moe: + torch.compile | 1.5x | 1.51x (1.48 to 1.55) as fast as the baseline | holds: "
     assert row in out
 
 
