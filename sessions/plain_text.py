@@ -1,8 +1,8 @@
 """Text of unknown origin as text that people can read without harm: no control characters.
 
-A terminal obeys escape sequences, and bidirectional controls show words in another order than the
-one in which a shell reads them (CVE-2021-42574). No file of UTF-8 can hold a lone surrogate, which
-stands for a byte of a file name that is not UTF-8. All of them become U+FFFD.
+A terminal obeys escape sequences. Bidirectional controls change the order of words on a screen, but
+not for a shell (CVE-2021-42574). A lone surrogate stands for a byte of a file name that is not
+UTF-8, and cannot be written as UTF-8. All of them become U+FFFD.
 """
 
 from __future__ import annotations

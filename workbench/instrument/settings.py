@@ -279,8 +279,12 @@ class _Loaders:
                                  "multiprocessing_context"):  # fmt: skip
                         bound.arguments.pop(name, None)
                 for name in self.changes.keys() & bound.arguments.keys():
-                    default = signature.parameters[name].default
-                    is_changed = bound.arguments[name] != before.get(name, default)
+                    value = before.get(name, signature.parameters[name].default)
+                    if name == "prefetch_factor" and value is None:
+                        value = 2  # torch's own choice
+                    is_changed = bound.arguments[name] != value
+                    if name == "pin_memory" and not torch.cuda.is_available():
+                        is_changed = False  # torch pins nothing then
                     self.changed[name] = self.changed.get(name, 0) + is_changed
             initialize(*bound.args, **bound.kwargs)
 
@@ -289,9 +293,9 @@ class _Loaders:
     def finding(self, argument: str) -> tuple[str, str]:
         """Return how many loaders have another value of an argument than without the settings."""
         changed = self.changed.get(argument, 0)
-        text = f"{changed} data loaders were changed"
+        text = f"data loaders changed: {changed}"
         if self.left:
-            text += f", {self.left} of iterable datasets were left as they are"
+            text += f"; of iterable datasets, left as they are: {self.left}"
         return ("effective" if changed else "no effect"), text
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,28 +162,37 @@ def test_settings_act_on_torch_and_evidence_says_what_came_of_them(tmp_path):
     assert evidence["compile"] == ("effective", "Sequential is compiled")
     assert evidence["workers"] == (
         "effective",
-        "1 data loaders were changed, 1 of iterable datasets were left as they are",
+        "data loaders changed: 1; of iterable datasets, left as they are: 1",
     )
     assert evidence["cudnn_benchmark"][0] == "no effect"
 
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 LOADER = """
 import torch
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-for _ in torch.utils.data.DataLoader(range(20)):
+for _ in torch.utils.data.DataLoader(range(20), num_workers=WORKERS):
     optimizer.step()
 """
 
 
-@pytest.mark.parametrize("setting", ["prefetch=4", "persistent_workers=on", "workers=0"])
-def test_a_setting_that_changes_no_loader_has_no_effect(tmp_path, setting):
-    """Without workers nothing is prefetched and no worker persists."""
+@pytest.mark.parametrize(
+    ("setting", "workers"),
+    [
+        ("prefetch=4", 0),  # without workers nothing is prefetched and no worker persists
+        ("persistent_workers=on", 0),
+        ("workers=0", 0),
+        ("prefetch=2", 1),  # torch's default
+        pytest.param("pin_memory=on", 0, marks=NO_GPU),  # which would read pinned memory
+    ],
+)
+def test_a_setting_that_changes_no_loader_has_no_effect(tmp_path, setting, workers):
     (folder := tmp_path / "recording").mkdir()
     environment = script_environment(folder, settings.read(setting), "mark")
-    words = [sys.executable, "-c", LOADER]
+    words = [sys.executable, "-c", LOADER.replace("WORKERS", str(workers))]
     subprocess.run(words, env=environment, check=True, cwd=tmp_path)
     entries = [entry for entry in Reader(folder).read() if "evidence" in entry]
-    assert entries[-1]["evidence"][0][2:] == ["no effect", "0 data loaders were changed"]
+    assert entries[-1]["evidence"][0][2:] == ["no effect", "data loaders changed: 0"]
 
 
 COMPILED_OPTIMIZER = """

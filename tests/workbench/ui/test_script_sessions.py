@@ -47,7 +47,7 @@ def saved(tmp_path):
         ),
         label="train.py: workers=4",
         phases=[PhaseSpan(int(Phase.STEADY), 0.0, 1.2)],
-        evidence=[Evidence("workers", "4", "effective", "1 data loaders were changed")],
+        evidence=[Evidence("workers", "4", "effective", "data loaders changed: 1")],
         ledger={"input_wait_ms": 5.0, "input_wait_share": 0.25, "exit_code": 0},
         steps=columns,
     )
