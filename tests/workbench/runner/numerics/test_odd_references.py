@@ -88,7 +88,7 @@ STATE = {
     ),
     "enumeration": (
         "self.m = Mode.FIRST",
-        "x = x if self.m is Mode.FIRST else 3 * x; self.m = Mode.LATER",
+        "x = 3 * x if self.m is Mode.LATER else x; self.m = Mode.LATER",
     ),
     "subclass of list": (
         "self.m = Numbers()",
