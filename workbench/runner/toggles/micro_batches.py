@@ -98,13 +98,14 @@ def _evidence(option: str, observed: Observed) -> Finding:
     pipeline = None if observed.divided is None else observed.divided.pipeline
     if pipeline is None or not pipeline.step_counts:
         return no_effect("no step ran in pipeline stages")
-    forwards = [counts.forwards for counts in pipeline.step_counts]
+    # Each of a rank's stages computes every micro-batch once.
+    by_rank = [counts.forwards / pipeline.chunks for counts in pipeline.step_counts]
     in_flight = ", ".join(str(counts.in_flight) for counts in pipeline.step_counts)
     text = (
-        f"{_rows(observed.situation)} rows in {forwards[0]} micro-batches; in flight at most, by "
+        f"{_rows(observed.situation)} rows in {by_rank[0]:g} micro-batches; in flight at most, by "
         f"rank: {in_flight}"
     )
-    return effective(text) if set(forwards) == {int(option)} else no_effect(text)
+    return effective(text) if set(by_rank) == {int(option)} else no_effect(text)
 
 
 TOGGLE = Toggle(

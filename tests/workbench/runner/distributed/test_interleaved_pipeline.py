@@ -72,6 +72,17 @@ def test_two_ranks_pass_each_micro_batch_twice_and_say_so(interleaved):
     assert_right(interleaved)
 
 
+@needs_cores
+@pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO_BUBBLE], ids=lambda s: s["schedule"])
+def test_the_requested_micro_batches_are_seen_although_each_rank_computes_them_twice(
+    configuration, arms, schedule
+):
+    arm = stepped(configuration, steps=2, arms=arms, **schedule, micro_batches="2")
+    status, text = collect_evidence(arm)["micro_batches"]
+    assert status == "effective", text
+    assert text.startswith("4 rows in 2 micro-batches")
+
+
 def stage_bytes(situation, stage) -> int:
     """Return the bytes of a stage's weights."""
     model = situation.family.build(situation.config)
