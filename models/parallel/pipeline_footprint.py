@@ -15,6 +15,10 @@ from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain
 
 Value = TypeVar("Value")
+# Micro-batches' activations of a chunk's blocks that weight gradients computed apart add to those
+# of an interleaved pipeline. Measured on two H200s (HYDRA base, 4 x 1,024 tokens), not derived:
+# the gradients that wait, and what autograd cannot free before them.
+WAITING = 2
 
 
 def largest_stage(
@@ -24,37 +28,80 @@ def largest_stage(
     micro_batches: int,
     chunks: int = 1,
     *,
+    weights_apart: bool = False,
     batch: int,
     **step: Any,
 ) -> Footprint:
     """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
 
-    A stage holds all of its gradients, and the activations of as many micro-batches as there are
-    stages from it on. With several ``chunks`` it holds the activations of more micro-batches,
-    because all chunks run forward before the first backward pass. Autocast's copies of weights
-    exist once for a step, unless a compiler makes them. Raises ``ValueError`` for
-    fewer blocks than chunks.
+    A stage holds all of its gradients, and activations by the schedule: see ``_peak_in_flight``.
+    Autocast's copies of weights exist once for a step, unless a compiler makes them.
+    ``weights_apart``: gradients of weights are computed later than those of inputs, as in zero
+    bubble. Raises ``ValueError`` for fewer blocks than chunks.
     """
     model_costs, stages = family.costs(config), _stages(family, config, ranks, chunks)
     rows = -(-batch // micro_batches)
     stream = rows * step["sequence"] * model_costs.dim * PRECISIONS[step["precision"]].stream
+
+    def activations_of(part: Stage) -> int:
+        """Return what the part's blocks hold of one micro-batch, without copies of weights."""
+        costs = _stage_costs(model_costs, part, 0)
+        # The output stays, as the end of the graph that its gradient comes back to.
+        output = 0 if part.last else stream
+        saved_copies = copies_of(costs)[1]
+        return footprint(costs, batch=rows, **step).activations + output - saved_copies
+
+    def copies_of(costs: Costs) -> tuple[int, int]:
+        if step.get("compiled"):
+            return 0, 0
+        return cached_copies(costs, step["precision"], step.get("checkpointing", "none"))
+
     stage_footprints = []
     for rank, (stage, numel) in enumerate(stages):
         costs = _stage_costs(model_costs, stage, numel)
         single = footprint(costs, batch=rows, **step)
-        in_flight = min(ranks - rank, micro_batches)
-        if chunks > 1:
-            passed = (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1
-            in_flight = -(-min(passed, chunks * micro_batches) // chunks)
-        # The stage's output stays, as the end of the graph that its gradient comes back to.
-        activations = in_flight * (single.activations + (0 if stage.last else stream))
-        if not step.get("compiled"):
-            checkpointing = step.get("checkpointing", "none")
-            copies, saved_copies = cached_copies(costs, step["precision"], checkpointing)
-            activations += copies - in_flight * saved_copies
+        parts = _chunks(stage)
+        held = [activations_of(part) for part in parts]
+        activations = _peak_in_flight(held, rank, ranks, micro_batches) + copies_of(costs)[0]
+        if weights_apart:
+            blocks = [part._replace(last=False) for part in parts]
+            activations += WAITING * max(map(activations_of, blocks))
+        # torch receives into buffers of their own, one per micro-batch and boundary.
+        boundaries = sum((not part.first) + (not part.last) for part in parts)
+        activations += boundaries * micro_batches * stream
         together = activations + single.gradients
         stage_footprints.append(replace(single, activations=activations, together=together))
     return max(stage_footprints, key=lambda stage: stage.total)
+
+
+def _chunks(stage: Stage) -> list[Stage]:
+    """Return each chunk of a stage as a stage of its own; the stage itself if it has none."""
+    passages = [stage.passage(chunk) for chunk in range(len(stage.chunks))]
+    return [
+        Stage(tuple(stage.blocks[index] for index in passage.blocks), passage.first, passage.last)
+        for passage in passages
+    ] or [stage]
+
+
+def _peak_in_flight(held: Sequence[int], rank: int, ranks: int, micro_batches: int) -> int:
+    """Return the bytes of activations at most, of chunks that each hold ``held`` per micro-batch.
+
+    One chunk holds the activations of as many micro-batches as there are stages from it on (1F1B).
+    Several follow torch's interleaved schedule (Narayanan et al., arXiv 2104.04473, figure 4):
+    micro-batches pass the chunks in rounds, and backward passes take the chunks in reverse order.
+    """
+    if len(held) == 1:
+        return min(ranks - rank, micro_batches) * held[0]
+    chunks = len(held)
+    in_round = micro_batches // max(1, micro_batches // ranks)
+    order = [held[step // in_round % chunks] for step in range(chunks * micro_batches)]
+    freed = [held[-1 - step // in_round % chunks] for step in range(chunks * micro_batches)]
+    passed = min((chunks - 1) * in_round + 2 * (ranks - 1 - rank) + 1, len(order))
+    now = largest = sum(order[:passed])
+    for added, less in zip(order[passed:], freed, strict=False):
+        now += added - less
+        largest = max(largest, now)
+    return largest
 
 
 @functools.cache

@@ -81,7 +81,15 @@ def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     chunks = stage_chunks_of(situation)
     if chain(family, config).n_blocks < ranks * chunks:
         return None
-    return largest_stage(family, config, ranks, count, chunks, **undivided_sizes(step))
+    return largest_stage(
+        family,
+        config,
+        ranks,
+        count,
+        chunks,
+        weights_apart=situation.option(SCHEDULE) == "zero_bubble",
+        **undivided_sizes(step),
+    )
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
