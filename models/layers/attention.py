@@ -20,7 +20,7 @@ import kernels
 from kernels.rope import table
 from models.layers.basic import INIT_STD, Linear
 from models.layers.routing import Rows
-from models.parallel.context_parallel import FULL, Context
+from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
@@ -213,9 +213,9 @@ class Attention(nn.Module):
         self.context: Context = FULL
 
     @property
-    def gathered(self) -> int:
-        """Numbers of a token that ranks gather where they split the sequence."""
-        return 2 * self.n_kv_heads * self.head_dim
+    def beside_split(self) -> SavedBeside:
+        """Numbers saved where ranks split the sequence: keys and values of the other ranks."""
+        return SavedBeside(gathered=2 * self.n_kv_heads * self.head_dim)
 
     def division(self) -> Division:
         """Shard by key/value heads, each with the query heads that share it."""

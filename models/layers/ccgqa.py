@@ -35,7 +35,7 @@ from models.initialisation import Sparing
 from models.layers.attention import KVState, RotaryCache, SharedKV, attend, turned
 from models.layers.basic import INIT_STD, Linear
 from models.layers.routing import Rows
-from models.parallel.context_parallel import FULL, Context
+from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
@@ -90,9 +90,9 @@ class CCGQA(Sparing):
         self.context: Context = FULL
 
     @property
-    def gathered(self) -> int:
-        """Numbers of a token that ranks gather where they split the sequence."""
-        return 2 * self.n_kv_heads * self.head_dim
+    def beside_split(self) -> SavedBeside:
+        """Numbers saved where ranks split the sequence: keys and values of the other ranks."""
+        return SavedBeside(gathered=2 * self.n_kv_heads * self.head_dim)
 
     @property
     def rows_before(self) -> int:

@@ -28,7 +28,7 @@ from torch.nn import functional
 import kernels
 from models.initialisation import Sparing
 from models.layers.basic import Linear
-from models.parallel.context_parallel import FULL, Context
+from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
@@ -127,6 +127,17 @@ class SSM(Sparing):
     def rows_before(self) -> int:
         """Number of tokens that the state of the convolution holds."""
         return self.sizes.d_conv
+
+    @property
+    def beside_split(self) -> SavedBeside:
+        """Return what splitting the sequence adds, to compute the state before this rank's tokens.
+
+        Of each token its heads' weighted inputs, and in FP32 its steps and decays; the states of
+        of all ranks.
+        """
+        size = self.sizes
+        state = size.inner * size.d_state
+        return SavedBeside(own=size.inner, own_fp32=8 * size.n_heads, states_fp32=state)
 
     def division(self) -> Division:
         """Shard by groups of heads, each with its B and C and its own mean in the norm.

@@ -85,17 +85,36 @@ def install(model: nn.Module, context: Context) -> None:
 
 
 @dataclass(frozen=True)
+class SavedBeside:
+    """Numbers that a layer saves for backward only because ranks split the sequence.
+
+    ``gathered``: of each token of the other ranks. ``own`` and ``own_fp32``: of each of this rank's
+    tokens. ``states_fp32``: of a sequence, once per rank. Those without FP32 in their name are in
+    the computing dtype.
+    """
+
+    gathered: int = 0
+    own: int = 0
+    own_fp32: int = 0
+    states_fp32: int = 0
+
+    def size(self, batch: int, sequence: int, ranks: int, compute: int) -> int:
+        """Return the bytes for ``sequence`` tokens per rank; ``compute``: bytes of a number."""
+        token = (self.gathered * (ranks - 1) + self.own) * compute + 4 * self.own_fp32
+        return batch * (sequence * token + 4 * ranks * self.states_fp32)
+
+
+@dataclass(frozen=True)
 class Splittable:
     """Requirements of a model whose sequences are split.
 
     ``unsplit``: why they cannot be split; empty if they can. ``rows_before``: how many tokens a
-    layer receives from the previous rank at most. ``gathered``: numbers per token that each layer
-    gathers from all ranks.
+    layer receives from the previous rank at most. ``saved_beside``: by layer.
     """
 
     unsplit: str
     rows_before: int = 0
-    gathered: tuple[int, ...] = ()
+    saved_beside: tuple[SavedBeside, ...] = ()
 
 
 @functools.cache
@@ -109,5 +128,5 @@ def splittable(family: ModelBuilder, config: Any) -> Splittable:
     return Splittable(
         next(filter(None, reasons), ""),
         max(getattr(module, "rows_before", 0) for module in modules),
-        tuple(module.gathered for module in modules if hasattr(module, "gathered")),  # type: ignore[misc]
+        tuple(m.beside_split for m in modules if hasattr(m, "beside_split")),  # type: ignore[misc]
     )

@@ -61,8 +61,8 @@ def largest_stage(
         costs = _stage_costs(model_costs, stage, numel)
         single = footprint(costs, batch=rows, **step)
         parts = _chunks(stage)
-        held = [activations_of(part) for part in parts]
-        activations = _peak_in_flight(held, rank, ranks, micro_batches) + copies_of(costs)[0]
+        by_chunk = [activations_of(part) for part in parts]
+        activations = _peak_in_flight(by_chunk, rank, ranks, micro_batches) + copies_of(costs)[0]
         if weights_apart:
             blocks = [part._replace(last=False) for part in parts]
             activations += WAITING * max(map(activations_of, blocks))
@@ -83,19 +83,19 @@ def _chunks(stage: Stage) -> list[Stage]:
     ] or [stage]
 
 
-def _peak_in_flight(held: Sequence[int], rank: int, ranks: int, micro_batches: int) -> int:
-    """Return the bytes of activations at most, of chunks that each hold ``held`` per micro-batch.
+def _peak_in_flight(by_chunk: Sequence[int], rank: int, ranks: int, micro_batches: int) -> int:
+    """Return the bytes of activations at most, of chunks with ``by_chunk`` bytes per micro-batch.
 
     One chunk holds the activations of as many micro-batches as there are stages from it on (1F1B).
     Several follow torch's interleaved schedule (Narayanan et al., arXiv 2104.04473, figure 4):
     micro-batches pass the chunks in rounds, and backward passes take the chunks in reverse order.
     """
-    if len(held) == 1:
-        return min(ranks - rank, micro_batches) * held[0]
-    chunks = len(held)
+    if len(by_chunk) == 1:
+        return min(ranks - rank, micro_batches) * by_chunk[0]
+    chunks = len(by_chunk)
     in_round = micro_batches // max(1, micro_batches // ranks)
-    order = [held[step // in_round % chunks] for step in range(chunks * micro_batches)]
-    freed = [held[-1 - step // in_round % chunks] for step in range(chunks * micro_batches)]
+    order = [by_chunk[step // in_round % chunks] for step in range(chunks * micro_batches)]
+    freed = [by_chunk[-1 - step // in_round % chunks] for step in range(chunks * micro_batches)]
     passed = min((chunks - 1) * in_round + 2 * (ranks - 1 - rank) + 1, len(order))
     now = largest = sum(order[:passed])
     for added, less in zip(order[passed:], freed, strict=False):

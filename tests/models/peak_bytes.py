@@ -30,6 +30,7 @@ import kernels
 from kernels import hardware
 from kernels.core import dispatch, triton_helpers
 from models import Family
+from models.parallel.context_parallel import FULL, Context, install
 from models.parallel.tensor_parallel_plan import divide
 from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 
@@ -153,11 +154,13 @@ def training_peak(
     attention: str = "",
     ranks: int = 1,
     along_sequence: bool = False,
+    context: Context = FULL,
 ) -> int:
     """Return the peak bytes of a training step with fused AdamW, its moments made before.
 
     The arguments are those of the family's footprint. With ``ranks`` that shard the layers it is
-    the first rank's peak; its sums over the ranks are as large as theirs.
+    the first rank's peak; its sums over the ranks are as large as theirs. ``context`` splits the
+    ``sequence``.
     """
     model = family.build(config, dtype=_dtype(precision)).train()
     if ranks > 1:
@@ -167,6 +170,7 @@ def training_peak(
             model.stream = region
     model.share_rope_cache(False)
     model.set_checkpointing(checkpointing)
+    install(model, context)
     step = batch, sequence, precision, fused, attention
     with _metered(family, config, model, *step) as (meter, inputs):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -27,7 +27,7 @@ from models.layers.adaptive.measurements import Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
 from models.layers.attention import KVState, RotaryCache
 from models.layers.basic import INIT_STD, Linear, RMSNorm
-from models.parallel.context_parallel import FULL, Context
+from models.parallel.context_parallel import FULL, Context, SavedBeside
 
 
 class ProjectedHeads(Linear):
@@ -90,9 +90,9 @@ class AdaptiveHeads(nn.Module):
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
 
     @property
-    def gathered(self) -> int:
-        """Numbers of a token that ranks gather where they split the sequence."""
-        return 2 * self.n_heads * self.head_dim
+    def beside_split(self) -> SavedBeside:
+        """Numbers saved where ranks split the sequence: keys and values of the other ranks."""
+        return SavedBeside(gathered=2 * self.n_heads * self.head_dim)
 
     @property
     def unsplit(self) -> str:

@@ -17,13 +17,13 @@ from models.parallel.pipeline_footprint import _peak_in_flight, largest_stage
 @given(
     ranks=st.integers(1, 4),
     rounds=st.integers(1, 4),
-    held=st.lists(st.integers(0, 1000), min_size=2, max_size=3),
+    chunk_bytes=st.lists(st.integers(0, 1000), min_size=2, max_size=3),
     data=st.data(),
 )
-def test_chunks_hold_what_is_in_flight_in_the_order_that_torch_runs(ranks, rounds, held, data):
+def test_chunks_hold_what_is_in_flight_in_torchs_order(ranks, rounds, chunk_bytes, data):
     rank, micro_batches = data.draw(st.integers(0, ranks - 1)), rounds * ranks
     schedule = Mock(
-        n_local_stages=len(held),
+        n_local_stages=len(chunk_bytes),
         pp_group_size=ranks,
         _n_microbatches=micro_batches,
         microbatches_per_round=ranks,
@@ -32,10 +32,10 @@ def test_chunks_hold_what_is_in_flight_in_the_order_that_torch_runs(ranks, round
     for action in ScheduleInterleaved1F1B._calculate_single_rank_operations(schedule, rank):
         if action is not None:
             sign = 1 if action.computation_type.name == "FORWARD" else -1
-            now += sign * held[action.stage_index // ranks]
+            now += sign * chunk_bytes[action.stage_index // ranks]
             most = max(most, now)
     assert now == 0
-    assert _peak_in_flight(held, rank, ranks, micro_batches) == most
+    assert _peak_in_flight(chunk_bytes, rank, ranks, micro_batches) == most
 
 
 @pytest.mark.parametrize(

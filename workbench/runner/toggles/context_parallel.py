@@ -58,18 +58,21 @@ def _memory(option: str, situation: Situation) -> dict[str, int]:
 
 
 def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> int:
-    """Return the bytes of the keys and values that a rank gathers.
+    """Return the bytes that a rank saves because it has a part of each sequence.
 
-    ``step`` holds the arguments of ``models``' footprints. Gathered tensors stay until the backward
-    pass, unless checkpointing gathers them again. Pipeline stages are not estimated.
+    These are gathered keys and values, or states. ``step`` holds the arguments of ``models``'
+    footprints. They stay until the backward pass, unless checkpointing computes them again.
+    Pipeline stages are not estimated.
     """
     layout = layout_of(situation)
     if layout.context == 1 or layout.pipeline > 1:
         return 0
-    layers = splittable(situation.family, situation.config).gathered or (0,)
-    numbers = sum(layers) if step["checkpointing"] == "none" else max(layers)
-    tokens = step["batch"] * step["sequence"] * layout.context
-    return int(tokens * numbers * PRECISIONS[step["precision"]].compute)
+    compute = PRECISIONS[step["precision"]].compute
+    layers = [
+        layer.size(step["batch"], step["sequence"], layout.context, compute)
+        for layer in splittable(situation.family, situation.config).saved_beside
+    ]
+    return sum(layers) if step["checkpointing"] == "none" else max(layers, default=0)
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

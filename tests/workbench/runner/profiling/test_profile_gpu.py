@@ -62,8 +62,8 @@ def test_operators_lie_under_the_measured_roof(runner, busy):
     large = msgspec.structs.replace(busy, settings={"batch": 32, "sequence": 1024})
     points = {point.name: point for point in breakdown.roof_points(profile(runner, large))}
     assert {"matrix product", "attention", "optimizer"} <= points.keys()
-    shares = {name: point.share for name, point in points.items() if point.us > 100}
-    assert all(0 < share < 1.3 for share in shares.values()), shares
+    wrong = {name: p for name, p in points.items() if p.us > 100 and not 0 < p.share < 1.3}
+    assert not wrong
 
 
 def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
