@@ -138,10 +138,14 @@ class MixtureOfExperts(nn.Module):
         return experts_division(self.down, self.router.k)
 
     def expert_division(self) -> Division:
-        """Divide the experts; the router is replicated."""
-        n_experts = len(self.down)
+        """Divide the experts; the router is replicated.
+
+        Per choice of a token a rank saves the row that it sent, the experts' result for it, and the
+        same in the order of the tokens.
+        """
+        n_experts, dim, _ = self.down.shape
         cuts = {"gate_up": Cut(0, (n_experts,)), "down": Cut(0, (n_experts,))}
-        return Division("experts", n_experts, cuts, 0)
+        return Division("experts", n_experts, cuts, 0, added=3 * self.router.k * dim)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """Draw initial values like those of a dense feed-forward network."""

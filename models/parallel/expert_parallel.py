@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,16 +53,26 @@ def install(model: nn.Module, exchange: Exchange) -> None:
             module.exchange = exchange  # type: ignore[assignment]
 
 
+@dataclass(frozen=True)
+class ExpertSizes:
+    """Experts of each mixture, parameters of all experts, and what ranks save because of them.
+
+    ``added``: compute-dtype numbers per token of a rank, in all mixtures. Zeros without experts.
+    """
+
+    count: int
+    numel: int
+    added: int
+
+
 @functools.cache
-def experts_of(family: ModelBuilder, config: Any) -> tuple[int, int]:
-    """Return the experts of a mixture and the parameters of all experts; zeros without any."""
+def experts_of(family: ModelBuilder, config: Any) -> ExpertSizes:
+    """Return the sizes of a model's experts; only its structure is built."""
     model: nn.Module = family.build(config)
-    counts, numel = [0], 0
+    count = numel = added = 0
     for name, division in expert_divisions(model):
         assert isinstance(division, Division)
-        counts.append(division.count)
         mixture = model.get_submodule(name)
-        numel += sum(
-            mixture.get_parameter(parameter_name).numel() for parameter_name in division.cuts
-        )
-    return counts[-1], numel
+        numel += sum(mixture.get_parameter(cut).numel() for cut in division.cuts)
+        count, added = division.count, added + division.added
+    return ExpertSizes(count, numel, added)

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 def experts_footprint(family: Family, config: Any, ranks: int, **step: Any) -> Footprint:
     """Return the footprint of a rank that has a part of the experts; ``step`` has its own batch.
 
-    Activations count as if a rank's experts computed as many choices as its tokens make.
+    Activations count as if a rank's experts computed as many choices as its tokens make. They
+    include the rows that ranks send each other, as a mean over the blocks; PyTorch's operators save
+    as many anyway.
     """
-    costs = family.costs(config)
-    elsewhere = experts_of(family, config)[1] * (ranks - 1) // ranks
+    costs, experts = family.costs(config), experts_of(family, config)
+    elsewhere = experts.numel * (ranks - 1) // ranks
     linears = costs.linear_parameters
     rank_linears = None if linears is None else linears - elsewhere
     rank_costs = replace(
-        costs, parameters=costs.parameters - elsewhere, linear_parameters=rank_linears
+        costs,
+        parameters=costs.parameters - elsewhere,
+        linear_parameters=rank_linears,
+        saved_per_token=costs.saved_per_token + experts.added // costs.n_layers,
     )
     return footprint(rank_costs, **step)

@@ -119,7 +119,8 @@ class Division:
     ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` turns the layer into a
     shard. ``saved``: compute-dtype numbers per token that the layer saves inside for backward, and
     that are sharded; ``unfused``: additional ones without fused kernels. ``fp32``: FP32 numbers per
-    token, sharded too, that shards save and a fused kernel of the full layer does not.
+    token, sharded too, that shards save and a fused kernel of the full layer does not. ``added``:
+    compute-dtype numbers per token of this rank that only a shard saves.
     """
 
     unit: str
@@ -129,6 +130,7 @@ class Division:
     narrow: Callable[[int], None] = lambda ranks: None
     unfused: int = 0
     fp32: int = 0
+    added: int = 0
 
 
 def experts_division(down_XEF: Tensor, choices: int) -> Division:

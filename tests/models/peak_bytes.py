@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +30,6 @@ import kernels
 from kernels import hardware
 from kernels.core import dispatch, triton_helpers
 from models import Family
-from models.parallel.context_parallel import FULL, Context, install
 from models.parallel.tensor_parallel_plan import divide
 from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 
@@ -154,13 +153,13 @@ def training_peak(
     attention: str = "",
     ranks: int = 1,
     along_sequence: bool = False,
-    context: Context = FULL,
+    divide_model: Callable[[nn.Module], None] | None = None,
 ) -> int:
     """Return the peak bytes of a training step with fused AdamW, its moments made before.
 
     The arguments are those of the family's footprint. With ``ranks`` that shard the layers it is
-    the first rank's peak; its sums over the ranks are as large as theirs. ``context`` splits the
-    ``sequence``.
+    the first rank's peak; its sums over the ranks are as large as theirs. ``divide_model`` makes
+    the model that of a rank in another way.
     """
     model = family.build(config, dtype=_dtype(precision)).train()
     if ranks > 1:
@@ -170,7 +169,8 @@ def training_peak(
             model.stream = region
     model.share_rope_cache(False)
     model.set_checkpointing(checkpointing)
-    install(model, context)
+    if divide_model is not None:
+        divide_model(model)
     step = batch, sequence, precision, fused, attention
     with _metered(family, config, model, *step) as (meter, inputs):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -10,7 +10,7 @@ from peak_bytes import training_peak
 
 from models import FAMILIES
 from models.costs.precision import PRECISIONS
-from models.parallel.context_parallel import splittable
+from models.parallel.context_parallel import install, splittable
 from workbench.runner.distributed import context
 from workbench.runner.distributed.context import SplitContext
 
@@ -42,7 +42,9 @@ def test_what_splitting_saves_besides_is_estimated_as_counted(
     family = FAMILIES[name]
     config = family.configure(family.first_choice, fields)
     step: dict[str, Any] = {"batch": 4, "precision": precision, "attention": "triton"}
-    counted = training_peak(family, config, context=last_rank, sequence=RANKS * 512, **step)
+    counted = training_peak(
+        family, config, sequence=RANKS * 512, divide_model=lambda m: install(m, last_rank), **step
+    )
     full = training_peak(family, config, sequence=512, **step)
     compute = PRECISIONS[precision].compute
     layers = splittable(family, config).saved_beside

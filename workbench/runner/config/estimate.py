@@ -55,7 +55,7 @@ def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
     experts = 0
     if layout.expert > 1:
         size = PRECISIONS[_arguments(situation)["precision"]].weight
-        experts = experts_of(situation.family, situation.config)[1] // layout.expert * size
+        experts = experts_of(situation.family, situation.config).numel // layout.expert * size
     return estimate.gradients - experts
 
 

@@ -147,7 +147,7 @@ class LocalWeights:
         layout = self.layout
         if layout.expert > 1:
             model = family.share_experts(config, self.own.parameters, layout.expert)
-            install_exchange(model, RankExchange(layout.expert, experts_of(family, config)[0]))
+            install_exchange(model, RankExchange(layout.expert, experts_of(family, config).count))
             return model
         if layout.tensor == layout.pipeline == 1:
             shared: Model = family.share(config, self.own.parameters)

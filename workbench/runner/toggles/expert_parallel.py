@@ -69,7 +69,7 @@ def _divided_memory(situation: Situation, step: dict[str, Any]) -> Footprint | N
     ``step`` holds the arguments of ``models``' footprints.
     """
     ranks = RANKS[situation.option(TOGGLE.name)]
-    if ranks == 1 or not experts_of(situation.family, situation.config)[0]:
+    if ranks == 1 or not experts_of(situation.family, situation.config).count:
         return None
     sizes = undivided_sizes(step)
     return experts_footprint(situation.family, situation.config, ranks, **sizes)
@@ -81,7 +81,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    count, _ = experts_of(situation.family, situation.config)
+    count = experts_of(situation.family, situation.config).count
     if not count:
         return Blocked(
             f"{situation.family.title} has no mixture of experts",
@@ -124,7 +124,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
         divided.weights.full_weights,
         divided.expert_traffic,
     )
-    count, _ = experts_of(observed.situation.family, observed.situation.config)
+    count = experts_of(observed.situation.family, observed.situation.config).count
     text = (
         f"this rank has {count // divided.layout.expert} of {count} experts of each mixture, and "
         f"{size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights; "
