@@ -5,7 +5,8 @@
         [--model FIELD=VALUE ...] [--setting FIELD=VALUE ...] [--no-sweep] [--sweep-limit 400]
 
 The search runs first, with builds that nothing has warmed up. Then every configuration of the space
-is built and races with the search's result, and the fastest once more. Writes ``optimize.json`` to
+is built and races with the search's result. The fastest by the median round race once more: a
+round that other work disturbs would make a mean too small or too large. Writes ``optimize.json`` to
 OUT and prints it: the step time of the best other configuration over the result's, and the share of
 the sweep's time that the search needed. A sweep that reaches its limit says so.
 """
@@ -38,7 +39,7 @@ from workbench import protocol
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize import OptimizeRun
 
-FINALISTS, FINAL_ROUNDS = 3, 12
+FINALISTS, FINAL_ROUNDS = 12, 12
 
 
 def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
@@ -121,10 +122,13 @@ def sweep(options: argparse.Namespace, result: Point) -> dict[str, Any]:
         if search.build(candidate) is None:
             raced = race(bench, candidate, best, options.rounds)
             if raced.size:
-                logs[candidate.title], candidates[candidate.title] = float(raced.mean()), candidate
+                logs[candidate.title], candidates[candidate.title] = (
+                    float(np.median(raced)),
+                    candidate,
+                )
         bench.release(candidate)
     sweep_s = time.perf_counter() - began
-    order = sorted(logs, key=lambda title: logs[title])
+    order = sorted(logs, key=logs.__getitem__)
     finals = {}
     for title in order[:FINALISTS]:
         if search.build(candidates[title]) is None:

@@ -33,9 +33,16 @@ class RankExchange(Exchange):
 
     def __init__(self, ranks: int, n_experts: int) -> None:
         self.ranks, self.n_experts = ranks, n_experts
+        # The sizes of messages are numbers on the host: a compiler breaks its graph here.
+        self._uncompiled_run = torch.compiler.disable(self._run)
 
     def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts compute, (B, S, D)."""
+        return self._uncompiled_run(experts, x_BSD, index_BSK, weight_BSK)
+
+    def _run(
+        self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor
+    ) -> Tensor:
         experts_per_rank, k = self.n_experts // self.ranks, index_BSK.shape[2]
         if not is_communicating(EXPERT):  # its own experts in place of the others'
             return experts(

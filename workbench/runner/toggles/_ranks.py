@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel
+    from workbench.runner.variants.build import Build
 
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 DATA, CONTEXT, EXPERT = "data_parallel", "context_parallel", "expert_parallel"
@@ -71,6 +73,23 @@ def layout_of(situation: Situation) -> Layout:
         shard=max(shard, 1),
         tensor=RANKS[situation.option(TENSOR)],
     )
+
+
+def leave_graphs_unsplit(build: Build) -> None:
+    """Let a step whose gradients ``DistributedDataParallel`` averages compile as on one device.
+
+    Dynamo's split of graphs by buckets does not support Triton. Blocks that are compiled separately
+    are smaller than a bucket anyway.
+    """
+    if build.situation.has(Trait.COMPILED):
+        build.flags.append(_unsplit_graphs)
+
+
+def _unsplit_graphs() -> AbstractContextManager[None]:
+    import torch._dynamo
+
+    patch: AbstractContextManager[None] = torch._dynamo.config.patch(optimize_ddp=False)
+    return patch
 
 
 def undivided_sizes(step: Mapping[str, Any]) -> dict[str, Any]:

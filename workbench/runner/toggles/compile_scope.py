@@ -73,9 +73,11 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
         f"{counted(len(blocks), 'block')} of {counted(kinds, 'kind')} share "
         f"{counted(graphs, 'compiled graph')}{', and the loss has another' if losses else ''}"
     )
-    if compiles.recompiles:
+    if compiles.recompiles or compiles.breaks:
         text += f"; {compiles.text()}"
-    return effective(text) if graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
+    # A graph break divides the graph of every block of a kind.
+    shared = graphs - len(compiles.breaks) < len(blocks)
+    return effective(text) if shared or len(blocks) == 1 else no_effect(text)
 
 
 TOGGLE = compiling_toggle(

@@ -29,6 +29,7 @@ from workbench.runner.toggles._ranks import (
     alike,
     eight_bit,
     layout_of,
+    leave_graphs_unsplit,
     peaks_text,
     rank_traits,
     replayed,
@@ -122,6 +123,7 @@ def _other_options(situation: Situation) -> Blocked | None:
 
 def _apply(option: str, build: Build) -> None:
     build.layout = build.layout._replace(context=RANKS[option])
+    leave_graphs_unsplit(build)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

@@ -14,7 +14,6 @@ shows whether results are correct, not how fast several GPUs are.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sessions.numbers import counted
@@ -27,6 +26,7 @@ from workbench.runner.toggles._ranks import (
     alike,
     batch_ranks_of,
     eight_bit,
+    leave_graphs_unsplit,
     peaks_text,
     rank_traits,
     replayed,
@@ -40,7 +40,6 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
-    Trait,
     no_effect,
 )
 
@@ -72,19 +71,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 def _apply(option: str, build: Build) -> None:
     if not build.sharding:
         build.layout = build.layout._replace(replicate=RANKS[option])
-    if build.situation.has(Trait.COMPILED):
-        build.flags.append(_one_graph)
-
-
-def _one_graph() -> AbstractContextManager[None]:
-    """Compile as for one device; Dynamo's split of graphs by buckets does not support Triton.
-
-    Blocks that are compiled separately are smaller than a bucket anyway.
-    """
-    import torch._dynamo
-
-    patch: AbstractContextManager[None] = torch._dynamo.config.patch(optimize_ddp=False)
-    return patch
+    leave_graphs_unsplit(build)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

@@ -7,9 +7,10 @@ backward pass, and one exchange of their sizes, for which the host waits. Gradie
 with data parallelism; those of an expert include the tokens of all ranks. Saves the memory of
 experts, with their gradients and moments. Helps if experts are most of the model and links between
 ranks are fast. The rank with the most popular experts computes longest. Each rank balances its own
-experts, as with data parallelism. Counted for MoE tiny training (4 x 16 tokens, 2 of 8 experts per
-token): each of two ranks has 4 experts of every mixture and makes 15 exchanges per step in 3
-mixtures. The memory of a rank is an estimate: its rows, and its part of the experts.
+experts, as with data parallelism. A compiler leaves out the exchanges and the experts. Counted for
+MoE tiny training (4 x 16 tokens, 2 of 8 experts per token): each of two ranks has 4 experts of
+every mixture and makes 15 exchanges per step in 3 mixtures. The memory of a rank is an estimate:
+its rows, and its part of the experts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from workbench.runner.toggles._ranks import (
     alike,
     batch_ranks_of,
     eight_bit,
+    leave_graphs_unsplit,
     peaks_text,
     rank_traits,
     replayed,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
+_SCOPE = "compile_scope"
 _EXCLUDED = {
     TENSOR: ("tensor parallelism already shards the columns of the experts", "off"),
     PIPELINE: ("pipeline stages would exchange tokens at different times", "off"),
@@ -102,9 +105,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     changes = (
         "{title} needs fixed sizes, but each rank receives another number of tokens in each step"
     )
+    if situation.has(Trait.COMPILED) and situation.option(_SCOPE) == "fullgraph":
+        return Blocked(
+            "a graph breaks where ranks exchange tokens, because the host reads their number",
+            "Compile the whole model or each block.",
+            {_SCOPE: "model"},
+        )
     return (
-        conflict(situation, Trait.COMPILED, changes)
-        or conflict(situation, Trait.CAPTURED, changes)
+        conflict(situation, Trait.CAPTURED, changes)
         or replayed(situation)
         or eight_bit(situation)
         or rows
@@ -113,6 +121,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 def _apply(option: str, build: Build) -> None:
     build.layout = build.layout._replace(expert=RANKS[option])
+    leave_graphs_unsplit(build)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

@@ -64,11 +64,22 @@ def test_divided_experts_train_right(configuration, model):
 
 @pytest.mark.slow
 @needs_cores
-@pytest.mark.parametrize("toggles", [{"checkpointing": "full"}, {"precision": "amp_bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "toggles",
+    [
+        {"checkpointing": "full"},
+        {"precision": "amp_bf16"},
+        {"compile": "default"},
+        {"compile": "default", "compile_scope": "blocks"},
+        {"compile": "default", "compile_scope": "blocks", "checkpointing": "full"},
+    ],
+    ids=str,
+)
 def test_other_options_combine_with_divided_experts(configuration, toggles):
-    assert_right(
-        stepped(configuration, steps=2, arms=VariantCache(), **EXPERTS, **toggles), *EXPERTS
-    )
+    arm = stepped(configuration, steps=2, arms=VariantCache(), **EXPERTS, **toggles)
+    for name, (status, text) in collect_evidence(arm).items():
+        assert status == "effective", (name, text)
+    assert_right(arm, *EXPERTS)
 
 
 def keep_sums(monkeypatch) -> None:
@@ -123,7 +134,11 @@ def test_a_rank_whose_experts_no_token_chooses_takes_part(configuration):
         ({"model": TINY | {"num_experts": 3}}, {}, "3 experts cannot be divided among 2 ranks"),
         ({"settings": {"batch": 3, "sequence": 16}}, {}, "a batch of 3 cannot be divided among 2"),
         ({}, {"tensor_parallel": "2"}, "tensor parallelism already shards the columns"),
-        ({}, {"compile": "default"}, "torch.compile needs fixed sizes"),
+        (
+            {},
+            {"compile": "default", "compile_scope": "fullgraph"},
+            "a graph breaks where ranks exchange tokens",
+        ),
         ({}, {"cuda_graphs": "on"}, "CUDA graphs needs fixed sizes"),
     ],
 )

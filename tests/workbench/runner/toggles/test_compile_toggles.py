@@ -6,6 +6,7 @@ Graphs are captured in earnest and run by torch's own quick backend, which gener
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,12 +16,46 @@ from msgspec.structs import replace
 from torch._dynamo.backends.common import aot_autograd
 
 from sessions.model import Configuration
+from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.failures import explain
+from workbench.runner.interfaces import Trait
 from workbench.runner.profiling.marks import blocks_marked
+from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.compile import repeated_blocks
 
 BROKEN = Path(__file__).parents[1] / "broken_model.py"
 PRINT_LINE = 1 + next(n for n, t in enumerate(BROKEN.read_text().split("\n")) if "print(" in t)
+
+BROKEN_BLOCKS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.linear(x)
+        print(end="")
+        return x.relu()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def build():
+    return Model(), torch.randn(4, 8)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +137,15 @@ def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
     arm = compiled(small, compile_scope="blocks")
     assert collect_evidence(arm)["compile_scope"] == (status, text)
     assert "1 graph compiled, 0 graph breaks" in collect_evidence(arm)["compile"][1]
+
+
+def test_blocks_with_a_graph_break_share_the_graphs_on_both_sides_of_it(own, tmp_path):
+    source = tmp_path / "broken_blocks.py"
+    source.write_text(BROKEN_BLOCKS)
+    broken = replace(own, model={"source": str(source)})
+    status, text = collect_evidence(compiled(broken, compile_scope="blocks"))["compile_scope"]
+    assert status == "effective", text
+    assert text.startswith("2 blocks of 1 kind share 2 compiled graphs; 2 graphs compiled, 1 graph")
 
 
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
@@ -218,3 +262,15 @@ def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small
 def test_decoding_has_one_shape(small):
     why = blocked(small, "decode", compile="default")["compile_shapes"]
     assert set(why) == {"automatic", "dynamic"} and "same shape" in why["dynamic"].reason
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "context_parallel", "expert_parallel"])
+def test_graphs_of_steps_whose_gradients_ranks_average_are_not_split_by_buckets(name):
+    """Dynamo's split does not support Triton's kernels."""
+    situation = Mock(has=lambda trait: trait is Trait.COMPILED)
+    build = Mock(layout=ONE_RANK, flags=[], sharding="", situation=situation)
+    all_toggles()[name].apply("2", build)
+    assert torch._dynamo.config.optimize_ddp
+    (flag,) = build.flags
+    with flag():
+        assert not torch._dynamo.config.optimize_ddp
