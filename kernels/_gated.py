@@ -43,10 +43,10 @@ def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
                 f"{op}: one packed tensor must have an even last dimension (gate, then up), "
                 f"but has shape {tuple(gate.shape)}; pass gate and up for two tensors"
             )
-    elif up.shape != gate.shape or up.dtype != gate.dtype:
+    elif gate.dim() == 0 or up.shape != gate.shape or up.dtype != gate.dtype:
         raise Mistake(
-            f"{op}: gate and up must have one shape and dtype, but are {tuple(gate.shape)} "
-            f"{gate.dtype} and {tuple(up.shape)} {up.dtype}"
+            f"{op}: gate and up must have one dtype and one shape of at least one dimension, but "
+            f"are {tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}"
         )
 
 

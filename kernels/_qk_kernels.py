@@ -129,6 +129,8 @@ def _backward_heads(
             b_gb = b_gb * b_cos - b_ga * b_sin
             b_ga = b_t
         b_r = tl.rsqrt(tl.sum(b_a * b_a + b_b * b_b, axis=1) / (2 * HALF) + EPS)[:, None]
+        if EPS < 1e-37:  # rows of no head would have an infinite factor, and the sums NaN
+            b_r = tl.where(o_h < HEADS, b_r, 0.0)
         b_a *= b_r
         b_b *= b_r
         b_dwa += b_ga * b_a

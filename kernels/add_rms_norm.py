@@ -30,7 +30,7 @@ from kernels.core.operator import (
     random_tensor,
     tensor_bytes,
 )
-from kernels.core.triton_helpers import missing
+from kernels.core.triton_helpers import missing, no_fp64
 from kernels.rms_norm import OP as RMS_NORM
 from kernels.rms_norm import backward, forward, refuses
 from kernels.rms_norm import reference as normalised
@@ -106,6 +106,10 @@ def _triton(
     return applied(_AddRMSNorm, x, residual, weight, eps, needs_gradient(x, residual, weight))
 
 
+def _refuses(x: Tensor, residual: Tensor, *_: Any) -> str | None:
+    return refuses(x) or no_fp64(residual)
+
+
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     inputs = RMS_NORM.inputs(case, device, dtype, seed)
     x = inputs.pop("x")
@@ -131,7 +135,7 @@ OP = Operator(
     reference=reference,
     check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, refuses, replayed=True),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     fused_by_compiler=True,

@@ -115,7 +115,7 @@ def _forward(
         _forward, q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options,
         keep,
     )  # fmt: skip
-    together = heads_together(k, balanced=options["CAUSAL"])
+    together = heads_together(k, balanced=options["CAUSAL"], tiles=cdiv(rows, m))
     launch_forward((batch * groups * cdiv(rows, m),),
         q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
         *head_strides(q, k, v, out),

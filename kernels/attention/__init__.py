@@ -75,7 +75,18 @@ def attention(
         alike("attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # a cast would hide different dtypes
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
+    window = _narrow(window, q_BHSD, k_BGTD)
     return run(OP, backend, q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
+
+
+def _narrow(window: int | None, q: Tensor, k: Tensor) -> int | None:
+    """Return the window; None if it holds all keys of every query.
+
+    Without one more backends can run, and libraries get no number beyond 32 bits.
+    """
+    if window is None or q.dim() != 4 or k.dim() != 4:
+        return window
+    return None if window >= max(q.shape[2], k.shape[2], 1) else window
 
 
 def _check(

@@ -218,7 +218,7 @@ def _forward(
         strides = target.stride()[:4]
     with on_device(q):
         options = constants(q, k, causal, scale, _block(dim))
-        options["TOGETHER"] = heads_together(k, balanced=causal)
+        options["TOGETHER"] = heads_together(k, balanced=causal, tiles=cdiv(rows, m))
         launch_forward((batch * groups * splits * cdiv(rows, m),),
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
             *head_strides(q, k, v), *strides,

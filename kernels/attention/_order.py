@@ -17,15 +17,18 @@ from kernels.core.triton_helpers import gluon, l2_bytes, sm_count, tl, triton
 _LANGUAGE = tl  # Triton's interpreter accepts no function of a module without it
 
 SHARERS = 4  # multiprocessors that read one head at a time
-ALL = 1 << 16  # heads: this times the tiles of one head must fit 32 bits
+ALL = 1 << 16  # heads
+MOST_TILES = (1 << 31) // ALL - 1  # of one head, so that kernels can multiply both in 32 bits
 
 
-def heads_together(k: Tensor, balanced: bool = False) -> int:
+def heads_together(k: Tensor, balanced: bool = False, tiles: int = 0) -> int:
     """Return how many key heads to work on at a time on their GPU.
 
-    ``balanced``: all of them, if half of its L2 holds all keys and values.
+    ``balanced``: all of them, if half of its L2 holds all keys and values, and a head has no more
+    ``tiles`` than kernels can count.
     """
-    if balanced and 4 * k.numel() * k.element_size() <= l2_bytes(k.device.index):
+    fits = 4 * k.numel() * k.element_size() <= l2_bytes(k.device.index)
+    if balanced and fits and tiles <= MOST_TILES:
         return ALL
     return max(2, sm_count(k.device.index) // SHARERS)
 

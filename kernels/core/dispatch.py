@@ -88,10 +88,14 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         return _resolved(op, "torch", f"{PREFERRED}: {FUSED}", args)
     ranked = measured.ranking(op, candidates, args) if device_type in measured.DEVICES else None
     if ranked is not None:
-        for name in ranked[0]:
+        names, measured_times = ranked
+        for name in names:
+            if name not in candidates:  # it could run when the times were stored
+                measured_times = f"{measured_times}; {name}: {_why_absent(op, name, device_type)}"
+                continue
             refuses = op.implementations[name].refuses
             if refuses is None or refuses(*args) is None:
-                return _resolved(op, name, ranked[1], args)
+                return _resolved(op, name, measured_times, args)
     if op.prefer is not None:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
@@ -140,6 +144,12 @@ def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> st
         reason = "; ".join(part for part in clauses if part)
     _count(op.name, name, reason)
     return name
+
+
+def _why_absent(op: Operator, name: str, device_type: str) -> str:
+    if name not in op.implementations:
+        return f"is no longer an implementation of {op.name}"
+    return str(_missing(op.name, name, device_type))
 
 
 def _type_of(x: Any) -> str:

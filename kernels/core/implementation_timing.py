@@ -27,6 +27,7 @@ from kernels.measure.timing import times_us
 
 MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
 NOT_TIMED = "not timed"  # for one that had no other to be compared with
+NO_MEMORY = "not enough memory"  # the reason why an implementation was dropped
 GAIN = 0.98  # of the first implementation's cost: a closer result may be noise
 ROUNDS, CALLS = 3, 5  # of single calls with cold caches, interleaved
 LOOP_US, MOST_IN_LOOP = 3000.0, 20  # of a loop of calls
@@ -91,7 +92,10 @@ class Measurement:
 
 
 def contenders(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> list[str]:
-    """Return the implementations that accept these inputs and that ``auto`` may use."""
+    """Return the implementations that accept these inputs and that ``auto`` may use.
+
+    "torch" is left out if the implementation that it means is among them.
+    """
     accepted = []
     for name in candidates:
         implementation = op.implementations[name]
@@ -100,6 +104,8 @@ def contenders(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -
             continue
         if not implementation.last_resort and (avoid is None or avoid(*args) is None):
             accepted.append(name)
+    if op.standard is not None and "torch" in accepted and op.standard(*args)[0] in accepted:
+        accepted.remove("torch")
     return accepted
 
 
@@ -108,9 +114,6 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
     if op.prefer is not None and (preferred := op.prefer(tuple(candidates), *args)) is not None:
         candidates = (preferred[0], *[name for name in candidates if name != preferred[0]])
     names = contenders(op, candidates, args)
-    if op.standard is not None and "torch" in names:
-        standard = op.standard(*args)[0]  # "torch" means this one
-        names = [name for name in names if name != "torch" or standard not in names]
     everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
     if len(names) < 2:
         return Measurement(everyone, dict.fromkeys(names, _UNTIMED))
@@ -120,7 +123,7 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
             calls = _right_calls(op, names, args, dropped)
             costs = _costs(calls, args[0].device.type, dropped)
     except torch.OutOfMemoryError:
-        dropped = dict.fromkeys(names[1:], "not enough memory")
+        dropped = dict.fromkeys(names[1:], NO_MEMORY)
         costs = {names[0]: _UNTIMED}
     finally:
         free_memory()
@@ -178,7 +181,7 @@ def _right_calls(
             synchronize()
             why = "" if expected is None else difference(results, expected, tf32)
         except torch.OutOfMemoryError:
-            why = "not enough memory"
+            why = NO_MEMORY
         except Exception as error:  # noqa: BLE001  libraries raise anything; the others go on
             synchronize()  # raises again what has broken the GPU for the process
             lines = str(error).strip().splitlines() or ["no message"]
@@ -207,7 +210,7 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
                 evictions = 1 + int(call_us[name][-1] / 200)
                 device_us[name] += times_us(call, CALLS, device, evictions=min(evictions, 16))
             except torch.OutOfMemoryError:
-                dropped[name] = "not enough memory"
+                dropped[name] = NO_MEMORY
                 del left[name]
         best = min((statistics.median(call_us[name]) for name in left), default=0.0)
         best_device = min((statistics.median(device_us[name]) for name in left), default=0.0)

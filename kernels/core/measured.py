@@ -13,6 +13,7 @@ for tensors without memory. In these cases a stored result decides, else the ope
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,13 @@ from torch.autograd import forward_ad
 
 from kernels import hardware
 from kernels.core import launch, replay, tuned_files
-from kernels.core.implementation_timing import Cost, Measurement, measure
+from kernels.core.implementation_timing import (
+    NO_MEMORY,
+    Cost,
+    Measurement,
+    contenders,
+    measure,
+)
 from kernels.core.libraries import version
 from kernels.core.operator import MOST_REMEMBERED, OPS, Operator, traced_as_constant
 from kernels.core.triton_helpers import INTERPRETED, power_of_two
@@ -39,6 +46,7 @@ LIBRARIES = (
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALARS = (bool, str, type(None), torch.dtype)
 
+_log = logging.getLogger(__name__)
 _lock = threading.RLock()  # backward passes call operators in autograd's threads
 _is_on, _may_measure = True, True
 _captured_blocks = 0  # of ``captured_choices`` that are entered
@@ -129,8 +137,8 @@ def ranking(
     captured = is_captured(args[0])
     device = args[0].get_device()  # -1 on the CPU
     raw = (
-        op.name, trains, captured, device,
-        *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in args],
+        op.name, trains, captured, device, hardware.product_precision(),
+        *[(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in args],
     )  # fmt: skip
     try:
         recent = _recent.get(raw)
@@ -145,10 +153,12 @@ def ranking(
     written = _written(trains, *parts)
     with _lock:
         known = _lookup(gpu, op.name, written)
-        if known is None or _has_new(known, candidates):
+        if known is not None and _has_new(known, candidates):
+            known = None
+        if known is None or _accepts_more(op, known, candidates, args):
             if not _can_measure(args):
                 replay.not_replayed("a choice that is to be measured")
-                return None
+                return None if known is None else (known.ranking(captured), known.text(captured))
             known = _measure_and_store(op, gpu, written, candidates, args)
         result = known.ranking(captured), known.text(captured)
         if len(_recent) >= MOST_REMEMBERED:
@@ -216,6 +226,19 @@ def _has_new(known: Measurement, candidates: tuple[str, ...]) -> bool:
     return not set(candidates) <= set(known.order)
 
 
+def _accepts_more(
+    op: Operator, known: Measurement, candidates: tuple[str, ...], args: tuple[Any, ...]
+) -> bool:
+    """Return True if all measured implementations accept these inputs, and others do, too.
+
+    Inputs of one class may differ in strides and addresses, which some implementations refuse.
+    """
+    compared = {*known.costs, *known.dropped}
+    if not contenders(op, [name for name in candidates if name not in compared], args):
+        return False  # as a rule
+    return compared < set(contenders(op, candidates, args))
+
+
 def _lookup(gpu: str, op_name: str, written: str) -> Measurement | None:
     if (gpu, op_name) not in _loaded:
         _loaded.add((gpu, op_name))
@@ -252,11 +275,12 @@ def _can_measure(args: tuple[Any, ...]) -> bool:
     tensors = [x for x in args if isinstance(x, Tensor)]
     return (
         _may_measure
+        # Before the addresses, which tensors under these transforms do not have.
+        and not torch._C._are_functorch_transforms_active()
         and all(type(x) in (Tensor, torch.nn.Parameter) and x.data_ptr() for x in tensors)
         and not (args[0].is_cuda and torch.cuda.is_current_stream_capturing())
         and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not (launch.recorders and threading.get_ident() in launch.recorders)
     )
@@ -267,7 +291,15 @@ def _measure_and_store(
 ) -> Measurement:
     known = measure(op, candidates, args)
     _known[gpu, op.name, written] = known
-    if known.costs:
-        tuned_files.add_entry(_file(gpu, op.name), "choices", written, known, _decode)
+    # Memory that is short now is no fact about the GPU: another process measures again.
+    if known.costs and NO_MEMORY not in known.dropped.values():
+        file = _file(gpu, op.name)
+        _warn_unstored(tuned_files.add_entry(file, "choices", written, known, _decode))
     replay.forget()
     return known
+
+
+@functools.cache
+def _warn_unstored(why: str) -> None:
+    if why:
+        _log.warning("Measured choices of implementations are not stored: %s", why)

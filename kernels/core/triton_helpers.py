@@ -188,10 +188,12 @@ def describable(*tensors: Tensor) -> bool:
     """Return True if kernels may read these by tensor descriptors (Hopper and later).
 
     Descriptors need rows that begin at multiples of 16 bytes and do not overlap: no expanded rows.
-    They are not used while Dynamo traces, when addresses are unknown, nor for tensors without
-    memory.
+    They are not used while Dynamo traces or ``torch.func`` transforms, when addresses are unknown,
+    nor for tensors without memory.
     """
-    if torch.compiler.is_compiling() or not _describes(tensors[0].get_device()):
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if not _describes(tensors[0].get_device()):
         return False
     for x in tensors:
         if type(x) not in (Tensor, Parameter) or x.stride(-1) != 1:

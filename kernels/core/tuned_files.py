@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 
 import platformdirs
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from kernels.core.triton_helpers import triton
 
 FORMAT = 1
+LOCK_S = 10.0  # a writer takes milliseconds; a lock may stay behind on a network drive
 Entry = TypeVar("Entry")
 _log = logging.getLogger(__name__)
 
@@ -99,14 +100,18 @@ def add_entry(
     file: Path, table: str, key: str, entry: Entry, decode: Callable[[dict[str, Any]], Entry]
 ) -> str:
     """Add an entry, a dataclass, to any table of a file like ``add``."""
+    lock = file.with_suffix(".lock")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):
+        with FileLock(lock, timeout=LOCK_S):
             entries = load_table(file, table, decode) | {key: entry}
             written = {name: asdict(value) for name, value in entries.items()}  # type: ignore[call-overload]
             _write(file, {"format": FORMAT, table: written})
-    except OSError as error:
-        why = f"{file.parent} cannot be written ({error.strerror})"
+    except Timeout:
+        why = f"another process has locked {lock} for {LOCK_S:g} s"
+        return f"{why}; remove that file if no process uses it, or it is timed again next time"
+    except (OSError, NotImplementedError) as error:  # the latter without locks, by filelock 3.16
+        why = f"{file.parent} cannot be written ({getattr(error, 'strerror', None) or error})"
         return f"{why}; set XDG_CACHE_HOME to a writable folder, or it is timed again next time"
     return ""
 

@@ -43,6 +43,7 @@ from kernels.core.operator import (
 )
 from kernels.core.replay import replayed
 from kernels.core.triton_helpers import (
+    MAX_GRID,
     missing,
     no_fp64,
     on_device,
@@ -290,6 +291,8 @@ def _refuses(
     group = group_size or x.shape[-1]
     if group > MAX_GROUP:
         return f"supports groups of at most {MAX_GROUP} channels, not {group}"
+    if x.shape[-1] > group * MAX_GRID:
+        return f"supports up to {MAX_GRID} groups, not {x.shape[-1] // group}"
     return no_fp64(x)
 
 

@@ -71,7 +71,8 @@ def linear_cross_entropy(
     (NaN if there are none, as in torch) or "sum". Under autocast the product is in its dtype.
     ``impl``: auto, triton, triton_small, chunked, torch, or a library. Raises ``Mistake`` if the
     arguments do not fit together; a target out of range is not checked, since that would wait for
-    the GPU.
+    the GPU. Such a target makes loss and gradients of the Triton kernels NaN; torch's own kernels
+    stop at it, and the process cannot use the GPU any more.
     """
     dtype = autocast_dtype(x)
     if dtype is not None:

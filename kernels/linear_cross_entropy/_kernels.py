@@ -31,17 +31,20 @@ def linear_cross_entropy_row_kernel(
     target = tl.load(target_ptr + i_n)
     logits_ptr += i_n * stride
     counts = target != ignore_index
+    inside = (target >= 0) & (target < V)
     o_v = tl.arange(0, BLOCK)
-    top = tl.load(logits_ptr).to(tl.float32)
-    total = top * 0.0
+    # Finite, so that logits of minus infinity add nothing, also where a block has no others.
+    top = tl.full([], -3.4028234663852886e38, dtype=tl.float32)
+    total = tl.zeros([], dtype=tl.float32)
     for start in tl.static_range(0, V, BLOCK):
         b_x = tl.load(logits_ptr + start + o_v, mask=start + o_v < V, other=float("-inf"))
         b_x = b_x.to(tl.float32)
         higher = tl.maximum(top, tl.max(b_x, axis=0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(b_x - higher), axis=0)
         top = higher
-    lse = top + tl.log(total)
-    hit = tl.load(logits_ptr + tl.where(counts, target, 0)).to(tl.float32)
+    # Where tokens count, a target out of range makes loss and gradients NaN.
+    lse = tl.where(inside, top + tl.log(total), float("nan"))
+    hit = tl.load(logits_ptr + tl.where(inside, target, 0)).to(tl.float32)
     tl.store(loss_ptr + i_n, tl.where(counts, lse - hit, 0.0))
     if GRADIENT:
         # All threads have read the target's logit before any logit is overwritten.

@@ -356,6 +356,8 @@ def _loss(
 ) -> str | None:
     if x.dtype not in _NARROW:
         return f"{title} supports only float16 and bfloat16, not {x.dtype}"
+    if x.dim() < 2:
+        return f"{title} needs tokens [..., D], not a tensor of shape {tuple(x.shape)}"
     return _aligned(title, x, x.shape[-1]) or _aligned(title, weight, len(weight))
 
 

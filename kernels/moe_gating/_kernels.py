@@ -64,6 +64,9 @@ def moe_gating_forward_kernel(
     b_top = tl.max(b_left, axis=1)
     b_p = tl.exp(b_left - b_top[:, None])
     b_sum = tl.sum(b_p, axis=1)
+    # Only chosen experts have minus infinity in the following, not those that noise rules out.
+    lowest = -3.4028234663852886e38
+    b_left = tl.where((b_left == float("-inf")) & m_e[None, :], lowest, b_left)
     b_weight = tl.zeros([ROWS, BLOCK_K], dtype=tl.float32)
     b_index = tl.zeros([ROWS, BLOCK_K], dtype=tl.int32)
     for j in range(K):

@@ -25,7 +25,7 @@ def soft_step(raw):
     wide = tl.minimum(raw, 20.0).to(tl.float64)
     soft = tl.log(1.0 + tl.exp(wide)).to(tl.float32)
     soft = tl.where(raw < -16.0, tl.exp(wide).to(tl.float32), soft)
-    return tl.where(raw > 20.0, raw, soft)
+    return tl.where(raw <= 20.0, soft, raw)  # NaN stays NaN, of which the minimum is 20
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def ssd_scan_steps_kernel(
     i_c = tl.program_id(0).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
     o_t = i_c * Q + tl.arange(0, Q)
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_h = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
     m_h = o_h < n_heads
     mask = (o_t < length)[:, None] & m_h[None, :]
     p_dt = dt_ptr + i_b * dt_batch + o_t[:, None] * dt_row + o_h[None, :] * dt_head

@@ -13,7 +13,9 @@ from kernels import OPS, hardware
 from kernels.adaptive_attention import _launch as adaptive
 from kernels.attention import _flex, _sdpa
 from kernels.core import tuning
+from kernels.core.check import Exact
 from kernels.core.triton_helpers import INTERPRETED
+from kernels.measure import peers
 
 LOSS = OPS["linear_cross_entropy"]
 LOSSES = ["torch", "chunked", *(["triton"] if INTERPRETED else [])]
@@ -45,6 +47,25 @@ def test_a_token_that_does_not_count_may_be_infinite(impl):
 
 
 @pytest.mark.parametrize("impl", LOSSES)
+@pytest.mark.parametrize("words", [[0], [0, 7], [10]])
+def test_a_word_of_probability_zero_adds_nothing_to_the_loss(impl, words):
+    x, weight, target = torch.ones(3, 1), torch.randn(11, 1), torch.tensor([1, 2, -100])
+    weight[words] = -torch.inf
+    results = [loss_and_slopes(i, x, weight, target, "sum") for i in (impl, "torch")]
+    torch.testing.assert_close(*(loss for loss, *_ in results))
+    torch.testing.assert_close(*(dweight for *_, dweight in results))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="torch raises an error on the CPU")
+@pytest.mark.parametrize("target", [11, -1, 1 << 40])
+def test_a_target_out_of_range_makes_the_loss_nan(target):
+    x, weight = torch.randn(3, 8), torch.randn(11, 8)
+    loss, dx, _ = loss_and_slopes("triton", x, weight, torch.tensor([1, target, -100]), "sum")
+    assert loss.isnan()
+    assert dx.isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("impl", LOSSES)
 def test_the_loss_of_one_token_needs_no_dimension_of_tokens(impl):
     x, weight, target = torch.randn(8), torch.randn(11, 8), torch.tensor(3)
     with_dimension = loss_and_slopes("torch", x[None], weight, target[None], "mean")
@@ -58,6 +79,29 @@ def test_auto_attends_to_heads_of_one_element_however_far_apart_these_are():
     assert x.stride(-1) == 5 and x.is_contiguous()
     result = kernels.attention(x, x, x)
     torch.testing.assert_close(result, kernels.attention(x, x, x, backend="manual"))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [(5, 5), (3, 5)])
+@pytest.mark.parametrize("kv_length", [None, torch.tensor(4), torch.tensor(0)])
+def test_a_window_of_all_keys_reaches_no_backend(causal, lengths, kv_length):
+    q, k = torch.randn(1, 2, lengths[0], 8), torch.randn(1, 2, lengths[1], 8)
+    windows = []
+
+    def watch(op, name, args):
+        windows.append(args[4])
+        return op.implementations["manual"].call(*args)
+
+    with kernels.watched(watch):
+        results = [
+            kernels.attention(q, k, k, causal=causal, window=window, kv_length=kv_length)
+            for window in (None, 5, 1 << 40, 4)
+        ]
+    assert windows == [None, None, None, 4]
+    definition = OPS["attention"].reference
+    for result in results[:3]:
+        assert torch.equal(result, definition(q, k, k, causal, 5, None, kv_length))
+    assert torch.equal(results[3], definition(q, k, k, causal, 4, None, kv_length))
 
 
 @pytest.mark.parametrize("attend", [kernels.attention, kernels.adaptive_attention])
@@ -212,3 +256,40 @@ def test_timing_tiles_draws_nothing_of_what_models_draw():
     drawn = tuning.timeable(zeros)
     assert drawn.stride() == zeros.stride() and drawn.any()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_residual_in_fp64_is_not_added_in_fp32():
+    x, residual = torch.randn(3, 8), torch.randn(3, 8, dtype=torch.float64)
+    refused = OPS["add_rms_norm"].implementations["triton"].refuses(x, residual, None, 1e-6)
+    assert refused == "computes in FP32 and does not support FP64"
+    _, total = kernels.add_rms_norm(x, residual)
+    assert torch.equal(total, x.double() + residual)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="of the kernel's tiles")
+@pytest.mark.parametrize("eps", [0.0, 1e-40, 1e-6])
+def test_tiles_with_more_rows_than_heads_add_nothing_to_the_weights_gradients(eps):
+    op = OPS["qk_norm"]
+    sizes = {"batch": 1, "length": 4, "heads": 3, "kv_heads": 5, "dim": 8, "eps": eps}
+    inputs = op.inputs(kernels.Case("eps", sizes), torch.device("cpu"), torch.float32, 0)
+    compared = Exact(op, inputs).compare(op.implementations["triton"])
+    assert not [str(c) for c in compared if not c.right]
+
+
+def test_more_groups_than_a_grid_has_programs_are_refused():
+    refuses = OPS["gated_rms_norm"].implementations["triton"].refuses
+    x = torch.empty(2, 70_000, device="meta")
+    assert refuses(x, x, None, 1, 1e-6) == "supports up to 65535 groups, not 70000"
+    assert refuses(x, x, None, 2, 1e-6) is None
+
+
+@pytest.mark.parametrize("name", ["liger", "fla", "quack"])
+def test_the_loss_of_a_single_token_is_not_computed_by_libraries(name):
+    x, weight = torch.empty(16, dtype=torch.float16), torch.empty(16, 16, dtype=torch.float16)
+    title = peers.TITLES[name]
+    inputs = weight, torch.tensor(3), -100, "mean"
+    assert peers._SUPPORT["linear_cross_entropy"](title, x, *inputs) == (
+        f"{title} needs tokens [..., D], not a tensor of shape (16,)"
+    )
+    inputs = weight, torch.tensor([3]), -100, "mean"
+    assert peers._SUPPORT["linear_cross_entropy"](title, x[None], *inputs) is None

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from subjects import DEVICE, fitting, operators
+from subjects import DEVICE, OPERATORS, fitting, operators
 
 from kernels import Case, Operator
 from kernels.core.check import as_tuple, end_of_huge
@@ -129,4 +129,23 @@ def test_inputs_and_gradients_may_lie_billions_of_elements_apart(op: Operator, h
         upstream = [transform(torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)) for y in live]
         results.append([*outputs, *torch.autograd.grad(live, list(leaves.values()), upstream)])
     for near, distant in zip(*results, strict=True):
+        assert torch.equal(near, distant)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="where kernels are interpreted memory costs nothing")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs memory that is not reserved")
+def test_step_sizes_of_heads_may_lie_billions_of_elements_apart():
+    """The last dimension of dt has a stride, too: dt may be a transposed tensor."""
+    if "ssd_scan" not in OPERATORS:
+        pytest.skip("another operator is tested")
+    op = OPERATORS["ssd_scan"]
+    sizes = {"batch": 1, "length": 5, "heads": 3, "dim": 4, "groups": 1, "states": 4}
+    inputs = op.inputs(Case("far", sizes), DEVICE, torch.float32, 0)
+    apart = FarApart()
+    far = apart(inputs["dt_BLH"].transpose(1, 2)).transpose(1, 2)
+    assert (far.shape[2] - 1) * far.stride(2) >= FAR > far.stride(2)
+    call = op.implementations["triton"]
+    for near, distant in zip(
+        call(*inputs.values()), call(*(inputs | {"dt_BLH": far}).values()), strict=True
+    ):
         assert torch.equal(near, distant)

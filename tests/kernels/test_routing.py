@@ -214,3 +214,25 @@ def test_the_order_by_expert_is_that_of_a_stable_sort(n_tokens):
             assert end == ends[expert]
             rows += [(row, expert) for row in range(first, min(first + m, end))]
     assert rows == list(enumerate(flat[expected].tolist()))
+
+
+@pytest.mark.parametrize("gate", implementations_of("moe_gating"))
+@pytest.mark.parametrize(
+    ("noise", "chosen"),
+    [
+        ([0.0, -INF, 0.0, -INF, 0.0, -INF, 0.0], [4, 0]),
+        ([-INF, -INF, -INF, -INF, 0.0, -INF, -INF], [4, 0]),
+        ([-INF, -INF, 0.0, -INF, -INF, -INF, -INF], [2, 0]),
+    ],
+)
+def test_experts_that_the_noise_rules_out_are_not_counted(gate, noise, chosen):
+    logits = torch.tensor([1.0, 2.0, 0.0, 2.0, 2.0, -1.0, 0.0], device=DEVICE)
+    x, router = torch.ones(5, 4, device=DEVICE), logits[:, None].expand(-1, 4) / 4
+    weight, index, counts, mean = gate(
+        x, router.contiguous(), 2, False, torch.tensor(noise, device=DEVICE).expand(5, -1)
+    )
+    assert index.tolist() == [chosen] * 5
+    assert counts.tolist() == [5 * (e in chosen) for e in range(7)]
+    expected = (logits + torch.tensor(noise, device=DEVICE)).softmax(-1)
+    torch.testing.assert_close(mean, expected)
+    torch.testing.assert_close(weight, expected[chosen].expand(5, -1))

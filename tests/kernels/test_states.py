@@ -210,3 +210,19 @@ def test_an_input_without_gradient_needs_none(name):
         results = as_tuple(op.function(**inputs | {first: leaf}, impl=impl))
         (gradient,) = torch.autograd.grad(results[0].sum(), leaf)
         assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["ssd_scan", "ssd_step"])
+@pytest.mark.parametrize("size", [float("nan"), -float("inf"), 25.0, -25.0])
+def test_a_step_size_that_is_no_number_is_seen_in_the_results(name, size):
+    op = OPS[name]
+    sizes = {n: s for n, s in SIZES.items() if n != "length" or name == "ssd_scan"}
+    sizes |= {"bias": False} | ({"length": 5} if name == "ssd_scan" else {})
+    inputs = op.inputs(Case("state", sizes), DEVICE, torch.float32, 3)
+    dt = next(n for n in inputs if n.startswith("dt_B"))
+    inputs[dt][0].fill_(size)
+    expected = op.reference(**inputs)
+    for impl in implementations(op):
+        results = op.implementations[impl](*inputs.values())
+        for result, other in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, other, rtol=1e-4, atol=1e-4, equal_nan=True)

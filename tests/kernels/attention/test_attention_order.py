@@ -45,3 +45,14 @@ def test_all_heads_are_taken_at_a_time_where_the_l2_holds_them_and_balance_is_as
         monkeypatch.setattr(_order, "l2_bytes", lambda _, l2=l2: l2)
         assert _order.heads_together(k, balanced=True) == together
         assert _order.heads_together(k) == 33
+
+
+def test_tiles_of_all_heads_are_counted_in_32_bits(monkeypatch):
+    """A short head dimension and many query heads of one key head make many tiles of one head."""
+    monkeypatch.setattr(_order, "sm_count", lambda _: 132)
+    monkeypatch.setattr(_order, "l2_bytes", lambda _: 1 << 30)
+    k = torch.empty(1, 1, 64, 16, dtype=torch.bfloat16)
+    for tiles in (1, 32_767, 32_768, 1 << 20):
+        together = _order.heads_together(k, balanced=True, tiles=tiles)
+        assert together * tiles < 1 << 31
+        assert together == (_order.ALL if tiles < 32_768 else 33)

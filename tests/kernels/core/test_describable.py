@@ -54,3 +54,9 @@ def test_nothing_is_while_dynamo_traces():
 
     torch.compile(traced, backend="eager", fullgraph=False)(heads())
     assert seen and not any(seen)
+
+
+def test_nothing_is_while_functions_are_transformed():
+    seen = []
+    torch.vmap(lambda x: (seen.append(triton_helpers.describable(x)), x)[1])(heads())
+    assert seen == [False]

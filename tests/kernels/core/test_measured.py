@@ -5,6 +5,8 @@ Their time is counted and not measured, so that a busy machine changes nothing.
 
 import dataclasses
 import json
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -252,3 +254,98 @@ def test_a_loop_of_calls_is_long_enough_for_its_clock_and_no_longer():
     calls = []
     us = implementation_timing._loop_us(lambda: calls.append(1))
     assert us > 0 and len(calls) == 1 + implementation_timing.MOST_IN_LOOP
+
+
+def test_an_implementation_that_cannot_run_any_more_is_passed_over_with_the_reason(
+    with_implementations, monkeypatch
+):
+    """Triton may be switched off, or a library removed, after the times were stored."""
+    op = with_implementations(slow=slow(0.002), fast=slow(0.0), middle=slow(0.001))
+    assert chosen(op, 40, 8)[0] == "fast"
+    measured.forget()  # as another process
+    absent = Implementation(raises, missing=lambda device_type: "is switched off")
+    op = with_implementations(slow=slow(0.002), fast=absent, middle=slow(0.001))
+    dispatch._missing_once.cache_clear()
+    name, why = chosen(op, 40, 8)
+    assert name == "middle"
+    assert why.startswith(kernels.MEASURED) and why.endswith("; fast: is switched off")
+    measured.forget()
+    op = with_implementations(slow=slow(0.002), middle=slow(0.001))
+    name, why = chosen(op, 40, 8)
+    assert name == "middle"
+    assert why.endswith("; fast: is no longer an implementation of rms_norm")
+    dispatch._missing_once.cache_clear()
+
+
+def test_another_precision_of_products_has_its_own_measurement(with_implementations, monkeypatch):
+    op = with_implementations(slow=slow(0.002), fast=slow(0.0))
+    for precision in ("highest", "high", "highest"):
+        monkeypatch.setattr(measured.hardware, "product_precision", lambda p=precision: p)
+        chosen(op, 40, 8)
+    written = sorted(key for _, key in kernels.measurements())
+    assert [key.rsplit(",", 1)[1] for key in written] == ["high", "highest"]
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_nothing_is_measured_under_transforms_whose_tensors_have_no_address(
+    with_implementations, transform
+):
+    op = with_implementations(slow=slow(0.002), fast=slow(0.0))
+
+    def call(x):
+        return dispatch.run(op, None, x, None, 1e-6).sum()
+
+    x = torch.randn(3, 8)
+    expected = transform(lambda x: op.reference(x, None, 1e-6).sum())(x)
+    torch.testing.assert_close(transform(call)(x), expected)
+    assert kernels.reasons()["rms_norm"][0] == "slow" and not kernels.measurements()
+
+
+@pytest.mark.parametrize("another_process", [False, True])
+def test_what_refused_the_first_inputs_of_a_class_is_measured_on_inputs_that_it_accepts(
+    with_implementations, another_process
+):
+    def refuses(x, *_):
+        return None if x.is_contiguous() else "needs contiguous rows"
+
+    fast = Implementation(slow(0.0), refuses=refuses)
+    op = with_implementations(slow=slow(0.002), middle=slow(0.001), fast=fast)
+    apart, together = torch.randn(40, 16)[:, ::2], torch.randn(40, 8)
+    for x, name in ((apart, "middle"), (together, "fast"), (apart, "middle"), (together, "fast")):
+        dispatch.run(op, None, x, None, 1e-6)
+        assert kernels.reasons()["rms_norm"][0] == name
+        if another_process:
+            measured.forget()
+    with measured.known_only():
+        dispatch.run(op, None, torch.randn(41, 8), None, 1e-6)
+    assert "middle 1." in kernels.reasons()["rms_norm"][1], "and no other time was lost"
+
+
+def test_what_lacked_memory_is_tried_again_by_the_next_process(with_implementations, tmp_path):
+    full = [True]
+
+    def short(*inputs):
+        if full[0]:
+            raise torch.OutOfMemoryError
+        return slow(0.0)(*inputs)
+
+    op = with_implementations(slow=slow(0.001), fast=short)
+    assert chosen(op, 40, 8)[0] == "slow"
+    assert not list(tmp_path.rglob("choice.rms_norm-*.json"))
+    full[0] = False
+    assert chosen(op, 40, 8)[0] == "slow", "and not by this one at every call"
+    measured.forget()
+    assert chosen(op, 40, 8)[0] == "fast"
+
+
+def test_times_that_cannot_be_stored_are_used_and_the_log_says_why(
+    with_implementations, monkeypatch, caplog
+):
+    monkeypatch.setattr(tuned_files, "folder", lambda: Path("/dev/null"))
+    measured.forget()
+    measured._warn_unstored.cache_clear()
+    op = with_implementations(slow=slow(0.002), fast=slow(0.0))
+    with caplog.at_level(logging.WARNING):
+        assert chosen(op, 40, 8)[0] == chosen(op, 80, 8)[0] == "fast"
+    (text,) = [r.getMessage() for r in caplog.records if r.name == measured.__name__]
+    assert "not stored: /dev/null/" in text and "set XDG_CACHE_HOME to a writable folder" in text

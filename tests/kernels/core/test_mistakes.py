@@ -46,8 +46,12 @@ MISTAKES = {
     ),
     "swiglu: one packed tensor must have an even last dimension (gate, then up), but has shape "
     "(3, 7); pass gate and up for two tensors": (lambda: kernels.swiglu(t(3, 7))),
-    "swiglu: gate and up must have one shape and dtype, but are (3, 8) torch.float32 and (3, 8) "
-    "torch.float16": (lambda: kernels.swiglu(t(3, 8), t(3, 8, dtype=torch.float16))),
+    "swiglu: gate and up must have one dtype and one shape of at least one dimension, but are "
+    "(3, 8) torch.float32 and (3, 8) torch.float16": (
+        lambda: kernels.swiglu(t(3, 8), t(3, 8, dtype=torch.float16))
+    ),
+    "geglu: gate and up must have one dtype and one shape of at least one dimension, but are () "
+    "torch.float32 and () torch.float32": (lambda: kernels.geglu(t(), t())),
     "rope: q and k must be [batch, heads, sequence, dim] and agree in all but the heads, but are "
     "(1, 2, 5, 8) torch.float32 and (1, 2, 6, 8) torch.float32": (
         lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 6, 8), *TABLE)

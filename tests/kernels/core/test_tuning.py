@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -323,6 +324,27 @@ def test_writers_at_the_same_time_lose_nothing_and_leave_no_other_files(tmp_path
         writer.join()
     assert tuned_files.load(file).keys() == {str(n) for n in range(12)}
     assert {path.name for path in tmp_path.iterdir()} == {"kernel.json", "kernel.lock"}
+
+
+def test_a_lock_that_stays_ends_in_a_sentence_and_not_in_a_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned_files, "LOCK_S", 0.1)
+    file = tmp_path / "kernel.json"
+    with FileLock(file.with_suffix(".lock")):
+        why = tuned_files.add(file, "key", Timed((1,), 1.0, 2.0))
+    assert why == (
+        f"another process has locked {file.with_suffix('.lock')} for 0.1 s; remove that file if no "
+        "process uses it, or it is timed again next time"
+    )
+    assert not tuned_files.add(file, "key", Timed((1,), 1.0, 2.0))
+
+
+def test_a_file_system_without_locks_ends_in_a_sentence(tmp_path, monkeypatch):
+    def lock(*_, **__):
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(tuned_files, "FileLock", lock)
+    why = tuned_files.add(tmp_path / "kernel.json", "key", Timed((1,), 1.0, 2.0))
+    assert why.startswith(f"{tmp_path} cannot be written (FileSystem does not appear to support")
 
 
 SECOND = """
