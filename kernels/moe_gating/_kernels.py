@@ -75,10 +75,11 @@ def moe_gating_forward_kernel(
         b_weight = tl.where(o_k[None, :] == j, tl.exp(b_high - b_top)[:, None], b_weight)
         b_index = tl.where(o_k[None, :] == j, b_at[:, None], b_index)
         b_left = tl.where(o_e[None, :] == b_at[:, None], float("-inf"), b_left)
+    b_total = b_sum
     if RENORMALISE:
-        b_weight = b_weight / tl.sum(b_weight, axis=1)[:, None]
-    else:
-        b_weight = b_weight / b_sum[:, None]
+        # A logit that is NaN is not among the chosen, but must show in their weights.
+        b_total = tl.where(b_sum == b_sum, tl.sum(b_weight, axis=1), b_sum)
+    b_weight = b_weight / b_total[:, None]
     m_nk = m_n[:, None] & (o_k < K)[None, :]
     tl.store(weight_ptr + o_n[:, None] * K + o_k[None, :], b_weight, mask=m_nk)
     tl.store(index_ptr + o_n[:, None] * K + o_k[None, :], b_index.to(tl.int64), mask=m_nk)

@@ -236,3 +236,16 @@ def test_experts_that_the_noise_rules_out_are_not_counted(gate, noise, chosen):
     expected = (logits + torch.tensor(noise, device=DEVICE)).softmax(-1)
     torch.testing.assert_close(mean, expected)
     torch.testing.assert_close(weight, expected[chosen].expand(5, -1))
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("gate", implementations_of("moe_gating"))
+def test_a_logit_that_is_nan_is_seen_in_the_weights_and_gradients(gate, renormalise):
+    torch.manual_seed(0)
+    x, router = torch.randn(5, 4, device=DEVICE), torch.randn(7, 4, device=DEVICE)
+    router[3, 2] = NAN
+    x.requires_grad_()
+    weight, index, _, _ = gate(x, router, 2, renormalise)
+    (dx,) = torch.autograd.grad(weight.sum(), x)
+    assert weight.isnan().all() and dx.isnan().all()
+    assert ((index >= 0) & (index < 7)).all()
