@@ -16,7 +16,10 @@ class Bench(Protocol):
         """Return the seconds of a clock."""
 
     def usable(self, point: Point) -> tuple[Point | None, str]:
-        """Return the point, or with what its changes need; None and why if it cannot be used."""
+        """Return the point, or with what its options need, and why; None if it cannot be used.
+
+        Of two options that exclude each other, either may be replaced.
+        """
 
     def predict(self, point: Point) -> float:
         """Return the predicted log ratio of step time to the start's; NaN if there is none."""

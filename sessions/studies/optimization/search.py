@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from sessions.model import Numerics
 from sessions.studies.optimization.bench import Bench
-from sessions.studies.optimization.knowledge import Knowledge, difference
+from sessions.studies.optimization.knowledge import Knowledge, changed_options, difference
 from sessions.studies.optimization.space import (
     BLOCKED,
     ENERGY,
@@ -42,8 +42,10 @@ from sessions.studies.optimization.space import (
     Candidate,
     Dimension,
     Failure,
+    Goal,
     Measurement,
     Point,
+    StartFailed,
     changes,
     replaced,
     title_of,
@@ -64,20 +66,6 @@ PREDICTION_SHARE = 0.05  # of the budget, for predictions
 IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 NO_TIME = "no time was left"
 BETTER, WORSE, OPEN = "better", "worse", "open"
-
-
-class StartFailed(Exception):  # noqa: N818 - the configuration failed, not the program
-    """The configuration that all others are measured against cannot run: a sentence."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The quantity to minimise, and the limits that a proposed configuration keeps."""
-
-    objective: str = TIME
-    memory_limit: float = math.inf  # bytes
-    max_error: float = math.inf  # largest absolute error of an output
-    budget_s: float = 600.0
 
 
 @dataclass
@@ -149,6 +137,8 @@ class Search:
         numerics = candidate.numerics
         if candidate.peak_bytes > self.goal.memory_limit:
             return TOO_LARGE
+        if math.isnan(candidate.peak_bytes) and math.isfinite(self.goal.memory_limit):
+            return "its peak memory is not known"
         if numerics is None:
             return "its numbers were not checked"
         if numerics.ok is None:
@@ -157,6 +147,8 @@ class Search:
             return f"wrong numbers: {numerics.text}"
         if candidate.max_error > self.goal.max_error:
             return f"its largest error is {candidate.max_error:.2g}"
+        if math.isnan(candidate.max_error) and math.isfinite(self.goal.max_error):
+            return "its largest error is not known"
         return ""
 
     def build(self, candidate: Candidate) -> Failure | None:
@@ -362,11 +354,21 @@ class Search:
             if point in self._by_point or point in self.left_out:
                 continue
             usable, reason = self.bench.usable(point)
+            if usable == self.best.point:  # an option of it excludes the change
+                usable = self._without_excluded(point)
             if usable is None:
                 self._leave_out(point, f"{BLOCKED}: {reason}")
             elif usable not in self._by_point and usable not in self.left_out:
                 untried[usable] = None
         return sorted(untried, key=lambda p: self.knowledge.score(p, self.best.point))
+
+    def _without_excluded(self, point: Point) -> Point | None:
+        """Return the point without the best candidate's option that excludes its change."""
+        for axis, _ in changed_options(self.best.point, self.start.point):
+            without = replaced(point, [(axis, self.start.point[axis])])
+            if point[axis] == self.best.point[axis] and self.bench.usable(without)[0] == without:
+                return without
+        return None
 
     def _leave_out(self, point: Point, reason: str) -> None:
         if point not in self._by_point:

@@ -30,6 +30,10 @@ Point = tuple[str, ...]
 BATCH = "settings.batch"  # a dimension that is no toggle; times are for the start's batch
 
 
+class StartFailed(Exception):  # noqa: N818 - the configuration failed, not the program
+    """The configuration that all others are measured against cannot run: a sentence."""
+
+
 @dataclass(frozen=True)
 class Dimension:
     """A toggle or ``BATCH``, its options that may be tried, and the one that the start has."""
@@ -37,6 +41,16 @@ class Dimension:
     name: str
     options: tuple[str, ...]
     start: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The quantity to minimise, and the limits that a proposed configuration keeps."""
+
+    objective: str = TIME
+    memory_limit: float = math.inf  # bytes
+    max_error: float = math.inf  # largest absolute error of an output
+    budget_s: float = 600.0
 
 
 @dataclass(frozen=True)

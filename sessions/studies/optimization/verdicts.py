@@ -66,10 +66,12 @@ class Verdicts:
     def best(self) -> Candidate | None:
         """The candidate that is proposed; None where no candidate can be.
 
-        It is the start if the new blocks show that the search's best one is slower or needs more.
+        It is the start if the new blocks show that the search's best one is slower or needs more,
+        or if that one failed in them.
         """
         best, start = self.search.best, self.search.start
-        if self._is_refuted_by(GAIN) and self.search.proposable(start):
+        is_refuted = self._is_refuted_by(GAIN) or not self.search.proposable(best)
+        if is_refuted and self.search.proposable(start):
             return start
         return best if self.search.proposable(best) else None
 
@@ -211,14 +213,18 @@ class Verdicts:
     def _give_way(self) -> None:
         """Put the runner-up in the place of the best candidate if the rounds show it to be faster.
 
-        That was asked before these rounds, so the answer holds. It happens once at most.
+        That was asked before these rounds, so the answer holds. It also replaces a candidate that
+        was checked and cannot be proposed, such as one that failed in these rounds. It happens once
+        at most.
         """
         search, runner_up = self.search, self.runner_up
         if self._gave_way or runner_up is None or not search.proposable(runner_up):
             return
-        if self._is_refuted_by(RUNNER_UP):
+        has_failed = search.best.numerics is not None and not search.proposable(search.best)
+        if has_failed or self._is_refuted_by(RUNNER_UP):
             self._gave_way, self.contrasts = True, []
-            self.runner_up = None if search.best is search.start else search.best
+            is_start = search.best is search.start
+            self.runner_up = None if has_failed or is_start else search.best
             search.best = runner_up
             self._choose_arms()
             self.judge()
@@ -323,7 +329,7 @@ class Verdicts:
         0 if it is also built sooner; NaN if nothing is known, or no verdict says that it is faster.
         """
         effect, start, best = self.gain(), self.search.start, self.search.best
-        judgement = None if effect is None else effect.judgement
+        judgement = None if effect is None or best.state != RACED else effect.judgement
         if judgement is None or judgement.ratio is None or judgement.verdict != "FASTER":
             return math.nan
         return payoff_steps(best.build_s - start.build_s, start.step_ms, judgement.ratio)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_bench import GIB, SimulatedBench
 
-from sessions.studies.optimization.search import NO_TIME, Goal, Search, StartFailed
+from sessions.model import Numerics
+from sessions.studies.optimization.search import NO_TIME, Search
 from sessions.studies.optimization.space import (
     LEAST_ROUNDS,
     MEMORY,
@@ -21,7 +22,10 @@ from sessions.studies.optimization.space import (
     TOO_LARGE,
     Candidate,
     Dimension,
+    Failure,
+    Goal,
     Measurement,
+    StartFailed,
     pareto_front,
 )
 from sessions.studies.optimization.verdicts import (
@@ -216,6 +220,52 @@ def test_a_start_gives_way_to_a_runner_up_that_new_blocks_show_to_be_faster():
     assert verdicts.best.title == "toggle0=b" and verdicts.runner_up is None
     assert [e.contrast.kind for e in verdicts.effects] == [GAIN]
     assert verdicts.gain().judgement.verdict == "FASTER"
+
+
+@pytest.mark.parametrize("is_start_right", [True, False])
+def test_a_best_candidate_that_fails_in_the_new_blocks_gives_way(is_start_right):
+    class Failing(SimulatedBench):
+        is_over = False
+
+        def round(self, candidates):
+            blocks = super().round(candidates)
+            failed = Failure(OUT_OF_MEMORY, "Out of memory: 1.0 GiB more was needed.")
+            bad = [c.number for c in candidates if self.is_over and c.point[0] == "b"]
+            return blocks | dict.fromkeys(bad, failed)
+
+    effects = {(0, "b"): -0.3, (1, "b"): 0.1}
+    wrong = frozenset() if is_start_right else frozenset([(1, "a")])
+    bench = Failing(dimensions(2, 2), effects, wrong=wrong, noise=0.003)
+    search = Search(bench.dimensions, bench, Goal(budget_s=200.0))
+    search.run()
+    assert search.best.point[0] == "b"
+    bench.is_over = True
+    verdicts = Verdicts(search)
+    verdicts.run()
+    assert verdicts.best is not None and search.proposable(verdicts.best)
+    assert verdicts.best.point == (("a", "a") if is_start_right else ("a", "b"))
+    assert math.isnan(verdicts.payoff_steps())
+
+
+def test_an_option_that_the_result_excludes_is_tried_in_its_place():
+    effects = {(0, "b"): -0.1, (4, "b"): -0.4, (5, "b"): -0.2}
+    bench = SimulatedBench(
+        dimensions(2, 2, 2, 2, 2, 2), effects, excluded={(0, "b"): (4, "b")}, noise=0.003
+    )
+    search, verdicts = searched(bench)
+    assert search.is_complete
+    assert verdicts.best.title == "toggle4=b, toggle5=b"
+
+
+def test_a_candidate_whose_error_or_memory_is_not_known_keeps_no_limit():
+    bench = SimulatedBench(dimensions(2), {(0, "b"): -0.1})
+    for limits, reason in (
+        ({"max_error": 1.0}, "its largest error is not known"),
+        ({"memory_limit": GIB}, "its peak memory is not known"),
+    ):
+        search = Search(bench.dimensions, bench, Goal(**limits))
+        search.start.numerics = Numerics(reference="float64", ok=True, text="")
+        assert search.objection(search.start) == reason
 
 
 @pytest.mark.parametrize(

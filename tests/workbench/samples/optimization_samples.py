@@ -14,8 +14,8 @@ from sessions.studies.optimization.rows import (
     option_rows,
     verdict_rows,
 )
-from sessions.studies.optimization.search import Goal, Search
-from sessions.studies.optimization.space import Dimension
+from sessions.studies.optimization.search import Search
+from sessions.studies.optimization.space import Dimension, Goal
 from sessions.studies.optimization.verdicts import Verdicts
 from workbench import protocol
 from workbench.client.recorder import Recorder

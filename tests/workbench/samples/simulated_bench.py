@@ -17,6 +17,7 @@ from sessions.studies.optimization.space import (
     Failure,
     Measurement,
     Point,
+    replaced,
 )
 
 Option = tuple[int, str]
@@ -34,6 +35,7 @@ class SimulatedBench:
     too_large: frozenset[Option] = frozenset()
     idle: frozenset[Option] = frozenset()  # evidence says that they do nothing
     blocked: frozenset[Option] = frozenset()
+    excluded: Mapping[Option, Option] = field(default_factory=dict)  # options that need another off
     memory: Mapping[Option, float] = field(default_factory=dict)  # log ratio of peak memory
     builds_s: Mapping[Option, float] = field(default_factory=dict)
     noise: float = 0.01
@@ -84,8 +86,14 @@ class SimulatedBench:
         return self.clock_s
 
     def usable(self, point: Point) -> tuple[Point | None, str]:
-        bad = set(enumerate(point)) & self.blocked
-        return (None, "needs another device") if bad else (point, "")
+        options = set(enumerate(point))
+        if options & self.blocked:
+            return None, "needs another device"
+        for option, (axis, choice) in self.excluded.items():
+            if {option, (axis, choice)} <= options:
+                start = self.dimensions[axis].start
+                return replaced(point, [(axis, start)]), f"cannot be combined with {choice}"
+        return point, ""
 
     def predict(self, point: Point) -> float:
         self.clock_s += 0.01

@@ -18,13 +18,15 @@ from sessions.studies.optimization.rows import (
     option_rows,
     verdict_rows,
 )
-from sessions.studies.optimization.search import Goal, Search, StartFailed
+from sessions.studies.optimization.search import Search
 from sessions.studies.optimization.space import (
     BATCH,
     ENERGY,
     MEMORY,
     Candidate,
     Dimension,
+    Goal,
+    StartFailed,
 )
 from sessions.studies.optimization.verdicts import Verdicts
 from sessions.studies.optimization.words import (
@@ -144,7 +146,9 @@ class OptimizeRun:
             self._blocked |= {
                 (name, option): refusals[option].reason
                 for option in toggle.options
-                if option in hopeless and option != start and not refusals[option].absent
+                if option in hopeless
+                and option != start
+                and (name in command.include or not refusals[option].absent)
             }
             options = tuple(o for o in toggle.options if o == start or o not in hopeless)
             if len(options) > 1:

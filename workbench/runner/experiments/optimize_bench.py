@@ -192,7 +192,7 @@ class RunnerBench:
             self.situation(with_needs)
         except (Mistake, ConfigurationError):
             return None, reason
-        return with_needs, ""
+        return with_needs, reason
 
     def _contender(self, candidate: Candidate) -> Contender:
         situation = self.situation(candidate.point)

@@ -3,6 +3,9 @@
 Modules of transformers call the attention that their configuration names, and get masks from a
 function of the same name. Other modules call ``F.scaled_dot_product_attention``. A call that the
 operator does not support (with a mask, dropout or another alignment) computes as before.
+
+A configuration that names "eager" is not changed. Each model has an eager function of its own,
+which may add sinks (GPT-OSS), a soft cap (Gemma 2) or scales of layers (GPT-2).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def patch_attention(model: nn.Module) -> Patch:
         config = getattr(module, "config", None)
         attributes = getattr(config, "__dict__", {})
         calls = getattr(module, "_supports_attention_backend", False)
-        if calls and attributes.get(_CHOICE) in ("sdpa", "eager"):
+        if calls and attributes.get(_CHOICE) == "sdpa":
             _register()
             patch.set_attribute(attributes, _CHOICE, NAME)
             patch.sites[path] = f"attention interface of {type(module).__name__}"
@@ -59,7 +62,8 @@ def attend(
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> bool:
     return (
-        q.dim() == k.dim() == v.dim() == 4
+        not (q.is_nested or k.is_nested or v.is_nested)
+        and q.dim() == k.dim() == v.dim() == 4
         and len(q) == len(k) == len(v)
         and k.shape == v.shape
         and q.shape[3] == k.shape[3]

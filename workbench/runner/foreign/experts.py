@@ -33,7 +33,7 @@ def _is_candidate(module: nn.Module) -> bool:
         len(parameters) == 2
         and all(x.dim() == 3 for x in parameters)
         and parameters[0].shape[0] == parameters[1].shape[0]
-        and not any(True for child in module.children() for _ in child.parameters())
+        and not any(probe.has_tensors(child) for child in module.children())
         and not probe.keeps_state(module)
     )
 
@@ -47,14 +47,39 @@ def _recognize(module: nn.Module, inner: Call) -> Call | None:
             experts, width, hidden = shape
             sizes = probe.small_sizes([experts, width, hidden, 2 * hidden])
             with probe.exact():
-                small = probe.miniature(module, sizes, dict(module._modules))
+                children = {name: probe.duplicate(x) for name, x in module._modules.items()}
+                small = probe.miniature(module, sizes, children)
                 inputs = _inputs(sizes[experts], sizes[width])
             _choose_plain_way(small)
             function = _forward(inner, first, second, transposed)
             replaced = types.MethodType(function, small)
-            if probe.agree(small, replaced, inputs, list(small.parameters())):
-                return function
+            weights = list(small.parameters())
+            if not probe.agree_in_both_modes(small, replaced, inputs, weights):
+                continue
+            if _has_same_dtype(small, replaced, inputs, torch.bfloat16):
+                takes_wide = _has_same_dtype(small, replaced, inputs, torch.float32)
+                return function if takes_wide else _of_one_dtype(inner, function)
     return None
+
+
+def _has_same_dtype(
+    small: nn.Module, replaced: Call, inputs: list[Tensor], dtype: torch.dtype
+) -> bool:
+    """Return True if outputs in BF16, for routing weights of ``dtype``, have the same dtype."""
+    x, index, weight = inputs
+    small.to(torch.bfloat16)
+    return probe.same_dtypes(small, replaced, [x.bfloat16(), index, weight.to(dtype)])
+
+
+def _of_one_dtype(inner: Call, function: Call) -> Call:
+    """Return a function that leaves routing weights of another dtype to the original."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+        is_mixed = len({x.dtype for x in tensors}) > 1
+        return (inner if is_mixed else function)(self, *args, **kwargs)
+
+    return forward
 
 
 def _shape(

@@ -47,7 +47,7 @@ def _is_candidate(module: nn.Module) -> bool:
     return (
         len(linears) in (2, 3)
         and not module._parameters
-        and not any(True for child in children if not _is_linear(child) for _ in child.parameters())
+        and not any(probe.has_tensors(child) for child in children if not _is_linear(child))
         and not isinstance(module, (nn.Sequential, nn.ModuleList))
         and probe.parameters_of(module) == 1
         and not probe.keeps_state(module)
@@ -61,7 +61,7 @@ def _recognize(operator: str, module: nn.Module, inner: Call) -> Call | None:
     )
     with probe.exact():
         children = {
-            name: _small(child, sizes) if name in linears else child
+            name: _small(child, sizes) if name in linears else probe.duplicate(child)
             for name, child in module._modules.items()
             if child is not None
         }
@@ -72,9 +72,18 @@ def _recognize(operator: str, module: nn.Module, inner: Call) -> Call | None:
     weights = list(small.parameters())
     for function in _proposals(linears, operator, inner):
         replaced = types.MethodType(function, small)
-        if all(probe.agree(small, replaced, [x], weights) for x in inputs):
+        exact = all(probe.agree_in_both_modes(small, replaced, [x], weights) for x in inputs)
+        if exact and _has_same_dtype(small, replaced, inputs[0]):
             return function
     return None
+
+
+def _has_same_dtype(small: nn.Module, replaced: Call, x: Tensor) -> bool:
+    """Return True if outputs in BF16 have the original's dtype. The small copy is cast."""
+    small.to(torch.bfloat16)
+    same = probe.same_dtypes(small, replaced, [x.to(torch.bfloat16)])
+    small.to(torch.float64)
+    return same
 
 
 def _small(layer: nn.Module, sizes: dict[int, int]) -> nn.Linear:

@@ -10,12 +10,14 @@ import functools
 import inspect
 import math
 import types
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import kernels
+from kernels.core.operator import autocast_dtype
 from workbench.runner.foreign import probe
 from workbench.runner.foreign.patches import Call, Patch, named_modules
 from workbench.runner.foreign.rebinding import Rebinder
@@ -55,11 +57,12 @@ def _is_causal(module: nn.Module) -> bool:
     )
 
 
-def _convolve_module(self: nn.Conv1d, x_BDL: Tensor) -> Tensor:
+def _convolve_module(self: nn.Conv1d, input: Tensor) -> Tensor:
     """Compute all outputs, also those after the last input."""
-    if x_BDL.dim() != 3:
-        return type(self).forward(self, x_BDL)
-    padded = nn.functional.pad(x_BDL, (0, self.kernel_size[0] - 1))
+    if input.dim() != 3:
+        return type(self).forward(self, input)
+    dtype = autocast_dtype(input)  # in which autocast convolves
+    padded = nn.functional.pad(input, (0, self.kernel_size[0] - 1)).to(dtype or input.dtype)
     return _convolved(padded, self.weight.squeeze(1), self.bias, None)
 
 
@@ -79,6 +82,8 @@ def _is_named(value: Any, names: tuple[str, ...]) -> bool:
 def _replace_convolution(value: Any) -> Any:
     if not _is_named(value, _CONVOLUTIONS):
         return value
+    if "activation" not in list(inspect.signature(value).parameters)[3:]:
+        return value
     replaced = _convolution(value)
     draw = functools.partial(torch.randn, dtype=torch.float64)
     with probe.exact():
@@ -91,19 +96,46 @@ def _replace_convolution(value: Any) -> Any:
     return replaced
 
 
+class _Arguments:
+    """Arguments of a function's calls by name, with the function's own defaults.
+
+    ``inspect.Signature.bind`` does the same, but torch.compile cannot trace it.
+    """
+
+    def __init__(self, function: Call) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        self.names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Collection[str]
+    ) -> dict[str, Any] | None:
+        """Return a call's arguments; None if one that is not ``known`` is not its default.
+
+        An argument of ``**kwargs`` has the default None.
+        """
+        if len(args) > len(self.names):
+            return None
+        passed = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        unknown = [name for name in passed if name not in known]
+        if any(passed[name] is not self.defaults.get(name) for name in unknown):
+            return None
+        return {**self.defaults, **passed}
+
+
 def _convolution(original: Call) -> Call:
-    def convolve(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *args: Any,
-        activation: str | None = None,
-        **options: Any,
-    ) -> Any:
-        known = activation in (None, "silu", "swish") and weight.shape[-1] in _WIDTHS
-        if not known or args or any(value is not None for value in options.values()):
-            return original(x, weight, bias, *args, activation=activation, **options)
-        return _convolved(x, weight, bias, "silu" if activation else None)
+    arguments = _Arguments(original)
+    tensors = arguments.names[:3]
+    known = (*tensors, "activation")
+
+    def convolve(*args: Any, **kwargs: Any) -> Any:
+        values = arguments.bind(args, kwargs, known)
+        if values is None or values["activation"] not in (None, "silu", "swish"):
+            return original(*args, **kwargs)
+        x, weight, bias = (values[name] for name in tensors)
+        if weight.shape[-1] not in _WIDTHS:
+            return original(*args, **kwargs)
+        return _convolved(x, weight, bias, "silu" if values["activation"] else None)
 
     return convolve
 
@@ -111,10 +143,9 @@ def _convolution(original: Call) -> Call:
 def _replace_scan(value: Any) -> Any:
     if not _is_named(value, _SCANS):
         return value
-    parameters = list(inspect.signature(value).parameters)
-    if not _NEEDED.issubset(parameters):
+    if not _NEEDED.issubset(inspect.signature(value).parameters):
         return value
-    replaced = _scan(value, parameters)
+    replaced = _scan(value)
     draw = functools.partial(torch.randn, dtype=torch.float64)
     with probe.exact():
         inputs = [draw(2, 11, 4, 3), draw(2, 11, 4), -draw(4).exp(), *(draw(2, 11, 2, 5),) * 2]
@@ -128,26 +159,29 @@ def _replace_scan(value: Any) -> Any:
     return replaced if probe.agree(call(value), call(replaced), inputs + extra, []) else value
 
 
-def _scan(original: Call, parameters: list[str]) -> Call:
+def _scan(original: Call) -> Call:
+    arguments = _Arguments(original)
+    first = arguments.names[0]
+    known = (first, *_KNOWN)
+
     def scan(*args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        x = arguments.pop(parameters[0])
-        unknown = any(arguments[name] is not None for name in arguments.keys() - _KNOWN)
-        limit = tuple(arguments.get("dt_limit", _NO_LIMIT))
-        D = arguments.get("D")
-        if unknown or limit != _NO_LIMIT or (D is not None and D.dim() != 1):
+        values = arguments.bind(args, kwargs, known)
+        if values is None or tuple(values.get("dt_limit", _NO_LIMIT)) != _NO_LIMIT:
+            return original(*args, **kwargs)
+        D = values["D"]
+        if D is not None and D.dim() != 1:
             return original(*args, **kwargs)
         y, state = kernels.ssd_scan(
-            x,
-            arguments["dt"],
-            arguments["A"],
-            arguments["B"],
-            arguments["C"],
+            values[first],
+            values["dt"],
+            values["A"],
+            values["B"],
+            values["C"],
             D,
-            arguments.get("dt_bias"),
-            arguments.get("initial_states"),
-            dt_softplus=arguments.get("dt_softplus", False),
+            values["dt_bias"],
+            values.get("initial_states"),
+            dt_softplus=values["dt_softplus"],
         )
-        return (y, state) if arguments.get("return_final_states", False) else y
+        return (y, state) if values.get("return_final_states", False) else y
 
     return scan

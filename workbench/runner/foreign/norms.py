@@ -65,16 +65,32 @@ def _recognize(
             for dtype in (torch.bfloat16, torch.float32)
             for scale in (1.0, 0.05)
         ]
+        wide = probe.miniature(module, sizes, {}, torch.bfloat16)
+        wide_inputs = _inputs(n_inputs, 1.0, torch.float32)
     for function in proposals(module, name, inner):
         replaced = types.MethodType(function, small)
         weights = list(small.parameters())
-        exact = all(probe.agree(small, replaced, values, weights) for values in inputs)
+        exact = all(
+            probe.agree_in_both_modes(small, replaced, values, weights) for values in inputs
+        )
         if exact and all(
             probe.agree_rounded(rounded, types.MethodType(function, rounded), values)
             for rounded, values in narrow
         ):
-            return function
+            takes_wide = probe.agree_rounded(wide, types.MethodType(function, wide), wide_inputs)
+            return function if takes_wide else _of_narrow_inputs(inner, name, function)
     return None
+
+
+def _of_narrow_inputs(inner: Call, name: str, function: Call) -> Call:
+    """Return a function that leaves inputs of a wider dtype than the weight to the original."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        dtype = getattr(self, name).dtype
+        is_wide = bool(args) and torch.promote_types(args[0].dtype, dtype) != dtype
+        return (inner if is_wide else function)(self, *args, **kwargs)
+
+    return forward
 
 
 def _inputs(count: int, scale: float, dtype: torch.dtype) -> list[Tensor]:
@@ -112,7 +128,9 @@ def _rms_forward(inner: Call, name: str, eps: float | str, offset: float, promot
             return inner(self, *args, **kwargs)
         (x,) = args
         weight = getattr(self, name)
-        scale = weight + offset if offset else weight
+        scale = weight
+        if offset:  # in BF16 the sum of 1 and a weight below 0.004 would be 1
+            scale = weight.to(torch.promote_types(weight.dtype, torch.float32)) + offset
         y = kernels.rms_norm(x, scale, _value(eps, x))
         return y.to(torch.promote_types(x.dtype, weight.dtype)) if promotes else y
 

@@ -15,6 +15,10 @@ _MISSING = object()
 Call = Callable[..., Any]
 
 
+class NotCopyable(Exception):  # noqa: N818 - the module is left alone, which is no error
+    """A module has attributes that Python cannot copy, so that no small copy of it can be tried."""
+
+
 @dataclass
 class Patch:
     """Replacements that one rule made in one model.
@@ -83,7 +87,10 @@ def replace_recognized(
             continue
         key = (signature(module), id(forward))
         if key not in known:
-            known[key] = recognize(module, forward)
+            try:
+                known[key] = recognize(module, forward)
+            except NotCopyable:
+                known[key] = None
         if (function := known[key]) is not None:
             patch.replace_method(path, module, "forward", function)
     return patch
@@ -92,15 +99,25 @@ def replace_recognized(
 def signature(module: nn.Module) -> tuple[Any, ...]:
     """Return the properties that a recognition depends on: class, attributes, sizes."""
     attributes = tuple(
-        (name, value if isinstance(value, (int, float, str, tuple)) else id(value))
+        (name, _identity(value, module))
         for name, value in vars(module).items()
-        if name not in INTERNAL and not isinstance(value, types.MethodType)
+        if name not in INTERNAL
     )
     parameter_shapes = tuple(
         (name, None if x is None else x.shape) for name, x in module._parameters.items()
     )
     below = tuple((name, signature(child)) for name, child in module._modules.items() if child)
     return (type(module), module.training, attributes, parameter_shapes, below)
+
+
+def _identity(value: Any, module: nn.Module) -> Any:
+    """Return a key that is equal only for attributes that compute alike."""
+    if isinstance(value, types.MethodType):  # of two modules it may be the same function
+        owner = "self" if value.__self__ is module else id(value.__self__)
+        return id(value.__func__), owner
+    if isinstance(value, tuple):
+        return tuple(_identity(part, module) for part in value)
+    return value if isinstance(value, (int, float, str)) else id(value)
 
 
 def function_of(module: nn.Module, name: str) -> types.FunctionType | None:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workbench.runner.foreign.patches import INTERNAL, Call, function_of
+from workbench.runner.foreign.patches import INTERNAL, Call, NotCopyable, function_of
+from workbench.runner.foreign.rebinding import reads_changing_globals
 
 TOLERANCE = 1e-9  # of the largest element, in FP64
 _ROUNDED = 0.03  # likewise, of numbers in BF16
 _SEED = 20
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+_CHANGEABLE = (list, dict, set, collections.deque, Tensor)
 
 
 class InDouble(TorchFunctionMode):
@@ -58,6 +60,34 @@ def exact() -> Iterator[None]:
     ):
         torch.default_generator.manual_seed(_SEED)
         yield
+
+
+def agree_in_both_modes(
+    original: nn.Module, other: Call, inputs: Sequence[Any], weights: Sequence[Tensor]
+) -> bool:
+    """Return True if outputs and gradients agree in training and in evaluation.
+
+    A replacement stays while the mode changes.
+    """
+    for is_training in (False, True):
+        for module in original.modules():  # not by train(), which a class may override
+            module.training = is_training
+        if not agree(original, other, inputs, weights):
+            return False
+    return True
+
+
+def same_dtypes(original: Call, other: Call, inputs: Sequence[Any]) -> bool:
+    """Return True if outputs agree in dtype, or the original refuses these inputs."""
+    with exact(), torch.no_grad():
+        try:
+            first = _tensors(original(*inputs))
+        except Exception:  # noqa: BLE001 - foreign code may raise anything
+            return True
+        try:
+            return [x.dtype for x in first] == [x.dtype for x in _tensors(other(*inputs))]
+        except Exception:  # noqa: BLE001
+            return False
 
 
 def agree(original: Call, other: Call, inputs: Sequence[Any], weights: Sequence[Tensor]) -> bool:
@@ -187,7 +217,15 @@ def _shrunk(value: Any, sizes: Mapping[int, int]) -> Any:
         return sizes.get(value, value)
     if isinstance(value, tuple) and all(isinstance(size, int) for size in value):
         return tuple(sizes.get(size, size) for size in value)
-    return copy.deepcopy(value)
+    return duplicate(value)
+
+
+def duplicate(value: Any) -> Any:
+    """Return a deep copy; raises ``NotCopyable``."""
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:  # noqa: BLE001 - of locks, streams, tensors within a graph
+        raise NotCopyable(f"{type(value).__name__}: {error}") from None
 
 
 def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -207,14 +245,27 @@ def keeps_state(module: nn.Module) -> bool:
     """Return True if a module's calls may be observed otherwise than by its output.
 
     Hooks of its children would not run in a replacement, and global variables would not be set.
+    Buffers may change later, by calls or by the training, and a replacement does not read them.
     """
     attributes = (value for name, value in vars(module).items() if name not in INTERNAL)
-    if any(isinstance(value, (list, dict, set, collections.deque)) for value in attributes):
+    if any(isinstance(value, _CHANGEABLE) for value in attributes) or has_buffers(module):
         return True
     if any(_has_hooks(child) for child in module.modules() if child is not module):
         return True
     function = function_of(module, "forward")
-    return function is None or any(_writes(part) for part in _functions(function))
+    return function is None or any(
+        _writes(part) or reads_changing_globals(part) for part in _functions(function)
+    )
+
+
+def has_tensors(module: nn.Module) -> bool:
+    """Return True if a module or a child has parameters or buffers."""
+    return any(True for tensors in (module.parameters(), module.buffers()) for _ in tensors)
+
+
+def has_buffers(module: nn.Module) -> bool:
+    """Return True if a module itself has buffers."""
+    return any(x is not None for x in module._buffers.values())
 
 
 def _functions(function: types.FunctionType) -> Iterator[types.FunctionType]:

@@ -7,6 +7,8 @@ other global variables calls the replacement; the file and its other users stay 
 from __future__ import annotations
 
 import dis
+import functools
+import inspect
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -66,10 +68,11 @@ class Rebinder:
     def _rebound(self, function: types.FunctionType) -> types.FunctionType:
         if _is_of_library(function.__module__ or ""):
             return function
-        names, attributes, writes = _names(function.__code__)
-        if writes:  # a copy would write to global variables of its own
-            return function
+        names, attributes, written = _names(function.__code__)
         before = function.__globals__
+        # A copy has global variables of its own, so that neither writes would be seen by the other.
+        if written or reads_changing_globals(function):
+            return function
         changed = {}
         for name in names & before.keys():
             replacement = self.value(before[name], function.__module__)
@@ -144,24 +147,45 @@ def _is_of_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
 
 
-def _names(code: types.CodeType) -> tuple[set[str], set[str], bool]:
-    """Return the global variables and the attributes that code reads; True if it sets any global.
+def reads_changing_globals(function: types.FunctionType) -> bool:
+    """Return True if a function reads global variables that code of its file assigns."""
+    return not _names(function.__code__)[0].isdisjoint(_written_in_file(function))
+
+
+def _written_in_file(function: types.FunctionType) -> set[str]:
+    """Return the global variables that functions and methods of the same file assign."""
+    written: set[str] = set()
+    for value in list(function.__globals__.values()):
+        parts = vars(value).values() if isinstance(value, type) else [value]
+        for part in parts:
+            inner = part.__func__ if isinstance(part, (staticmethod, classmethod)) else part
+            if isinstance(inner, (types.FunctionType, functools._lru_cache_wrapper)):
+                code = getattr(inspect.unwrap(inner), "__code__", None)
+                if code is not None and code.co_filename == function.__code__.co_filename:
+                    written |= _names(code)[2]
+    return written
+
+
+@functools.cache
+def _names(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
+    """Return the global variables and attributes that code reads, and the globals that it assigns.
 
     Nested functions are included.
     """
     names: set[str] = set()
     attributes: set[str] = set()
-    writes = False
+    written: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names.add(instruction.argval)
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(instruction.argval)
-        writes |= instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            written.add(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            inner_names, inner_attributes, inner_writes = _names(constant)
+            inner_names, inner_attributes, inner_written = _names(constant)
             names |= inner_names
             attributes |= inner_attributes
-            writes |= inner_writes
-    return names, attributes, writes
+            written |= inner_written
+    return names, attributes, written

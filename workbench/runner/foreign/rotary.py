@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from kernels.core.operator import autocast_dtype
 from workbench.runner.foreign import probe
 from workbench.runner.foreign.patches import Call, Patch
 from workbench.runner.foreign.rebinding import Rebinder
@@ -45,6 +46,7 @@ def _replace(value: Any) -> Any:
         ranks = [r for r in (2, 3) if _agrees(value, rotation, _inputs(interleaved, r))]
         if ranks:
             rotation.ranks = frozenset(ranks)
+            rotation.takes_wide_tables = _agrees_with_wide_tables(value, rotation)
             return rotation.function()
     return value
 
@@ -56,6 +58,13 @@ def _agrees(value: types.FunctionType, rotation: _Rotation, inputs: list[Tensor]
         return value(q, k, cos, sin)
 
     return probe.agree(original, lambda q, k: rotation.direct(q, k, cos, sin), [q, k], [])
+
+
+def _agrees_with_wide_tables(value: types.FunctionType, rotation: _Rotation) -> bool:
+    """Return True if FP32 tables leave BF16 queries in BF16, as the operator does."""
+    q, k, cos, sin = _inputs(rotation.interleaved, max(rotation.ranks))
+    inputs = [q.bfloat16(), k.bfloat16(), cos.float(), sin.float()]
+    return probe.same_dtypes(value, rotation.direct, inputs)
 
 
 def _inputs(interleaved: bool, rank: int) -> list[Tensor]:
@@ -75,15 +84,16 @@ class _Rotation:
 
     def __init__(self, original: types.FunctionType, interleaved: bool) -> None:
         self._original = original
-        self._interleaved = interleaved
+        self.interleaved = interleaved
         self.ranks: frozenset[int] = frozenset()  # numbers of dimensions of the tables
+        self.takes_wide_tables = False
         self.is_trusted = True
         self.checked_calls = 0
 
     def direct(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate by the operator; the tables get no gradient."""
         tables = (cos, sin) if cos.dim() == 2 else (cos[0], sin[0])
-        return kernels.rope(q, k, *tables, interleaved=self._interleaved)
+        return kernels.rope(q, k, *tables, interleaved=self.interleaved)
 
     def function(self) -> Call:
         """Return a plain function, which code of others may treat as one."""
@@ -100,6 +110,7 @@ class _Rotation:
         alike = cos.dim() in self.ranks and cos.shape == sin.shape
         alike = alike and (cos.dim() == 2 or len(cos) == 1) and not cos.requires_grad
         alike = alike and q.dim() == k.dim() == 4 and q.dtype == k.dtype and len(q) == len(k)
+        alike = alike and self._keeps_dtype(q, cos, sin)
         if not alike or not cos.shape[-2:] == q.shape[2:] == k.shape[2:]:
             return False
         if self.is_trusted and self.checked_calls < _CHECKED_CALLS and not _is_traced(q):
@@ -107,9 +118,17 @@ class _Rotation:
             self.is_trusted = self._has_equal_columns(cos) and self._has_equal_columns(sin)
         return self.is_trusted
 
+    def _keeps_dtype(self, q: Tensor, cos: Tensor, sin: Tensor) -> bool:
+        """Return True if the function returns q's dtype, or autocast casts to it what it returns.
+
+        Attention casts its inputs under autocast. Elsewhere it would compute in FP32.
+        """
+        is_same = cos.dtype == sin.dtype == q.dtype
+        return is_same or self.takes_wide_tables or autocast_dtype(q) == q.dtype
+
     def _has_equal_columns(self, table: Tensor) -> bool:
         half = table.shape[-1] // 2
-        if self._interleaved:
+        if self.interleaved:
             return torch.equal(table[..., ::2], table[..., 1::2])
         return torch.equal(table[..., :half], table[..., half:])
 

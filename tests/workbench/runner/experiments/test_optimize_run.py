@@ -255,6 +255,13 @@ def test_batch_sizes_are_searched_by_the_time_of_as_many_samples(context, small)
     assert samples_ms < 0.6 * float(np.median(raw_ms))
 
 
+def test_a_toggle_that_was_named_and_has_no_option_here_is_listed_with_its_reason(context, small):
+    command = protocol.Optimize(base=small, include=["rope_cache", "patch_rms_norm"])
+    run = OptimizeRun(context, command)
+    assert [d.name for d in run._dimensions(resolve(small, context.device))] == ["rope_cache"]
+    assert "your own model" in run._blocked["patch_rms_norm", "on"]
+
+
 def test_a_batch_of_nothing_is_refused(context, small):
     with pytest.raises(Mistake, match="a batch has at least one sample"):
         optimize(context, small, batches=[0])
