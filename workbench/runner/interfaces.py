@@ -94,6 +94,8 @@ class StepRecord:
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
     tiles: list[kernels.Choice] = field(default_factory=list)
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
+    placed_additions: int = 0  # to the residual stream, without new memory
+    workspace_tensors: int = 0  # that experts placed in their workspace
     facts: dict[str, Scalar] = field(default_factory=dict)  # about attention and work
 
 

@@ -20,11 +20,13 @@ from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._compiling import compiling_toggle
+from workbench.runner.toggles._ranks import SHARDING
 from workbench.runner.toggles._toggle import (
     Finding,
     Fix,
     Situation,
     Trait,
+    as_default,
     effective,
     no_effect,
 )
@@ -75,7 +77,12 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     )
     if compiles.recompiles:
         text += f"; {compiles.text()}"
-    return effective(text) if graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
+    if graphs > kinds and 1 < len(blocks) <= graphs:
+        return no_effect(text)
+    situation = observed.situation
+    if situation.option(SHARDING) != "off" and not situation.is_own_model:
+        return as_default(f"{text}; sharding compiles each block separately anyway")
+    return effective(text)
 
 
 TOGGLE = compiling_toggle(

@@ -218,3 +218,20 @@ def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small
 def test_decoding_has_one_shape(small):
     why = blocked(small, "decode", compile="default")["compile_shapes"]
     assert set(why) == {"automatic", "dynamic"} and "same shape" in why["dynamic"].reason
+
+
+@pytest.mark.parametrize("toggle", ["in_place", "reuse_buffers", "moe_buffers"])
+def test_memory_that_only_calls_beside_compiled_steps_reuse_is_no_effect(toggle):
+    """The probe of a variant, which is not compiled, reuses it."""
+    settings = {"batch": 1, "sequence": 16}
+    moe = Configuration(family="moe", preset="tiny", settings=settings)
+    assert collect_evidence(stepped(moe, "forward", **{toggle: "on"}))[toggle][0] == "effective"
+    status, text = collect_evidence(compiled(moe, **{toggle: "on"}))[toggle]
+    assert status == "no effect" and text.endswith("torch.compile plans memory itself")
+
+
+def test_two_blocks_of_two_kinds_have_a_graph_each(small):
+    deep = replace(small, model={**small.model, "mixture_of_depths": True})
+    arm = compiled(deep, compile_scope="blocks")
+    status, text = collect_evidence(arm)["compile_scope"]
+    assert (status, text) == ("effective", "2 blocks of 2 kinds share 2 compiled graphs")
