@@ -177,5 +177,7 @@ class Variant:
             with self.entered():
                 if self.divided is not None:  # evidence may compute, which needs all ranks
                     self.divided.compare(self)
+                    record = self.record  # later stages of a pipeline have added their calls
+                    record.facts |= attention_facts(record.usage, record.reasons)
                 self.evidence = self.collect_evidence(self.observed())
         return self.evidence
