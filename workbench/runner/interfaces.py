@@ -131,6 +131,13 @@ class CapturedStep(Protocol):
         """Free the graph, from any thread; the next call captures again."""
 
 
+class Ranks(Protocol):
+    """The ranks of a built configuration, for a call beside its steps."""
+
+    def joint_loss(self, variant: Any) -> torch.Tensor | None:
+        """Return the loss, computed with all ranks; None if a rank can compute alone."""
+
+
 class MarkedVariant(Protocol):
     """The part of a built configuration that a call beside its steps reads."""
 
@@ -149,6 +156,10 @@ class MarkedVariant(Protocol):
     @property
     def compute(self) -> Compute:
         """The computation of a step, without its update."""
+
+    @property
+    def divided(self) -> Ranks | None:
+        """This rank's side, if there are several ranks."""
 
     @property
     def restart(self) -> Callable[[], None]:
