@@ -18,6 +18,8 @@ def _switch(model: LanguageModel) -> None:
 
 
 def _idle(model: LanguageModel) -> str:
+    if model.fused_additions:
+        return ""
     stride = CHECKPOINTING[model.checkpointing]
     if stride:
         return f"no addition was fused: {len(model.blocks[::stride])} blocks are checkpointed"
