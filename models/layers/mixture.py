@@ -21,6 +21,7 @@ Shapes: B batch, S sequence, E experts, K choices of a token, D model width, F e
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -267,6 +268,24 @@ class Block(nn.Module):
             return x_BSD + y_BSD
         self.placed += 1
         return y_BSD.add_(x_BSD) if self.buffer is None else self.buffer.total(x_BSD, y_BSD)
+
+
+class Reuse(NamedTuple):
+    """Counts of the calls of a model so far that reused memory."""
+
+    additions: int  # to the residual stream, without new memory
+    requests: int  # of tensors in a workspace
+
+
+def count_reuse(model: nn.Module) -> Reuse:
+    """Return how often a model has reused memory so far, in steps and in all other calls."""
+    modules = list(model.modules())
+    mixtures = [module for module in modules if isinstance(module, MixtureOfExperts)]
+    workspaces = {id(mixture.workspace): mixture.workspace for mixture in mixtures}
+    return Reuse(
+        sum(module.placed for module in modules if isinstance(module, Block)),
+        sum(workspace.requests for workspace in workspaces.values() if workspace is not None),
+    )
 
 
 def make_blocks(config: MoEConfig) -> list[Block]:

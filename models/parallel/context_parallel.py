@@ -109,12 +109,17 @@ class Splittable:
     """Requirements of a model whose sequences are split.
 
     ``unsplit``: why they cannot be split; empty if they can. ``rows_before``: how many tokens a
-    layer receives from the previous rank at most. ``saved_beside``: by layer.
+    layer receives from the previous rank at most. ``saved_by_block``: by block and layer.
     """
 
     unsplit: str
     rows_before: int = 0
-    saved_beside: tuple[SavedBeside, ...] = ()
+    saved_by_block: tuple[tuple[SavedBeside, ...], ...] = ()
+
+    @property
+    def saved_beside(self) -> tuple[SavedBeside, ...]:
+        """Numbers that the layers of all blocks save."""
+        return tuple(layer for layers in self.saved_by_block for layer in layers)
 
 
 @functools.cache
@@ -128,5 +133,10 @@ def splittable(family: ModelBuilder, config: Any) -> Splittable:
     return Splittable(
         next(filter(None, reasons), ""),
         max(getattr(module, "rows_before", 0) for module in modules),
-        tuple(m.beside_split for m in modules if hasattr(m, "beside_split")),  # type: ignore[misc]
+        tuple(_saved_beside(block) for block in model.blocks),  # type: ignore[union-attr]
     )
+
+
+def _saved_beside(block: nn.Module) -> tuple[SavedBeside, ...]:
+    layers = [module for module in block.modules() if hasattr(module, "beside_split")]
+    return tuple(layer.beside_split for layer in layers)  # type: ignore[misc]

@@ -94,6 +94,8 @@ class StepRecord:
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
     tiles: list[kernels.Choice] = field(default_factory=list)
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
+    placed_additions: int = 0  # to the residual stream, without new memory
+    workspace_tensors: int = 0  # that experts placed in their workspace
     facts: dict[str, Scalar] = field(default_factory=dict)  # about attention and work
 
 
@@ -129,6 +131,13 @@ class CapturedStep(Protocol):
         """Free the graph, from any thread; the next call captures again."""
 
 
+class Ranks(Protocol):
+    """The ranks of a built configuration, for a call beside its steps."""
+
+    def joint_loss(self, variant: Any) -> torch.Tensor | None:
+        """Return the loss, computed with all ranks; None if a rank can compute alone."""
+
+
 class MarkedVariant(Protocol):
     """The part of a built configuration that a call beside its steps reads."""
 
@@ -147,6 +156,10 @@ class MarkedVariant(Protocol):
     @property
     def compute(self) -> Compute:
         """The computation of a step, without its update."""
+
+    @property
+    def divided(self) -> Ranks | None:
+        """This rank's side, if there are several ranks."""
 
     @property
     def restart(self) -> Callable[[], None]:

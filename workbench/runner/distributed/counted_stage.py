@@ -53,7 +53,7 @@ class CountsCalls:
     def forward_one_chunk(self, micro_batch: int, *arguments: Any, **options: Any) -> Any:
         """Run one micro-batch forward."""
         self.counts["forwards"] += 1
-        waiting = self.counts["forwards"] - self.counts["backwards"]
+        waiting = self.counts["forwards"] - self.counts["completed"]
         self.counts["in_flight"] = max(self.counts["in_flight"], waiting)
         output = self._torch.forward_one_chunk(micro_batch, *arguments, **options)
         if output.requires_grad:
@@ -65,14 +65,14 @@ class CountsCalls:
         self.counts["backwards"] += 1
         result = self._torch.backward_one_chunk(micro_batch, *arguments, **options)
         if options.get("full_backward", True):
-            self._graphs.pop(micro_batch, None)
+            self._complete(micro_batch)
         return result
 
     def backward_weight_one_chunk(self, micro_batch: int, *arguments: Any, **options: Any) -> Any:
         """Run the backward pass of one micro-batch for weights alone."""
         self.counts["weights"] += 1
         result = self._torch.backward_weight_one_chunk(micro_batch, *arguments, **options)
-        self._graphs.pop(micro_batch, None)
+        self._complete(micro_batch)
         return result
 
     def get_fwd_send_ops(self, *arguments: Any) -> list[dist.P2POp]:
@@ -90,6 +90,11 @@ class CountsCalls:
     def get_bwd_recv_ops(self, *arguments: Any) -> list[dist.P2POp]:
         """Return the messages that bring an output's gradient."""
         return self._counted("receives", self._torch.get_bwd_recv_ops(*arguments))
+
+    def _complete(self, micro_batch: int) -> None:
+        """Release the graph of a micro-batch whose gradients are all computed."""
+        self._graphs.pop(micro_batch, None)
+        self.counts["completed"] += 1
 
     def _counted(self, kind: str, operations: list[dist.P2POp]) -> list[dist.P2POp]:
         self.count(kind, [operation.tensor for operation in operations])

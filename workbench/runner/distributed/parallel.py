@@ -253,6 +253,13 @@ class Parallel:
             loss /= self.layout.context
         return loss
 
+    def joint_loss(self, variant: DividedVariant) -> Tensor | None:
+        """Return the loss, computed with all ranks; None if a rank can compute alone: no FSDP."""
+        if self.fully_shard is None:
+            return None
+        with self.evaluating("loss", variant):
+            return self.loss(variant)
+
     @contextlib.contextmanager
     def entered(self, variant: DividedVariant) -> Iterator[None]:
         """Prepare all ranks for steps from the full weights; store and compare them afterwards."""

@@ -46,7 +46,7 @@ class StepCounts(NamedTuple):
     forwards: int
     backwards: int
     weights: int  # backward passes for weights alone
-    in_flight: int  # micro-batches between their passes, at most
+    in_flight: int  # passes of its stages whose gradients are not all computed, at most
     sends: int
     receives: int
     bytes: int  # sent and received

@@ -47,11 +47,16 @@ _CHECKED = 64  # rows and columns of a product, which are computed again in FP64
 def call(variant: MarkedVariant, *, backward: bool = False) -> None:
     """Compute what a step does, uncompiled, up to its loss; the variant must be entered.
 
-    ``backward``: and in training its gradients, which are not kept.
+    ``backward``: and in training its gradients, which are not kept. Shards of weights are gathered
+    by all ranks together.
     """
     workload = variant.situation.workload
     with eager(), torch.set_grad_enabled(workload.trains):
-        out = computed(variant.compute, workload, variant.batches)
+        out = None if variant.divided is None else variant.divided.joint_loss(variant)
+        if out is None:
+            # A graph of TorchScript calls no Python, which could be observed.
+            compute = getattr(variant.compute, "unrecorded", variant.compute)
+            out = computed(compute, workload, variant.batches)
         if workload.decodes:
             variant.restart()  # the cache was left one token further than the steps were
         if workload.trains and backward:

@@ -181,8 +181,9 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
         return x
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    compute = autocast(build.autocast, situation.device.type)(model)
     with _active_settings(observed.model, build), torch.enable_grad(), hooks:
-        output = make_bench(situation, model, observed.all_batches).model(*observed.batches.few)
+        output = compute(*observed.batches.few)
     del output  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
 

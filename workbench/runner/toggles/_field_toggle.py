@@ -28,8 +28,6 @@ from workbench.runner.toggles._toggle import (
     no_effect,
     unknown,
 )
-from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
-from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -146,18 +144,18 @@ def _judged(
             f"{note}outputs and operators are identical to those with {field} = {other}"
         )
     has_outputs = comparison is not None and comparison.error is not None
-    differences = [] if has_outputs else _differences(_built(situation, observed.model), without)
+    differences = [] if has_outputs else _differences(_built(observed), without)
     work = "" if comparison is None else comparison.text()
     parts = [part for part in (*differences, work, measured) if part]
     text = f"{note}compared with {field} = {other}: {'; '.join(parts)}"
     return as_default(text) if note else effective(text)
 
 
-def _built(situation: Situation, model: Model) -> Model:
-    """Return the variant's model; if it is sharded, a complete model of the same structure."""
-    if pipeline_ranks_of(situation) == tensor_ranks_of(situation) == 1:
-        return model
-    undivided: Model = situation.family.build(situation.config)
+def _built(observed: Observed) -> Model:
+    """Return the variant's model; if it has ranks, a complete model of the same structure."""
+    if observed.divided is None:
+        return observed.model
+    undivided: Model = observed.situation.family.build(observed.situation.config)
     return undivided
 
 

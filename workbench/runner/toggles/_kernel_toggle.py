@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -225,6 +226,8 @@ def _selects_the_same(choice: str, operator: str, variant: MarkedVariant) -> boo
             same.append(resolve_choice(op, choice, args) == name)
         return op.implementations[name].call(*args)
 
-    with watched(watch):
+    has_graphs = variant.situation.has(Trait.COMPILED, Trait.CAPTURED)
+    graph_choices = kernels.captured_choices() if has_graphs else contextlib.nullcontext()
+    with watched(watch), graph_choices:
         instrumented.call(variant)
     return bool(same) and all(same)

@@ -44,7 +44,7 @@ def operator_toggle(
     """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 
     ``switch(model)`` makes a model of the bundled families call the operator. ``idle(model)``
-    returns after a step why the model did not call it; empty if it did.
+    returns why no step called it; empty if the reason is unknown.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -55,7 +55,7 @@ def operator_toggle(
         build.transforms.append(switch)
 
     def evidence(option: str, observed: Observed) -> Finding:
-        why = idle(observed.model)
+        why = "" if observed.record.usage.get(operator) else idle(observed.model)
         return no_effect(why) if why else usage_finding(operator, option, observed.record)
 
     options = {"off": off} | implementations(operator)

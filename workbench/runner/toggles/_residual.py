@@ -24,8 +24,8 @@ def needs_inference(value: Any, situation: Situation) -> Blocked | None:
 
 
 def nothing_placed(value: Any, observed: Observed) -> str:
-    """Return why no addition of the model reused memory; empty if one did."""
-    if not value or _placed(observed.model):
+    """Return why no addition of a step reused memory; empty if one did."""
+    if not value or observed.record.placed_additions:
         return ""
     if observed.situation.has(Trait.COMPILED):
         return "no addition reused memory: torch.compile plans memory itself"

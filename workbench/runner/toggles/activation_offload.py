@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.profiling import instrumented
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -78,6 +81,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     offload = observed.compute
     if not isinstance(offload, Offload):
         return no_effect("everything that autograd saves stays on the GPU")
+    with torch.enable_grad():  # the last call may be of other sizes, or not compiled
+        instrumented.computed(offload, observed.situation.workload, observed.batches)
     left = f"{size_text(offload.left_bytes)} stayed"
     if not offload.moved_tensors:
         return no_effect(f"autograd saved no tensor of at least {LEAST_BYTES >> 10} KiB")

@@ -22,6 +22,7 @@ from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._called import not_called
+from workbench.runner.toggles._ranks import SHARDING
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -51,13 +52,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    if option == "operators" and situation.option("compile_scope") == "blocks":
-        return Blocked(
-            "blocks that are compiled separately are single operators, and this option cannot keep "
-            "parts of them",
-            "Compile the whole model.",
-            {"compile_scope": "model"},
-        )
+    if option == "operators" and (why := _compiled_blocks(situation)):
+        return why
     backend = situation.option("attention")
     is_torch_operator = backend in _OF_ATTENTION or backend == "auto"
     if (
@@ -70,6 +66,23 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "would be recomputed",
             "Let torch choose an SDPA kernel.",
             {"attention": "sdpa"},
+        )
+    return None
+
+
+def _compiled_blocks(situation: Situation) -> Blocked | None:
+    """Return why outputs of a block's operators cannot be saved; None if they can."""
+    reason = (
+        "blocks that are compiled separately are single operators, and this option cannot keep "
+        "parts of them"
+    )
+    if situation.option("compile_scope") == "blocks":
+        return Blocked(reason, "Compile the whole model.", {"compile_scope": "model"})
+    if situation.has(Trait.COMPILED) and situation.option(SHARDING) != "off":
+        return Blocked(
+            f"sharding compiles each block separately; {reason}",
+            "Checkpoint complete blocks.",
+            {"checkpointing": "full"},
         )
     return None
 
@@ -88,10 +101,12 @@ def _evidence(option: str, observed: Observed) -> Finding:
     blocks = observed.model.checkpointed_blocks
     if not blocks:
         return no_effect("no block is checkpointed")
-    text = (
-        f"the backward pass recomputes {counted(blocks, 'block')} of "
-        f"{observed.situation.config.n_layers}"
-    )
+    pipeline = None if observed.divided is None else observed.divided.pipeline
+    if pipeline is None:
+        all_blocks = str(observed.situation.config.n_layers)
+    else:
+        all_blocks = f"this rank's {len(pipeline.stage.blocks)}"
+    text = f"the backward pass recomputes {counted(blocks, 'block')} of {all_blocks}"
     checkpointed, plain = _kept(observed)
     if not plain:
         return no_effect(f"{text}, but autograd saves nothing: no parameter is trained")
@@ -106,10 +121,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
         return effective(text)
     if not observed.record.kept_operators:
         return no_effect(f"{text}, but no operator's output was saved: everything is recomputed")
-    # A compiler traces a block more than once, so its counts mean nothing.
-    compiled = observed.situation.has(Trait.COMPILED)
+    # A compiler traces a block more than once, and a capture runs it in several steps.
+    is_repeated = observed.situation.has(Trait.COMPILED, Trait.CAPTURED)
     names = ", ".join(
-        name if compiled else f"{count} of {name}"
+        name if is_repeated else f"{count} of {name}"
         for name, count in observed.record.kept_operators.items()
     )
     text += f"; kept outputs of operators: {names}"

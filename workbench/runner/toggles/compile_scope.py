@@ -20,11 +20,13 @@ from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._compiling import compiling_toggle
+from workbench.runner.toggles._ranks import SHARDING
 from workbench.runner.toggles._toggle import (
     Finding,
     Fix,
     Situation,
     Trait,
+    as_default,
     effective,
     no_effect,
 )
@@ -75,9 +77,13 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     )
     if compiles.recompiles or compiles.breaks:
         text += f"; {compiles.text()}"
-    # A graph break divides the graph of every block of a kind.
-    shared = graphs - len(compiles.breaks) < len(blocks)
-    return effective(text) if shared or len(blocks) == 1 else no_effect(text)
+    shared = graphs - len(compiles.breaks)  # a break divides the graph of every block of a kind
+    if shared > kinds and 1 < len(blocks) <= shared:
+        return no_effect(text)
+    situation = observed.situation
+    if situation.option(SHARDING) != "off" and not situation.is_own_model:
+        return as_default(f"{text}; sharding compiles each block separately anyway")
+    return effective(text)
 
 
 TOGGLE = compiling_toggle(

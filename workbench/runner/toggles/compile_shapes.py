@@ -19,7 +19,14 @@ import torch
 from models import LanguageModel
 from workbench.protocol import Blocked
 from workbench.runner.toggles._compiling import compiling_toggle
-from workbench.runner.toggles._toggle import Finding, Situation, as_default, effective, no_effect
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    as_default,
+    effective,
+    no_effect,
+    unknown,
+)
 from workbench.runner.variants.compiles import Compiles, without_id
 
 if TYPE_CHECKING:
@@ -48,11 +55,15 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
         return as_default("every step had the same sizes, and then automatic compiles like static")
-    workload = observed.situation.workload
+    if observed.divided is not None and observed.divided.fully_shard is not None:
+        return unknown("no other size was tried: each call gathers the shards of all ranks")
+    workload, batches = observed.situation.workload, observed.batches
     tried = [
         (size, _refusal(observed.compute, batch, workload.trains))
-        for size, batch in _other_sizes(observed.batches, workload, observed.model)
+        for size, batch in _other_sizes(batches, workload, observed.model)
     ]
+    if tried:  # the model's counts are of its last call, and must be those of steps
+        _refusal(observed.compute, _batch(batches, workload), workload.trains)
     accepted = [size for size, why in tried if not why]
     refused = [f"{size}: {why}" for size, why in tried if why]
     if accepted:
@@ -66,9 +77,7 @@ def _other_sizes(
     batches: Batches, workload: Workload, model: Model
 ) -> Iterator[tuple[str, Tensors]]:
     """Yield the current batch with other sizes, each after its description."""
-    batch = batches.inputs
-    if workload.trains:
-        batch += batches.targets
+    batch = _batch(batches, workload)
     if batches.loose or not all(isinstance(x, torch.Tensor) and x.ndim for x in batch):
         return
     size = batch[0].shape[0]
@@ -82,6 +91,11 @@ def _other_sizes(
             f"a sequence of {shorter} instead of {length}",
             tuple(_resized(x, size, shorter) for x in batch),
         )
+
+
+def _batch(batches: Batches, workload: Workload) -> Tensors:
+    """Return the tensors that the computation of a step takes."""
+    return batches.inputs + batches.targets if workload.trains else batches.inputs
 
 
 def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Tensor:

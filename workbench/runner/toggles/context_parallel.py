@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models.costs.footprint import PRECISIONS
+from models.execution.checkpointing import CHECKPOINTING
 from models.parallel.context_parallel import splittable
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
@@ -62,18 +63,20 @@ def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> int:
     """Return the bytes that a rank saves because it has a part of each sequence.
 
     These are gathered keys and values, or states. ``step`` holds the arguments of ``models``'
-    footprints. They stay until the backward pass, unless checkpointing computes them again.
-    Pipeline stages are not estimated.
+    footprints. They stay until the backward pass, unless checkpointing computes them again, one
+    block at a time. Pipeline stages are not estimated.
     """
     layout = layout_of(situation)
     if layout.context == 1 or layout.pipeline > 1:
         return 0
     compute = PRECISIONS[step["precision"]].compute
-    layers = [
-        layer.size(step["batch"], step["sequence"], layout.context, compute)
-        for layer in splittable(situation.family, situation.config).saved_beside
+    blocks = [
+        sum(layer.size(step["batch"], step["sequence"], layout.context, compute) for layer in block)
+        for block in splittable(situation.family, situation.config).saved_by_block
     ]
-    return sum(layers) if step["checkpointing"] == "none" else max(layers, default=0)
+    stride = CHECKPOINTING[step["checkpointing"]]
+    recomputed = blocks[::stride] if stride else []
+    return sum(blocks) - sum(recomputed) + max(recomputed, default=0)
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

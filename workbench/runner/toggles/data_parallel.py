@@ -84,13 +84,21 @@ def _evidence(option: str, observed: Observed) -> Finding:
         reductions = divided.replicate.reductions
         text += (
             f"; {size_text(reductions.bytes)} of gradients are averaged in "
-            f"{counted(reductions.buckets, 'bucket')}, {reductions.early} of them during the "
-            "backward pass"
+            f"{counted(reductions.buckets, 'bucket')}, {_when(observed, reductions.early)}"
         )
         if not reductions.buckets:
             return no_effect(text)
     text += peaks_text(divided, on_gpu=observed.situation.on_gpu)
     return alike(divided, text)
+
+
+def _when(observed: Observed, early: int) -> str:
+    """Return when buckets were averaged; ``early``: how many while gradients were missing."""
+    situation, compiles = observed.situation, observed.compiles.read()
+    is_separate = situation.has(Trait.COMPILED_BLOCKS) or compiles.breaks or compiles.given_up
+    if compiles.graphs and not is_separate and situation.has(Trait.COMPILED):
+        return "after the compiled backward pass, which returns all gradients at its end"
+    return f"{early} of them during the backward pass"
 
 
 TOGGLE = Toggle(

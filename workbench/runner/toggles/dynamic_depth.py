@@ -14,11 +14,12 @@ from typing import Any
 from models.layers.neuro_fabric import chosen
 from workbench.protocol import Blocked
 from workbench.runner.toggles._field_toggle import field_toggle
+from workbench.runner.toggles._ranks import batch_ranks_of
 from workbench.runner.toggles._toggle import Situation
 
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
-    batch = int(situation.configuration.settings["batch"])
+    batch = int(situation.configuration.settings["batch"]) // batch_ranks_of(situation)
     declared = getattr(situation.base, "capacity", value)
     if value == declared or chosen(value, batch) != chosen(declared, batch):
         return None

@@ -9,6 +9,7 @@ a compiler can fuse them, and without one it is not faster. On an H200 in BF16, 
 from __future__ import annotations
 
 from models import LanguageModel
+from models.execution.checkpointing import CHECKPOINTING
 from workbench.runner.toggles._operator_toggle import operator_toggle
 
 
@@ -19,7 +20,10 @@ def _switch(model: LanguageModel) -> None:
 def _idle(model: LanguageModel) -> str:
     if model.fused_additions:
         return ""
-    return f"no addition was fused: {model.checkpointed_blocks} blocks are checkpointed"
+    stride = CHECKPOINTING[model.checkpointing]
+    if stride:
+        return f"no addition was fused: {len(model.blocks[::stride])} blocks are checkpointed"
+    return "no addition was fused: no block is followed by another block on the same rank"
 
 
 TOGGLE = operator_toggle(

@@ -39,6 +39,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Split each batch among two ranks.",
             {DATA: "2"},
         )
+    if option == "bf16" and situation.option("precision") == "bf16":
+        return Blocked(
+            "gradients of BF16 weights have 16 bits already",
+            "Store the weights in FP32.",
+            {"precision": "amp_bf16"},
+        )
     return conflict(
         situation,
         Trait.OWN_REDUCTION,

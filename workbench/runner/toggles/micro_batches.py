@@ -14,6 +14,7 @@ halve it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
@@ -33,6 +34,7 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
+    from workbench.runner.distributed.pipeline import Pipeline
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
@@ -72,6 +74,16 @@ def least_batch(situation: Situation) -> int:
     return 1 if option == AUTO else int(option)
 
 
+def in_flight_text(pipeline: Pipeline, in_flight: Iterable[int]) -> str:
+    """Return how many micro-batches wait for their backward pass at most, by rank or stage.
+
+    A rank with several stages counts each micro-batch once per stage: its forward passes.
+    """
+    counts = ", ".join(map(str, in_flight))
+    passes = "forward passes " if pipeline.chunks > 1 else ""
+    return f"{passes}in flight at most: {counts}"
+
+
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == AUTO:
         return None
@@ -100,11 +112,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
         return no_effect("no step ran in pipeline stages")
     # Each of a rank's stages computes every micro-batch once.
     by_rank = [counts.forwards / pipeline.chunks for counts in pipeline.step_counts]
-    in_flight = ", ".join(str(counts.in_flight) for counts in pipeline.step_counts)
-    text = (
-        f"{_rows(observed.situation)} rows in {by_rank[0]:g} micro-batches; in flight at most, by "
-        f"rank: {in_flight}"
-    )
+    in_flight = in_flight_text(pipeline, (counts.in_flight for counts in pipeline.step_counts))
+    text = f"{_rows(observed.situation)} rows in {by_rank[0]:g} micro-batches; by rank, {in_flight}"
     return effective(text) if set(by_rank) == {int(option)} else no_effect(text)
 
 

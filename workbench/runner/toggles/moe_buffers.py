@@ -67,9 +67,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if not layers:
         return no_effect("no expert layer has a workspace")
     requests, allocations = layers[0].requests, layers[0].allocations
+    # Calls beside the steps are not compiled, and use the workspace too.
+    if observed.situation.has(Trait.COMPILED) and not observed.record.workspace_tensors:
+        return no_effect("no step used the workspace: torch.compile plans memory itself")
     if requests <= allocations:
-        if observed.situation.has(Trait.COMPILED):
-            return no_effect("the workspace was not used: torch.compile plans memory itself")
         return no_effect(f"{requests} tensors used {allocations} allocations: no memory was reused")
     return effective(
         f"{len(layers)} layers placed {requests:,} tensors so far in {allocations} allocations, "

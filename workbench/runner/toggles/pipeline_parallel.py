@@ -55,7 +55,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.micro_batches import micro_batches_of
+from workbench.runner.toggles.micro_batches import in_flight_text, micro_batches_of
 
 if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel
@@ -178,12 +178,12 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
         pipeline.step_counts[divided.layout.first_of_stage(n)] for n in range(len(pipeline.stages))
     ]
     blocks = ", ".join(str(counts.blocks) for counts in by_stage)
-    in_flight = ", ".join(str(counts.in_flight) for counts in by_stage)
+    in_flight = in_flight_text(pipeline, (counts.in_flight for counts in by_stage))
     in_two_stages = ", in two stages each" if pipeline.chunks > 1 else ""
     return (
         f"blocks by pipeline rank: {blocks}{in_two_stages}; "
-        f"{first.forwards // pipeline.chunks} micro-batches, in flight at most: {in_flight}; this "
-        f"rank has {size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights, and "
+        f"{first.forwards // pipeline.chunks} micro-batches, {in_flight}; this rank has "
+        f"{size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights, and "
         f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
         f"{size_text(first.bytes)} in total"
     )

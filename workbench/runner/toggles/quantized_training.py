@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from models.layers.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
 from workbench.protocol import Blocked
+from workbench.runner.distributed.local_weights import local
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -60,7 +61,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     numbers = changed = 0
     moved = length = 0.0
     for layer in layers:
-        weight = layer.weight.detach()
+        weight = local(layer.weight.detach())  # this rank's rows, if weights are sharded
         rounding_error = (fake_quantized(weight) - weight).float()
         numbers += rounding_error.numel()
         changed += int((rounding_error != 0).sum())

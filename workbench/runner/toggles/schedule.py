@@ -63,9 +63,24 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch pipeline parallelism on.",
             {PIPELINE: "2"},
         )
+    if option == "gpipe":
+        return _like_1f1b(situation)
     if option == "zero_bubble" and (why := conflict(situation, Trait.COMPILED, _TWICE)):
         return why
     return _not_in_chunks(situation) if option in IN_CHUNKS else None
+
+
+def _like_1f1b(situation: Situation) -> Blocked | None:
+    """Return why 1F1B would run the same passes in the same order as GPipe."""
+    ranks = RANKS[situation.option(PIPELINE)]
+    count = micro_batches_of(situation, ranks)
+    if count >= ranks:
+        return None
+    reason = (
+        f"with fewer micro-batches ({count}) than stages ({ranks}), 1F1B also runs all forward "
+        "passes before all backward passes"
+    )
+    return Blocked(reason, "Choose at least as many micro-batches as stages.")
 
 
 def _not_in_chunks(situation: Situation) -> Blocked | None:

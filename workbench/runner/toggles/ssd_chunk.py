@@ -20,6 +20,7 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
+from workbench.runner.toggles._ranks import CONTEXT, RANKS
 from workbench.runner.toggles._toggle import (
     PARTS,
     Finding,
@@ -42,6 +43,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := not_called("ssd_scan", situation):
         return why
     tokens = int(situation.configuration.settings["sequence"])
+    tokens //= RANKS[situation.option(CONTEXT)]  # a rank scans only its own tokens
     if tokens <= min(int(option), CHUNK):
         return Blocked(
             f"{tokens} tokens fit in one chunk anyway: the default chunk is {CHUNK} tokens",

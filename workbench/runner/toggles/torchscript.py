@@ -45,6 +45,7 @@ _NOT_WITH = {
     Trait.CAPTURED: "TorchScript optimizes its graph over several calls; {title} capture only one",
     Trait.RECOMPUTED: "{title} has no effect: a recorded graph keeps all activations",
     Trait.OFFLOADED: "{title} has no effect: a recorded graph keeps all activations",
+    Trait.TRITON: "TorchScript records torch's operators, but not Triton kernels",
     Trait.RANKS: "TorchScript records the step of a single GPU, but {title} uses several",
 }
 _OFF = "Switch the other option off."
@@ -64,6 +65,11 @@ class Scripted:
             self._graph = self._recorded(batch)
         output: torch.Tensor = self._graph(*batch)
         return output
+
+    @property
+    def unrecorded(self) -> Compute:
+        """The computation in Python."""
+        return self._compute
 
     def _recorded(self, batch: tuple[torch.Tensor, ...]) -> Any:
         """Return the computation as a graph of TorchScript; raises ``Mistake``."""
@@ -128,14 +134,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Use pure BF16 or FP32.",
             {"precision": "bf16"},
         )
-    for trait, why in _NOT_WITH.items():
-        if blocked := conflict(situation, trait, why, _OFF):
-            return blocked
-    if situation.option("triton") != "off":
-        return Blocked(
-            "TorchScript records torch's operators, but not Triton kernels", _OFF, {"triton": "off"}
-        )
-    return None
+    blocks = (conflict(situation, trait, why, _OFF) for trait, why in _NOT_WITH.items())
+    return next(filter(None, blocks), None)
 
 
 def can_fuse(device: torch.device) -> bool:
@@ -151,7 +151,9 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     if not isinstance(observed.compute, Scripted):
         return no_effect("TorchScript does not run the step")
-    instrumented.call(observed)
+    workload = observed.situation.workload
+    with torch.set_grad_enabled(workload.trains):
+        instrumented.computed(observed.compute, workload, observed.batches)
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
         return no_effect("TorchScript fused no operators: it ran every operator separately")

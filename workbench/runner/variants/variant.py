@@ -13,6 +13,7 @@ import torch
 import kernels
 from models import Model
 from models.execution.checkpointing import kept_operators, reset_kept_operators
+from models.layers.mixture import count_reuse
 from sessions.model import Evidence, Scalar
 from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
@@ -131,17 +132,20 @@ class Variant:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record the kernels that the first step calls, and the outputs that it keeps."""
+        """Record the kernels that the first step calls, and the memory that it reuses or keeps."""
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
-        record = self.record
+        record, before = self.record, count_reuse(self.model)
         with counting_flops(self.situation, record.facts):
             yield
         record.usage, record.reasons = kernels.usage(), kernels.reasons()
         record.tiles = kernels.tiles()
         record.facts |= attention_facts(record.usage, record.reasons)
         record.kept_operators = kept_operators()
+        after = count_reuse(self.model)
+        record.placed_additions = after.additions - before.additions
+        record.workspace_tensors = after.requests - before.requests
 
     def observed(self) -> Observed:
         """Return the part of this variant that evidence reads; it must have stepped."""
@@ -173,5 +177,7 @@ class Variant:
             with self.entered():
                 if self.divided is not None:  # evidence may compute, which needs all ranks
                     self.divided.compare(self)
+                    record = self.record  # later stages of a pipeline have added their calls
+                    record.facts |= attention_facts(record.usage, record.reasons)
                 self.evidence = self.collect_evidence(self.observed())
         return self.evidence

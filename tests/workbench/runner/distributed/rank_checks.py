@@ -43,6 +43,18 @@ def configure(
     )
 
 
+def step(configuration: Configuration, **toggles: str) -> Variant:
+    """Return an arm that shares no weights, after two steps."""
+    return stepped(configuration, steps=2, arms=VariantCache(), **toggles)
+
+
+def assert_evidence(arm: Variant, toggle: str, status: str, *parts: str) -> None:
+    """Assert the status of a toggle's evidence, and that its text has these parts."""
+    actual, text = collect_evidence(arm)[toggle]
+    assert actual == status, text
+    assert all(part in text for part in parts), text
+
+
 def assert_right(arm: Variant, *toggles: str) -> None:
     """Assert that the toggles took effect and that the arm computes the reference's numbers."""
     evidence = collect_evidence(arm)

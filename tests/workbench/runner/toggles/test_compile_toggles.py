@@ -274,3 +274,20 @@ def test_graphs_of_steps_whose_gradients_ranks_average_are_not_split_by_buckets(
     (flag,) = build.flags
     with flag():
         assert not torch._dynamo.config.optimize_ddp
+
+
+@pytest.mark.parametrize("toggle", ["in_place", "reuse_buffers", "moe_buffers"])
+def test_memory_that_only_calls_beside_compiled_steps_reuse_is_no_effect(toggle):
+    """The probe of a variant, which is not compiled, reuses it."""
+    settings = {"batch": 1, "sequence": 16}
+    moe = Configuration(family="moe", preset="tiny", settings=settings)
+    assert collect_evidence(stepped(moe, "forward", **{toggle: "on"}))[toggle][0] == "effective"
+    status, text = collect_evidence(compiled(moe, **{toggle: "on"}))[toggle]
+    assert status == "no effect" and text.endswith("torch.compile plans memory itself")
+
+
+def test_two_blocks_of_two_kinds_have_a_graph_each(small):
+    deep = replace(small, model={**small.model, "mixture_of_depths": True})
+    arm = compiled(deep, compile_scope="blocks")
+    status, text = collect_evidence(arm)["compile_scope"]
+    assert (status, text) == ("effective", "2 blocks of 2 kinds share 2 compiled graphs")

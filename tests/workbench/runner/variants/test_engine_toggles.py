@@ -19,6 +19,7 @@ from workbench.runner.toggles import all_toggles, allocator
 from workbench.runner.training import optimizers
 from workbench.runner.training.trainer import Weights
 from workbench.runner.variants.offload import Offload
+from workbench.runner.workloads import all_workloads
 
 IMAGES = Path(__file__).parents[3] / "examples" / "own_model.py"
 
@@ -260,9 +261,12 @@ def test_what_is_small_or_has_gaps_stays(layers):
     offload = Offload(lambda x: (x * layers[0].weight[:1]).sum(), layers.parameters())
     offload(x)
     assert (offload.moved_tensors, offload.left_bytes) == (0, x.nbytes)
-    observed = SimpleNamespace(compute=offload)
+    batches = SimpleNamespace(inputs=(x,), targets=())
+    situation = SimpleNamespace(workload=all_workloads()["train"])
+    observed = SimpleNamespace(compute=offload, situation=situation, batches=batches)
     finding = all_toggles()["activation_offload"].evidence("on", observed)
     assert finding.status == "no effect" and "no tensor of at least 64 KiB" in finding.text
-    offload(x.contiguous())
+    batches.inputs = (x.contiguous(),)
+    offload(x)  # not in a step
     finding = all_toggles()["activation_offload"].evidence("on", observed)
     assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensors move")

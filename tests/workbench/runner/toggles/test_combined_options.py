@@ -1,0 +1,56 @@
+"""Evidence of an option that depends on another one: it describes steps with both."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from built_arms import blocked, configuration, evidence_of, stepped
+
+from kernels.core import measured
+from workbench.runner.profiling import instrumented
+from workbench.runner.toggles import Trait, _kernel_toggle, torchscript
+
+
+@pytest.fixture
+def fuses(monkeypatch):
+    """Let the CPU count as a device whose operators TorchScript can fuse."""
+    monkeypatch.setattr(torchscript, "can_fuse", lambda device: True)
+
+
+def test_what_checkpointing_saves_is_counted_in_the_precision_of_the_steps():
+    texts = []
+    for precision in ("fp32", "amp_bf16"):
+        toggles = {"checkpointing": "full", "precision": precision}
+        arm = stepped(configuration("hydra", "train", toggles=toggles))
+        texts.append(evidence_of(arm, "checkpointing").text)
+    saved = [re.search(r"saves (.*)", text)[1] for text in texts]
+    assert saved[0] != saved[1]
+
+
+def test_attention_in_a_recorded_graph_is_seen(fuses):
+    toggles = {"torchscript": "trace", "attention": "sdpa", "sdp_flash": "forbidden"}
+    arm = stepped(configuration("hydra", toggles=toggles))
+    evidence = evidence_of(arm, "sdp_flash")
+    assert evidence.status == "effective" and "with flash allowed" in evidence.text
+    assert evidence_of(arm, "torchscript").text.startswith("TorchScript fused no operators")
+
+
+def test_a_graph_is_not_recorded_with_the_triton_kernel_of_one_operator(fuses):
+    why = blocked(configuration("hydra", toggles={"triton_rms_norm": "triton"}), "torchscript",
+                  "trace")  # fmt: skip
+    assert why.reason == "TorchScript records torch's operators, but not Triton kernels"
+    assert why.set == {"triton_rms_norm": "follow"}
+
+
+@pytest.mark.parametrize("trait", [None, Trait.COMPILED, Trait.CAPTURED])
+def test_kernels_are_compared_with_what_auto_chooses_in_the_same_kind_of_step(trait, monkeypatch):
+    """In a graph the host's time does not count."""
+    arm = stepped(configuration("hydra", toggles={"attention": "manual"}))
+    monkeypatch.setattr(type(arm.situation), "has", lambda self, *traits: trait in traits)
+    captured: list[bool] = []
+    monkeypatch.setattr(
+        instrumented, "call", lambda variant: captured.append(measured._captured_blocks > 0)
+    )
+    _kernel_toggle._selects_the_same("auto", "attention", arm)
+    assert captured == [trait is not None]
