@@ -87,16 +87,18 @@ def largest_stage(
         firsts = [
             footprint(_stage_costs(model_costs, part, 0), batch=rows, **step) for part in parts
         ]
+        activations = max(before, after) + max(c.activations - c.saved for c in by_chunk)
         before += max(first.together - first.saved for first in firsts)
-        after += max(chunk.together - chunk.saved for chunk in by_chunk)
-        activations = max(before - single.gradients, after) + copies_of(costs)
+        after += max(chunk.together - chunk.saved for chunk in by_chunk) + single.gradients
+        lasting = copies_of(costs)
         if weights_apart:
             blocks = [of_micro_batch(part._replace(last=False)) for part in parts]
-            activations += WAITING * (max(block.activations for block in blocks) + stream)
+            lasting += WAITING * (max(block.activations for block in blocks) + stream)
         # torch receives into buffers of their own, one per micro-batch and boundary.
         boundaries = sum((not part.first) + (not part.last) for part in parts)
-        activations += boundaries * micro_batches * stream
-        together = max(activations + single.gradients, single.together)
+        lasting += boundaries * micro_batches * stream
+        activations += lasting
+        together = max(before + lasting, after + lasting, single.together)
         stage_footprints.append(replace(single, activations=activations, together=together))
     return max(stage_footprints, key=lambda stage: stage.total)
 
