@@ -152,18 +152,32 @@ def _total_torch(
 
 Rows = Callable[..., None]
 Total = Callable[..., tuple[Tensor, Tensor | None]]
-Chunk = Callable[[Tensor, Tensor, int], int]
+Chunk = Callable[[int, int, int, int], int]
 
 
-def _fast_chunk(x: Tensor, weight: Tensor, n_rows: int) -> int:
-    return max(1, CHUNK_BYTES // (weight.shape[0] * x.element_size()))
+def _fast_chunk(n_rows: int, dim: int, n_words: int, element: int) -> int:
+    return max(1, CHUNK_BYTES // (n_words * element))
 
 
-def _small_chunk(x: Tensor, weight: Tensor, n_rows: int) -> int:
+def _small_chunk(n_rows: int, dim: int, n_words: int, element: int) -> int:
     """Return the tokens of a chunk as Liger counts them (section 3.2)."""
-    n_words, dim = weight.shape
     tokens = power_of_two(cdiv(n_rows, cdiv(n_words, dim)))
-    return min(_fast_chunk(x, weight, n_rows), max(FEWEST, tokens))
+    return min(_fast_chunk(n_rows, dim, n_words, element), max(FEWEST, tokens))
+
+
+def loss_memory(impl: str, *, n_rows: int, dim: int, n_words: int, element: int) -> int:
+    """Return the peak bytes of the loss besides its inputs: a chunk's logits, and gradients.
+
+    ``element``: bytes of an input's number. Libraries are assumed to choose chunks like Liger's.
+    """
+    chunk_of = _fast_chunk if impl in ("triton", "chunked") else _small_chunk
+    chunk = chunk_of(n_rows, dim, n_words, element)
+    logits = min(chunk, n_rows) * n_words
+    # Plain torch copies logits that are not FP32, and writes the softmax elsewhere.
+    rows = logits * 4 * (2 if element < 4 else 1) if impl == "chunked" else 0
+    gradients = (n_rows + n_words) * dim * element
+    # The first chunk computes its gradients after its softmax.
+    return logits * element + (rows + gradients if n_rows > chunk else max(rows, gradients))
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,8 @@ class _Way:
     """Functions that compute the loss in one way.
 
     ``rows`` computes each token's loss and, in the logits' memory, their gradient. ``total`` adds
-    the losses up. ``chunk`` returns how many tokens a chunk has.
+    the losses up. ``chunk`` returns how many tokens a chunk has, for the numbers of tokens, columns
+    and words, and the bytes of a number.
     """
 
     rows: Rows
@@ -190,11 +205,11 @@ def _compute(
     way: _Way,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return the loss, the gradients of a sum of losses, and each token's weight in the loss."""
-    n_rows, dim = target.numel(), weight.shape[1]
+    n_rows, (n_words, dim) = target.numel(), weight.shape
     x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
     target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
     losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
-    chunk = way.chunk(x, weight, n_rows)
+    chunk = way.chunk(n_rows, dim, n_words, x.element_size())
     dx = dweight = None
     if x_grad and n_rows > chunk:
         dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)

@@ -117,8 +117,8 @@ class ScanMemory(NamedTuple):
     """Bytes that one scan holds besides its inputs and y."""
 
     saved: int  # for its backward pass: the initial states of segments
-    # Peak in the backward pass: the states at all chunks and their gradients, and the gradients of
-    # B and C before their sum over heads.
+    # Peak in the backward pass: the states at all chunks and their gradients, those at the ends of
+    # segments, and the gradients of B and C before their sum over heads.
     backward: int
     forward: int  # peak: the initial states of segments, the final ones, steps and decays
     final: int  # of these, the returned bytes
@@ -134,7 +134,8 @@ def scan_memory(
     numbers = 2 * state * cut.n_chunks + 2 * batch * length * parts * n_states
     decays = (4 + 8) * batch * heads * cut.n_chunks * cut.chunk
     final = 4 * state
-    return ScanMemory(saved, numbers * dtype.itemsize, saved + final + decays, final)
+    backward = numbers * dtype.itemsize + decays + (saved + final if saved else 0)
+    return ScanMemory(saved, backward, saved + final + decays, final)
 
 
 def _least(element_size: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kernels.attention.memory import prefers_full_matrix
 from models.configs.adaattn import AdaAttnConfig
-from models.costs.model_costs import Attends, Costs, How, dense_block, outside_blocks
+from models.costs.model_costs import Attends, Beside, Costs, How, dense_block, outside_blocks
 from models.layers.adaptive.measurements import SAMPLES, TOKENS
 from models.layers.basic import mlp_width
 
@@ -55,12 +55,25 @@ def costs(config: AdaAttnConfig) -> Costs:
         analysis = 4 * 4 * heads * min(SAMPLES, step.sequence)
         return max(block, 2 * dim * step.stream + 5 * dim * step.element + analysis)
 
+    def beside(step: How) -> Beside:
+        # Copies of q and k, unless they are in FP32 already.
+        copied = step.by_operators and step.element < 4
+        return Beside(step.batch * step.sequence * 4 * 2 * dim * copied)
+
+    def operator_outputs(step: How) -> tuple[float, ...]:
+        # Queries, keys and values, and queries and keys in the basis; PyTorch's attention; the
+        # attention's linear, gate, up, and the last linear.
+        attention = 3 * dim + (2 * dim if config.adaptive_rank else 0)
+        attention += 0 if step.fused else dim
+        return (step.element * (attention + 2 * dim + 2 * hidden),) * layers
+
     return Costs(
         parameters=layers * (linears + 2 * dim + 2 * head_dim)
         + outside_blocks(dim, rows, config.tie_embeddings),
         n_layers=layers,
         dim=dim,
         rows=rows,
+        tied=config.tie_embeddings,
         matmul_per_token=layers * linears,
         scan_per_token=layers * turned,
         score_width=layers * dim,
@@ -74,8 +87,10 @@ def costs(config: AdaAttnConfig) -> Costs:
         # The log-sum-exp and two inverse deviations of each head, and both norms'.
         saved_fp32_per_token=3 * heads + 2,
         unfused_per_token=hidden,  # silu(gate)
-        unfused_fp32_per_token=4 * dim,  # the norms' steps of q and of k
+        unfused_fp32_per_token=2 * dim,  # the norms' steps of q and of k
+        beside=beside,
         backward_per_token=2 * hidden,  # the gradients of gate and up
+        operator_outputs=operator_outputs,
         table_bytes=4 * config.max_sequence * head_dim,
         attends=((((Attends(heads, heads, head_dim),),),) * layers),
         attention=attention,

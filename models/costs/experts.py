@@ -9,7 +9,7 @@ experts.
 from __future__ import annotations
 
 from kernels.moe_experts import block_rows
-from models.costs.model_costs import BlockMemory, How
+from models.costs.model_costs import Beside, BlockMemory, How
 
 
 def rows_by_torch(step: How, *, n: int, k: int) -> float:
@@ -51,6 +51,18 @@ def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> Bloc
         kept_per_token=round(saved + rows * of_row + k * of_choice),
         backward_per_token=round(rows * 3 * 4 * width),
     )
+
+
+def cast_inputs(step: How, *, dim: int, consumers: int) -> Beside:
+    """Return what fused kernels save under autocast because the norm's output has two dtypes.
+
+    The router reads it in FP32. Of the ``consumers`` that compute in 16 bits, each has a copy, and
+    one copy is counted as that output.
+    """
+    if not (step.fused and step.autocast):
+        return Beside()
+    numbers = 4 + (consumers - 1) * step.element
+    return Beside(step.batch * step.sequence * dim * numbers)
 
 
 def experts_at_work(step: How, *, dim: int, width: int, n: int, k: int) -> int:

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.costs.model_costs import Costs, How
 from models.costs.precision import PRECISIONS, Precision
-from models.costs.training_memory import attention_weights, training_course, unit_memory
+from models.costs.training_memory import (
+    attention_weights,
+    offloaded_course,
+    training_course,
+    unit_memory,
+)
 from models.layers.quantized_linear import Saving
 
 
@@ -25,6 +30,7 @@ class Footprint:
     tables: int  # rotary tables, and other constants of a model
     workspaces: int  # of libraries, for their matrix products
     together: int  # activations and gradients at their joint peak
+    saved: int = 0  # those of the activations that autograd saves in the forward pass
 
     @property
     def total(self) -> int:
@@ -79,13 +85,20 @@ def footprint(
     fused: bool = True,
     compiled: bool = False,
     device_type: str = "cuda",
-    optimizer_bytes: int | None = None,
+    optimizer_bytes: float | None = None,
+    update: str = "fused",
     rope_shared: bool = False,
     workspace_bytes: int = 0,
     chunk: int = 0,
     attention: str = "",
+    loss: str = "",
+    rounded: bool = False,
     quantized: Saving | None = None,
     sharding: Sharding | None = None,
+    gathered: tuple[int, ...] = (),
+    keys: int = 0,
+    accumulates: bool = False,
+    offloaded: bool = False,
 ) -> Footprint:
     """Estimate the memory of one step; ``sequence`` is the cache's length for prefill and decode.
 
@@ -95,15 +108,22 @@ def footprint(
     ``precision`` is one of ``PRECISIONS``. ``fused``: the operators run as the library's fused
     kernels; otherwise PyTorch's run on ``device_type``, and ``compiled`` tells whether
     torch.compile fuses them. ``optimizer_bytes``: bytes of the optimizer per parameter (None:
-    AdamW's two moments in the weights' dtype). ``rope_shared``: one rotary table serves all layers.
+    AdamW's two moments in the weights' dtype). ``update``: how AdamW updates the weights: ``loop``,
+    ``foreach`` or ``fused``. ``rope_shared``: one rotary table serves all layers.
     ``workspace_bytes``: memory of libraries for their products. ``attention``: the requested
-    backend, if it may hold its weights. ``quantized``: what quantized linear layers change, in
-    inference. ``sharding``: what several ranks shard in a training step, whose ``batch`` is that of
-    one rank.
+    backend, if it may hold its weights. ``loss``: how a training step computes its loss without all
+    logits; empty: with them. ``rounded``: linears multiply by rounded copies of their weights.
+    ``quantized``: what quantized linear layers change, in inference.
+    ``sharding``: what several ranks shard in a training step, whose ``batch`` is that of one rank.
+    If ranks split sequences, ``sequence`` is that of one rank, ``keys`` the number of tokens that
+    attention gathers, and ``gathered`` the bytes by block that are saved besides. ``accumulates``:
+    as of ``training_course``. ``offloaded``: the host has what autograd saves.
     """
     size = PRECISIONS[precision]
+    if gathered:
+        costs = replace(costs, gathered=gathered)
     computing = size.compute, size.stream, device_type, fused, compiled
-    step = How(workload, batch, sequence, *computing, attention)
+    step = How(workload, batch, sequence, *computing, attention, keys, loss=loss, rounded=rounded)
     if costs.attention is not None:
         step = step._replace(attention=costs.attention(step))
     weights = costs.parameters * size.weight
@@ -112,8 +132,12 @@ def footprint(
     tables = costs.table_bytes * copies + costs.state_bytes
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
-        course = list(training_course(costs, size, step, checkpointing))
-        gradients, optimizer = weights, costs.parameters * moments
+        if offloaded:
+            course = list(offloaded_course(costs, size, step, checkpointing))
+        else:
+            course = list(training_course(costs, size, step, checkpointing, accumulates))
+        gradients, optimizer = weights, round(costs.parameters * moments)
+        temporary = _temporaries(costs, update) * size.weight
         if sharding is not None:
             course = [
                 (saved, sharding.gradients(computed_bytes, costs, size))
@@ -122,15 +146,17 @@ def footprint(
             gradients = max(gradient_bytes for _, gradient_bytes in course)
             weights = sharding.weights(costs, size)
             optimizer = 0 if sharding.offloads else -(-optimizer // sharding.ranks)
+            temporary = 0 if sharding.offloads else -(-temporary // sharding.ranks)
         return Footprint(
             weights=weights,
             gradients=gradients,
             optimizer=optimizer,
             activations=max(activations for activations, _ in course),
+            saved=course[0][0],
             cache=0,
             tables=tables,
             workspaces=workspace_bytes,
-            together=max(map(sum, course)),
+            together=max(*map(sum, course), course[-1][1] + temporary),
         )
     taken = sequence
     if workload == "decode":  # one token of each sequence
@@ -154,6 +180,17 @@ def footprint(
 
 
 _DECODING = ("prefill", "decode", "generate")
+
+
+def _temporaries(costs: Costs, update: str) -> int:
+    """Return the numbers that AdamW's update holds at most besides weights, gradients and moments.
+
+    These are roots of the second moments and what they are divided by: of all parameters in turn,
+    or the roots of all at once.
+    """
+    if update == "foreach":
+        return costs.parameters
+    return 2 * costs.largest_weight if update == "loop" else 0
 
 
 def _block(costs: Costs, size: Precision) -> int:

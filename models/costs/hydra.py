@@ -112,6 +112,7 @@ def costs(config: HydraConfig) -> Costs:
         n_layers=len(by_block),
         dim=dim,
         rows=rows,
+        tied=config.tie_embeddings,
         matmul_per_token=sum(part.matmul_per_token for part in unrouted) + recursion_router,
         score_width=sum(part.score_width for part in unrouted),
         window=config.window,
@@ -134,6 +135,7 @@ def costs(config: HydraConfig) -> Costs:
         saved_past_attention=dim + 3 * hidden,
         backward_per_token=2 * hidden,  # of gate and up; their product's is freed
         linear_parameters=distinct * layer.matmul,
+        operator_outputs=partial(hydra_memory.operator_outputs, config),
         inference_per_token=partial(hydra_memory.inference_per_token, config),
     )
 

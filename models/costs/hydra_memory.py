@@ -65,7 +65,7 @@ def beside(config: HydraConfig, step: How) -> Beside:
         saved += config.dim * step.element
     if step.by_operators:
         # The inputs of the first convolution and of the norms, in FP32; each head's deviation.
-        heads = config.n_heads + config.n_kv_heads
+        heads = (config.n_heads + config.n_kv_heads) // step.shards
         saved += 4 * heads + 2 * (4 - step.element) * heads * config.head_dim
     return Beside(tokens * saved)
 
@@ -85,6 +85,16 @@ def kept_beside(config: HydraConfig, step: How) -> tuple[tuple[float, ...], ...]
         for number, (candidates, item) in enumerate(zip(candidate_shares, passes, strict=True))
     )
     return before, tuple(map(sum, zip(stack, routing, strict=True))), after
+
+
+def operator_outputs(config: HydraConfig, step: How) -> tuple[float, ...]:
+    """Return bytes per token, by block, of the outputs of products and attention."""
+    q_dim, kv_dim, hidden = config.q_dim, config.kv_dim, mlp_width(config.dim, config.mlp_ratio)
+    # Queries, keys and values, those mixed in compressed attention; the attention's output.
+    attention = q_dim + 2 * kv_dim + (q_dim + kv_dim if config.ccgqa else 0) + q_dim
+    numbers = (attention + 2 * hidden) // step.shards + 2 * config.dim
+    layer = numbers * step.element + 4 * config.n_heads // step.shards
+    return tuple(sum(item.units for item in block) * layer for block in passes_of(config))
 
 
 def inference_per_token(config: HydraConfig, step: How) -> int:

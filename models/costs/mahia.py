@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from models.configs.mahia import MahiaConfig
-from models.costs.experts import experts_at_work, experts_by_torch
+from models.costs.experts import cast_inputs, experts_at_work, experts_by_torch, rows_by_torch
 from models.costs.model_costs import (
     Attends,
     BlockMemory,
@@ -41,7 +42,7 @@ def costs(config: MahiaConfig) -> Costs:
     sizes = {"dim": text, "width": hidden, "n": copies, "k": served}
 
     def by_torch(step: How) -> BlockMemory:
-        memory = experts_by_torch(step, **sizes)
+        memory = experts_by_torch(step, **sizes | {"width": hidden // step.shards})
         extra_bytes = attention_numbers * step.element + 4 * (heads + 2 + copies)
         return replace(memory, kept_per_token=memory.kept_per_token + extra_bytes)
 
@@ -57,6 +58,16 @@ def costs(config: MahiaConfig) -> Costs:
         if config.use_moe:
             block = max(block, 3 * text * step.stream + experts_at_work(step, **sizes))
         return block + text * step.element  # the attention's result is freed when the block ends
+
+    def operator_outputs(step: How) -> tuple[float, ...]:
+        # Queries, keys and values, the attention, its linear; filtered values and the gates; gate,
+        # up, and the last linear. Fused experts are not operators of torch.
+        numbers = 5 * text + (text + heads if gate else 0)
+        rows: float = 1
+        if config.use_moe:
+            rows = 0 if step.fused else rows_by_torch(step, n=copies, k=served)
+        numbers += round(rows * (2 * hidden / step.shards + text))
+        return (numbers * step.element + 4 * heads,) * layers
 
     return Costs(
         parameters=linears + gains + biases + (config.vocab_size * text) + slots * (fused + slots),
@@ -93,6 +104,10 @@ def costs(config: MahiaConfig) -> Costs:
         attends=((((Attends(heads, heads, text // heads),),),) * layers),
         saved_past_attention=text + (2 * served * hidden if config.use_moe else 3 * hidden),
         by_torch=by_torch if config.use_moe else None,
+        operator_outputs=operator_outputs,
+        beside=partial(cast_inputs, dim=text, consumers=1) if config.use_moe else None,
         decisive="moe_experts" if config.use_moe else "",
         cast_by_operators=copies * mlp if config.use_moe else 0,
+        computed_together=copies * mlp if config.use_moe else 0,
+        largest_in_block=max(copies * 2 * text * hidden, config.vocab_size * text),
     )

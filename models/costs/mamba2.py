@@ -5,6 +5,7 @@ Shapes: E model width, H the mixer's heads, N its states, G its groups.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from models.costs.model_costs import (
     attention_parameters,
     outside_blocks,
 )
+from models.layers.ssm import SSMSizes
 
 
 def costs(config: Mamba2Config) -> Costs:
@@ -43,6 +45,7 @@ def costs(config: Mamba2Config) -> Costs:
         n_layers=layers,
         dim=dim,
         rows=rows,
+        tied=config.tie_embeddings,
         matmul_per_token=matmuls,
         scan_per_token=layers * (3 * state + size.d_conv * size.convolved),
         score_width=attending * dim,
@@ -66,6 +69,7 @@ def costs(config: Mamba2Config) -> Costs:
             (linears + n_attentions * attention) / matmuls for n_attentions in attends
         ),
         beside=partial(_scan_bytes, config),
+        operator_outputs=partial(_operator_outputs, config),
         attends=tuple(
             ((Attends(heads, config.n_kv_heads, dim // heads),) * n_attentions,)
             for n_attentions in attends
@@ -80,8 +84,15 @@ def _kv_dim(config: Mamba2Config) -> int:
     return config.n_kv_heads * (config.dim // config.n_heads)
 
 
-def _scanning(config: Mamba2Config, step: How) -> ScanMemory:
+def _sizes(config: Mamba2Config, step: How) -> SSMSizes:
+    """Return a mixer's sizes on a rank: with its part of the heads, or of their groups."""
     size = config.mixer
+    groups = max(1, size.n_groups // step.shards)
+    return replace(size, inner=size.inner // step.shards, n_groups=groups)
+
+
+def _scanning(config: Mamba2Config, step: How) -> ScanMemory:
+    size = _sizes(config, step)
     dtype = {2: torch.bfloat16, 4: torch.float32}[step.element]
     cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
     return scan_memory(step.batch, step.sequence, *cut, dtype)
@@ -91,7 +102,23 @@ def _scan_bytes(config: Mamba2Config, step: How) -> Beside:
     if not step.fused:
         return Beside()
     scan = _scanning(config, step)
+    if step.keys and not scan.saved:  # a rank's scan begins with the state of previous tokens
+        return Beside(scan.final, scan.backward + scan.final)
     return Beside(scan.saved, scan.backward)
+
+
+def _operator_outputs(config: Mamba2Config, step: How) -> tuple[float, ...]:
+    """Return bytes per token, by block, of the outputs of products and attention."""
+    size = _sizes(config, step)
+    mixer = size.projected + config.dim
+    if not step.fused:  # the scan's scores, states, and both terms of its outputs
+        mixer += CHUNK * size.n_groups + size.inner * size.d_state // CHUNK + 2 * size.inner
+    # Queries, keys and values; the attention, its linear.
+    attention = 2 * (config.dim + _kv_dim(config)) // step.shards + config.dim
+    return tuple(
+        step.element * (mixer + config.attends(index) * attention)
+        for index in range(config.n_layers)
+    )
 
 
 def _by_torch(config: Mamba2Config, step: How) -> BlockMemory:
@@ -99,7 +126,7 @@ def _by_torch(config: Mamba2Config, step: How) -> BlockMemory:
 
 
 def _compiled(config: Mamba2Config, step: How) -> BlockMemory:
-    size = config.mixer
+    size = _sizes(config, step)
     inner, pairs = size.inner, CHUNK * size.n_heads
     copied = step.element < 4  # copies of the results, for arithmetic in FP32
     # The norm's output, all outputs of in_proj and the convolution, B; in the scan its scores,
@@ -115,7 +142,7 @@ def _compiled(config: Mamba2Config, step: How) -> BlockMemory:
 
 
 def _eager(config: Mamba2Config, step: How) -> BlockMemory:
-    size = config.mixer
+    size = _sizes(config, step)
     inner, pairs, states = size.inner, CHUNK * size.n_heads, size.inner * size.d_state // CHUNK
     copied = step.element < 4  # copies of the results, for arithmetic in FP32
     # The norm's output, the convolution's; in the scan its scores, their decayed copy, x, both

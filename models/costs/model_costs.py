@@ -51,6 +51,9 @@ class How(NamedTuple):
     attention: str = ""  # the requested backend; empty: one that holds no weights
     keys: int = 0  # keys that a query may see; 0: those of the sequence
     weights: int = 0  # peak bytes per token of attention's weights in inference
+    shards: int = 1  # ranks that shard each layer, for what depends on its sizes
+    rounded: bool = False  # True if linears multiply by rounded copies of their weights
+    loss: str = ""  # how a loss without all logits is computed; empty: from all logits
 
     @property
     def by_operators(self) -> bool:
@@ -153,6 +156,14 @@ class Costs:
     # many as it would save for one.
     inference_per_token: Callable[[How], int] | None = None
     cast_by_operators: int = 0  # numbers in a block's linears that autocast does not cast
+    # For each block, bytes per token of operators' outputs that checkpointing "operators" saves;
+    # None: estimated as without checkpointing.
+    operator_outputs: Callable[[How], tuple[float, ...]] | None = None
+    # For each block, bytes that it saves of other ranks' activations; empty: nothing.
+    gathered: tuple[int, ...] = ()
+    computed_together: int = 0  # weights of a block whose gradients one operator computes
+    largest_in_block: int = 0  # numbers in a block's largest weight, if it may exceed the head
+    tied: bool = False  # True if the head's weights are the embedding's
     stream_ranks: int = 1  # ranks that split the residual stream and the loss
     state_bytes: int = 0  # state besides the weights, whatever the step
     # Peak between blocks and loss where a model adapts itself: in forward and training.
@@ -162,6 +173,11 @@ class Costs:
     def head(self) -> int:
         """Numbers in the head."""
         return self.dim * self.rows
+
+    @property
+    def largest_weight(self) -> int:
+        """Numbers in the largest weight."""
+        return max(self.head, self.largest_in_block)
 
     @property
     def linears(self) -> int:

@@ -12,46 +12,104 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kernels.attention.memory import WeightsMemory
+from kernels.linear_cross_entropy import loss_memory
 from models.costs.model_costs import Beside, BlockMemory, Costs, How
 from models.costs.precision import PRECISIONS, Precision
 from models.execution.checkpointing import CHECKPOINTING
 
 
 def training_course(
-    costs: Costs, size: Precision, step: How, checkpointing: str
+    costs: Costs, size: Precision, step: How, checkpointing: str, accumulates: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Yield bytes of activations and of gradients along the backward pass, from the loss on."""
+    """Yield bytes of activations and of gradients along the backward pass, from the loss on.
+
+    ``accumulates``: gradients are added to those of earlier micro-batches, which exist besides, and
+    autocast's copies of weights are left of these. Then gradients of copies wait until the end of
+    the backward pass, because they were made before everything else, and all others are added at
+    once.
+    """
     tokens = step.batch * step.sequence
-    blocks = _blocks(costs, size, step, checkpointing)
+    of_gradient = size.copied if accumulates else size.weight
+    blocks = _blocks(costs, size, step, checkpointing, accumulates)
     saved = [block.saved for block in blocks]
     at_the_end = sum(saved) + step.batch * costs.saved_per_sequence * size.compute
-    yield at_the_end + costs.adapting_bytes, 0
-    loss = _loss(costs, size, -(-tokens // costs.stream_ranks), step.compiled)
-    yield at_the_end + costs.head * size.copied + loss, 0
+    # Autocast's cache has the copies of recomputed blocks, too, until the forward pass ends.
+    cached = sum(block.cached for block in blocks)
+    if accumulates or step.compiled or step.rounded:
+        cached = 0
+    yield at_the_end, 0
+    yield at_the_end + cached + costs.adapting_bytes, 0
+    loss = _loss(costs, size, step)
+    yield at_the_end + cached + loss.forward, 0
+    yield at_the_end + loss.backward, 0
+    yield at_the_end + loss.after, costs.head * (0 if accumulates and size.copied else size.weight)
 
     unit, extra_memory = unit_memory(costs, size, step), _extra_memory(costs, step)
     stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
     # All that a unit saved still exists, and the gradient of its result.
     working = tokens * unit.backward_per_token + stream + extra_memory.backward
+    together_bytes = costs.computed_together * size.compute
     past_attention = tokens * costs.saved_past_attention * size.compute
-    gradients = (costs.head + costs.linears_after) * size.weight
+    gradients = (costs.head + costs.linears_after) * of_gradient
     for index, block in reversed([*enumerate(blocks)]):
         earlier = sum(saved[:index]) + (block.input or 0)
-        own_gradients = round(block.share * costs.linears_in_blocks * size.weight)
+        own_linears = round(block.share * costs.linears_in_blocks)
+        if accumulates:
+            own_linears -= costs.cast_by_operators
+        own_gradients = own_linears * of_gradient
         for number, passed in reversed([*enumerate(block.passes)]):
             live = earlier + block.saved_through(number + 1)
             # For weights that several passes share, the last one's backward pass computes all
             # gradients.
             computed_bytes = gradients + (own_gradients if number + 1 < len(block.passes) else 0)
             part = min(1.0, passed.units)
-            yield live + round(part * working), computed_bytes
+            yield live + round(part * working), computed_bytes + together_bytes
             # While attention runs, later activations do not exist yet, or no longer.
             for weights in passed.attends:
                 attending = live - round(part * past_attention) - weights.saved
                 yield attending + weights.forward, computed_bytes if block.input else 0
                 yield attending + weights.backward + round(part * stream), computed_bytes
         gradients += own_gradients
-    yield 0, costs.parameters * size.weight
+    # The embedding computes a gradient of its own, which is then added to the head's.
+    shared_bytes = costs.head * size.weight if costs.tied else 0
+    yield stream + shared_bytes, gradients if accumulates else costs.parameters * size.weight
+
+
+def offloaded_course(
+    costs: Costs, size: Precision, step: How, checkpointing: str
+) -> Iterator[tuple[int, int]]:
+    """Yield the same as ``training_course`` if the host has all that autograd saves.
+
+    The device has what one operator works on, and a checkpointed block while it is recomputed.
+    """
+    tokens = step.batch * step.sequence
+    blocks = _blocks(costs, size, step, checkpointing, False)
+    copies = 0 if step.compiled else sum(max(0, block.copies - block.casts) for block in blocks)
+    loss, inputs = _loss(costs, size, step), 0
+    if not step.loss:  # the host has them
+        inputs = loss.after - costs.head * size.copied
+    yield 0, 0
+    yield copies + costs.adapting_bytes, 0
+    yield copies + loss.forward - inputs, 0
+    yield loss.backward - loss.after, 0
+    yield loss.after, costs.head * size.weight
+    stream = -(-tokens * costs.dim * size.stream // costs.stream_ranks)
+    backward = tokens * unit_memory(costs, size, step).backward_per_token
+    extra_memory = _extra_memory(costs, step)
+    # The saved input of the widest operator, its gradient, and that of its result.
+    gradients_together = costs.computed_together * size.compute
+    working = backward * 5 // 2 + 2 * stream + sum(extra_memory) + gradients_together
+    gradients = (costs.head + costs.linears_after) * size.weight
+    for block in reversed(blocks):
+        if block.input is None:
+            yield working, gradients
+        else:
+            recomputed = block.saved_through(len(block.passes))
+            working = backward + stream + extra_memory.backward + gradients_together
+            yield recomputed + working, gradients
+        gradients += round(block.share * costs.linears_in_blocks * size.weight)
+    shared_bytes = costs.head * size.weight if costs.tied else 0
+    yield stream + shared_bytes, costs.parameters * size.weight
 
 
 class _Pass(NamedTuple):
@@ -71,11 +129,20 @@ class _Block:
     passes: list[_Pass]
     unit: int  # bytes of one unit
     input: int | None  # bytes of its input if it is recomputed, else None
+    outputs: int  # bytes of outputs that are saved if the rest is recomputed
+    casts: int  # bytes of the copies that operators make themselves
 
     @property
     def saved(self) -> int:
         """Bytes that it saves when the forward pass runs it."""
-        return self.saved_through(len(self.passes)) if self.input is None else self.input
+        if self.input is None:
+            return self.saved_through(len(self.passes))
+        return self.input + self.outputs
+
+    @property
+    def cached(self) -> int:
+        """Bytes of copies that it does not save, but autocast's cache."""
+        return 0 if self.input is None else max(0, self.copies - self.casts)
 
     def saved_through(self, number: int) -> int:
         """Return the bytes that its first passes save, so many of them."""
@@ -85,8 +152,11 @@ class _Block:
         return saved + self.copies + sum(w.saved for passed in passes for w in passed.attends)
 
 
-def _blocks(costs: Costs, size: Precision, step: How, checkpointing: str) -> list[_Block]:
+def _blocks(
+    costs: Costs, size: Precision, step: How, checkpointing: str, accumulates: bool
+) -> list[_Block]:
     """Return the blocks of a model."""
+    cast = costs.cast_by_operators if accumulates else None  # others are left of earlier passes
     tokens = step.batch * step.sequence
     memory = unit_memory(costs, size, step)
     unit = tokens * memory.kept_per_token + memory.saved + _extra_memory(costs, step).saved
@@ -95,37 +165,50 @@ def _blocks(costs: Costs, size: Precision, step: How, checkpointing: str) -> lis
     extra_bytes: Sequence[Sequence[float]] = [(0.0,) * len(passes) for passes in shape]
     if costs.kept_beside is not None:
         extra_bytes = [[tokens * part for part in block] for block in costs.kept_beside(step)]
+    if costs.gathered:  # each block has one pass
+        extra_bytes = [
+            [sum(block) + more] for block, more in zip(extra_bytes, costs.gathered, strict=True)
+        ]
     attends = attention_weights(costs, step)
     recomputed = _checkpointed(checkpointing, len(shape))
+    outputs: Sequence[float] = [0.0] * len(shape)
+    if checkpointing == "operators":
+        if costs.operator_outputs is None:
+            recomputed = [False] * len(shape)
+        else:
+            outputs = costs.operator_outputs(step)
+
+    def copies_of(share: float) -> int:
+        linears = round(share * costs.linears_in_blocks if cast is None else cast)
+        if step.rounded and not size.copied:  # otherwise autocast's copies are those
+            return max(0, linears - costs.cast_by_operators) * size.weight
+        return linears * size.copied
+
     return [
         _Block(
             share=share,
-            copies=round(share * costs.linears_in_blocks * size.copied),
+            copies=copies_of(share),
             passes=[
                 _Pass(units, extra_bytes[index][number], attends[index][number])
                 for number, units in enumerate(shape[index])
             ],
             unit=unit,
             input=stream if recomputed[index] else None,
+            outputs=round(tokens * outputs[index]),
+            casts=costs.cast_by_operators * size.copied,
         )
         for index, share in enumerate(costs.weights_by_block)
     ]
 
 
-def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int, int]:
-    """Return the bytes of the copies of the blocks' linears in autocast's cache.
-
-    The first number is for all blocks, the second for those that keep it for a backward pass.
-    """
+def cached_copies(costs: Costs, precision: str) -> int:
+    """Return the bytes of the copies of the blocks' linears in autocast's cache."""
     size = PRECISIONS[precision]
-    shares, total = costs.weights_by_block, costs.linears_in_blocks * size.copied
-    recomputed_blocks = _checkpointed(checkpointing, len(shares))
-    operator_casts = costs.cast_by_operators * size.copied
-    copies = [max(0, round(share * total) - operator_casts) for share in shares]
-    saved = (
-        copy for copy, recomputed in zip(copies, recomputed_blocks, strict=True) if not recomputed
+    total, operator_casts = costs.linears_in_blocks * size.copied, costs.cast_by_operators
+    copies = (
+        round(share * total) - operator_casts * size.copied for share in costs.weights_by_block
     )
-    return sum(copies), sum(saved)
+    return sum(max(0, copy) for copy in copies)
 
 
 def attention_weights(costs: Costs, step: How) -> list[list[list[WeightsMemory]]]:
@@ -158,18 +241,39 @@ def _extra_memory(costs: Costs, step: How) -> Beside:
     return costs.beside(step) if costs.beside else Beside()
 
 
-def _loss(costs: Costs, size: Precision, tokens: int, compiled: bool) -> int:
-    """Return the bytes of the log-softmax in FP32, and of the gradients after and before it.
+class _LossMemory(NamedTuple):
+    """Bytes of the loss: peaks of its passes, and what is left besides the head's gradient."""
 
-    The norm before the head saves its input, and the head its own. The logits are freed before the
-    backward pass begins. Inductor saves the logits instead, and writes their gradient over them.
+    forward: int
+    backward: int
+    after: int
+
+
+def _loss(costs: Costs, size: Precision, step: How) -> _LossMemory:
+    """Return the memory of the loss.
+
+    The norm before the head saves its input, and the head its own and a copy of its weights. With
+    all logits there is a copy of them in FP32 and the log-softmax; in the backward pass, which
+    begins without them, also the gradients after and before it. Inductor saves the logits instead,
+    and writes their gradient over them. Without all logits, the loss computes the gradients in the
+    forward pass. In the end the input of the norm and the gradient of its result are left, and the
+    head's gradient before it is cast.
     """
-    by_logit = size.compute if compiled else 3 * 4
-    return tokens * (by_logit * costs.rows + costs.dim * (size.stream + size.compute))
+    tokens = -(-step.batch * step.sequence // costs.stream_ranks)
+    inputs = tokens * costs.dim * (size.stream + size.compute) + costs.head * size.copied
+    if step.loss and costs.rows:
+        sizes = {"n_rows": tokens, "dim": costs.dim, "n_words": costs.rows}
+        forward = loss_memory(step.loss, **sizes, element=size.compute)
+        return _LossMemory(inputs + forward, 0, inputs)
+    logits = tokens * costs.rows
+    if step.compiled:
+        return _LossMemory(inputs + logits * size.compute, inputs + logits * size.compute, inputs)
+    copied = 4 if size.compute < 4 else 0
+    forward = logits * (size.compute + copied + 4)
+    return _LossMemory(inputs + forward, inputs + logits * 3 * 4, inputs)
 
 
 def _checkpointed(mode: str, count: int) -> list[bool]:
     """Return which blocks save only their input; see ``Model.choose_checkpointed``."""
-    # "operators" saves most of a block: estimated as all of it.
-    stride = 0 if mode == "operators" else CHECKPOINTING[mode]
+    stride = CHECKPOINTING[mode]
     return [stride > 0 and index % stride == 0 for index in range(count)]

@@ -163,7 +163,8 @@ class SSM(Sparing):
             saved -= 2 * 2 * states  # B and C, as projected and as convolved
             # The gated norm's steps: y and z, silu(z), their product, and its norm.
             units, by_steps = "heads of a mixer", 5 * inner
-            return Division(units, heads, cuts, saved, self._narrow, fp32=by_steps)
+            copies = 2 * inner  # of y and z
+            return Division(units, heads, cuts, saved, self._narrow, fp32=by_steps, copies=copies)
         return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
 
     def _narrow(self, ranks: int) -> None:

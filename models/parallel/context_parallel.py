@@ -89,18 +89,21 @@ class SavedBeside:
     """Numbers that a layer saves for backward only because ranks split the sequence.
 
     ``gathered``: of each token of the other ranks. ``own`` and ``own_fp32``: of each of this rank's
-    tokens. ``states_fp32``: of a sequence, once per rank. Those without FP32 in their name are in
-    the computing dtype.
+    tokens. ``rounded``: of each token of all ranks, if the layer computes in FP32. ``states_fp32``:
+    of a sequence, once per rank. Those without FP32 in their name are in the computing dtype.
     """
 
     gathered: int = 0
     own: int = 0
     own_fp32: int = 0
+    rounded: int = 0
     states_fp32: int = 0
 
     def size(self, batch: int, sequence: int, ranks: int, compute: int) -> int:
         """Return the bytes for ``sequence`` tokens per rank; ``compute``: bytes of a number."""
         token = (self.gathered * (ranks - 1) + self.own) * compute + 4 * self.own_fp32
+        if compute == 4:
+            token += 4 * self.rounded * ranks
         return batch * (sequence * token + 4 * ranks * self.states_fp32)
 
 
@@ -109,23 +112,22 @@ class Splittable:
     """Requirements of a model whose sequences are split.
 
     ``unsplit``: why they cannot be split; empty if they can. ``rows_before``: how many tokens a
-    layer receives from the previous rank at most. ``saved_by_block``: by block and layer.
+    layer receives from the previous rank at most. ``saved_beside``: of each block's layers.
     """
 
     unsplit: str
     rows_before: int = 0
-    saved_by_block: tuple[tuple[SavedBeside, ...], ...] = ()
+    saved_beside: tuple[tuple[SavedBeside, ...], ...] = ()
 
-    @property
-    def saved_beside(self) -> tuple[SavedBeside, ...]:
-        """Numbers that the layers of all blocks save."""
-        return tuple(layer for layers in self.saved_by_block for layer in layers)
+    def saved_bytes(self, *sizes: int) -> tuple[int, ...]:
+        """Return the bytes by block; ``sizes`` as of ``SavedBeside.size``."""
+        return tuple(sum(layer.size(*sizes) for layer in block) for block in self.saved_beside)
 
 
 @functools.cache
 def splittable(family: ModelBuilder, config: Any) -> Splittable:
     """Describe the splitting of a configuration's model; only its structure is built."""
-    model: nn.Module = family.build(config)
+    model: Any = family.build(config)
     if not hasattr(model, "context"):
         return Splittable(f"{family.title} does not make a prediction for each token")
     modules = list(model.modules())
@@ -133,10 +135,10 @@ def splittable(family: ModelBuilder, config: Any) -> Splittable:
     return Splittable(
         next(filter(None, reasons), ""),
         max(getattr(module, "rows_before", 0) for module in modules),
-        tuple(_saved_beside(block) for block in model.blocks),  # type: ignore[union-attr]
+        tuple(
+            tuple(
+                module.beside_split for module in block.modules() if hasattr(module, "beside_split")
+            )
+            for block in model.blocks
+        ),
     )
-
-
-def _saved_beside(block: nn.Module) -> tuple[SavedBeside, ...]:
-    layers = [module for module in block.modules() if hasattr(module, "beside_split")]
-    return tuple(layer.beside_split for layer in layers)  # type: ignore[misc]

@@ -27,6 +27,9 @@ def experts_footprint(family: Family, config: Any, ranks: int, **step: Any) -> F
         costs,
         parameters=costs.parameters - elsewhere,
         linear_parameters=rank_linears,
+        cast_by_operators=costs.cast_by_operators // ranks,
+        computed_together=costs.computed_together // ranks,
+        largest_in_block=costs.largest_in_block // ranks,
         saved_per_token=costs.saved_per_token + experts.added // costs.n_layers,
     )
     return footprint(rank_costs, **step)

@@ -13,6 +13,8 @@ from models.costs.precision import PRECISIONS
 from models.costs.training_memory import cached_copies
 from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain
+from models.parallel.tensor_parallel_footprint import shard_costs
+from models.parallel.tensor_parallel_plan import WHOLE, divide
 
 Value = TypeVar("Value")
 # Micro-batches' activations of a chunk's blocks that weight gradients computed apart add to those
@@ -29,47 +31,74 @@ def largest_stage(
     chunks: int = 1,
     *,
     weights_apart: bool = False,
+    all_forward: bool = False,
+    tensor_ranks: int = 1,
+    along_sequence: bool = False,
     batch: int,
+    gathered: tuple[int, ...] = (),
     **step: Any,
 ) -> Footprint:
     """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
 
-    A stage holds all of its gradients, and activations by the schedule: see ``_peak_in_flight``.
+    A stage holds all of its gradients, and activations by the schedule: see ``_peaks_in_flight``.
     Autocast's copies of weights exist once for a step, unless a compiler makes them.
     ``weights_apart``: gradients of weights are computed later than those of inputs, as in zero
-    bubble. Raises ``ValueError`` for fewer blocks than chunks.
+    bubble. ``all_forward``: no backward pass begins before the last forward pass, as in GPipe.
+    ``tensor_ranks`` shard the layers of each stage; ``along_sequence`` as of ``largest_share``.
+    Raises ``ValueError`` for fewer blocks than chunks.
     """
-    model_costs, stages = family.costs(config), _stages(family, config, ranks, chunks)
+    stages = _stages(family, config, ranks, chunks, tensor_ranks)
     rows = -(-batch // micro_batches)
-    stream = rows * step["sequence"] * model_costs.dim * PRECISIONS[step["precision"]].stream
+    model_costs = replace(
+        shard_costs(family, config, tensor_ranks, along_sequence=along_sequence),
+        gathered=tuple(-(-size * rows // (batch * tensor_ranks)) for size in gathered),
+    )
+    size = PRECISIONS[step["precision"]]
+    stream = rows * step["sequence"] * model_costs.dim * size.stream
+    compiled = step.get("compiled", False)
 
-    def activations_of(part: Stage) -> int:
-        """Return what the part's blocks hold of one micro-batch, without copies of weights."""
+    def copies_of(costs: Costs) -> int:
+        return 0 if compiled else cached_copies(costs, step["precision"])
+
+    def of_micro_batch(part: Stage) -> Footprint:
+        """Return the footprint of the part's blocks, without copies of weights in a cache."""
         costs = _stage_costs(model_costs, part, 0)
-        # The output stays, as the end of the graph that its gradient comes back to.
-        output = 0 if part.last else stream
-        saved_copies = copies_of(costs)[1]
-        return footprint(costs, batch=rows, **step).activations + output - saved_copies
-
-    def copies_of(costs: Costs) -> tuple[int, int]:
-        if step.get("compiled"):
-            return 0, 0
-        return cached_copies(costs, step["precision"], step.get("checkpointing", "none"))
+        single = footprint(costs, batch=rows, accumulates=not compiled, **step)
+        together = single.activations if compiled else single.together
+        if part.first:
+            # The embedding's gradient comes last, and is computed before it is added.
+            embedding = copies_of(costs) + model_costs.head * size.weight + stream
+            together = max(together, embedding)
+        return replace(single, together=together)
 
     stage_footprints = []
     for rank, (stage, numel) in enumerate(stages):
         costs = _stage_costs(model_costs, stage, numel)
         single = footprint(costs, batch=rows, **step)
         parts = _chunks(stage)
-        by_chunk = [activations_of(part) for part in parts]
-        activations = _peak_in_flight(by_chunk, rank, ranks, micro_batches) + copies_of(costs)[0]
+        by_chunk = [of_micro_batch(part) for part in parts]
+        # The output stays, as the end of the graph that its gradient comes back to.
+        saved = [
+            chunk.saved + (0 if part.last else stream)
+            for part, chunk in zip(parts, by_chunk, strict=True)
+        ]
+        order = _order(len(parts), rank, ranks, micro_batches, all_forward=all_forward)
+        before, after = _peaks_in_flight(saved, *order)
+        firsts = [
+            footprint(_stage_costs(model_costs, part, 0), batch=rows, **step) for part in parts
+        ]
+        activations = max(before, after) + max(c.activations - c.saved for c in by_chunk)
+        before += max(first.together - first.saved for first in firsts)
+        after += max(chunk.together - chunk.saved for chunk in by_chunk) + single.gradients
+        lasting = copies_of(costs)
         if weights_apart:
-            blocks = [part._replace(last=False) for part in parts]
-            activations += WAITING * max(map(activations_of, blocks))
+            blocks = [of_micro_batch(part._replace(last=False)) for part in parts]
+            lasting += WAITING * (max(block.activations for block in blocks) + stream)
         # torch receives into buffers of their own, one per micro-batch and boundary.
         boundaries = sum((not part.first) + (not part.last) for part in parts)
-        activations += boundaries * micro_batches * stream
-        together = activations + single.gradients
+        lasting += boundaries * micro_batches * stream
+        activations += lasting
+        together = max(before + lasting, after + lasting, single.together)
         stage_footprints.append(replace(single, activations=activations, together=together))
     return max(stage_footprints, key=lambda stage: stage.total)
 
@@ -83,34 +112,53 @@ def _chunks(stage: Stage) -> list[Stage]:
     ] or [stage]
 
 
-def _peak_in_flight(by_chunk: Sequence[int], rank: int, ranks: int, micro_batches: int) -> int:
-    """Return the bytes of activations at most, of chunks with ``by_chunk`` bytes per micro-batch.
+def _order(
+    chunks: int, rank: int, ranks: int, micro_batches: int, *, all_forward: bool = False
+) -> tuple[list[int], list[int], int]:
+    """Return the chunks of the forward passes and of the backward passes, in their order.
 
-    One chunk holds the activations of as many micro-batches as there are stages from it on (1F1B).
-    Several follow torch's interleaved schedule (Narayanan et al., arXiv 2104.04473, figure 4):
-    micro-batches pass the chunks in rounds, and backward passes take the chunks in reverse order.
+    The last number is how many forward passes run before the first backward pass. For one chunk
+    these are as many as there are stages from it on (1F1B). Several follow torch's interleaved
+    schedule (Narayanan et al., arXiv 2104.04473, figure 4): micro-batches pass the chunks in
+    rounds, and backward passes take the chunks in reverse order.
     """
-    if len(by_chunk) == 1:
-        return min(ranks - rank, micro_batches) * by_chunk[0]
-    chunks = len(by_chunk)
     in_round = micro_batches // max(1, micro_batches // ranks)
-    order = [by_chunk[step // in_round % chunks] for step in range(chunks * micro_batches)]
-    freed = [by_chunk[-1 - step // in_round % chunks] for step in range(chunks * micro_batches)]
-    passed = min((chunks - 1) * in_round + 2 * (ranks - 1 - rank) + 1, len(order))
-    now = largest = sum(order[:passed])
-    for added, less in zip(order[passed:], freed, strict=False):
-        now += added - less
-        largest = max(largest, now)
-    return largest
+    forward = [step // in_round % chunks for step in range(chunks * micro_batches)]
+    passed = ranks - rank
+    if chunks > 1:
+        passed = (chunks - 1) * in_round + 2 * (ranks - 1 - rank) + 1
+    if all_forward:
+        passed = len(forward)
+    return forward, [chunks - 1 - chunk for chunk in forward], min(passed, len(forward))
+
+
+def _peaks_in_flight(
+    by_chunk: Sequence[int], forward: Sequence[int], backward: Sequence[int], passed: int
+) -> tuple[int, int]:
+    """Return the most saved bytes before the first backward pass has ended, and after that.
+
+    ``by_chunk``: bytes that each chunk saves of a micro-batch; the rest as of ``_order``.
+    """
+    added = [by_chunk[chunk] for chunk in forward] + [0] * passed
+    now = before = sum(added[:passed])
+    after = 0
+    for more, chunk in zip(added[passed:], backward, strict=True):
+        now += more - by_chunk[chunk]
+        after = max(after, now)
+    return before, after
 
 
 @functools.cache
-def _stages(family: Family, config: Any, ranks: int, chunks: int) -> list[tuple[Stage, int]]:
-    """Return each stage with the number of elements of its parameters."""
+def _stages(
+    family: Family, config: Any, ranks: int, chunks: int, tensor_ranks: int
+) -> list[tuple[Stage, int]]:
+    """Return each stage with the number of elements of its parameters on a rank."""
     sizes = []
     for stage in chain(family, config).stages(ranks, chunks):
         model: Any = family.build(config)
         model.narrow(stage)
+        if tensor_ranks > 1:
+            divide(model, tensor_ranks, WHOLE)
         sizes.append((stage, sum(parameter.numel() for parameter in model.parameters())))
     return sizes
 
@@ -129,6 +177,7 @@ def _stage_costs(costs: Costs, stage: Stage, numel: int) -> Costs:
         parameters=numel,
         n_layers=len(stage.blocks),
         rows=costs.rows if stage.last else 0,
+        tied=costs.tied and stage.first and stage.last,
         matmul_per_token=round(part * costs.matmul_per_token),
         rotating=None if costs.rotating is None else len(attending),
         linear_parameters=round(part * costs.linears),
@@ -136,4 +185,5 @@ def _stage_costs(costs: Costs, stage: Stage, numel: int) -> Costs:
         block_weights=tuple(weight / part for weight in select(weights)),
         kept_beside=None if kept_beside is None else lambda step: select(kept_beside(step)),
         attends=select(costs.attends),
+        gathered=select(costs.gathered),
     )

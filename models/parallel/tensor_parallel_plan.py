@@ -119,8 +119,9 @@ class Division:
     ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` turns the layer into a
     shard. ``saved``: compute-dtype numbers per token that the layer saves inside for backward, and
     that are sharded; ``unfused``: additional ones without fused kernels. ``fp32``: FP32 numbers per
-    token, sharded too, that shards save and a fused kernel of the full layer does not. ``added``:
-    compute-dtype numbers per token of this rank that only a shard saves.
+    token, sharded too, that shards save and a fused kernel of the full layer does not. Of these,
+    ``copies`` are those of numbers that are saved anyway, and missing if these are in FP32 already.
+    ``added``: compute-dtype numbers per token of this rank that only a shard saves.
     """
 
     unit: str
@@ -130,6 +131,7 @@ class Division:
     narrow: Callable[[int], None] = lambda ranks: None
     unfused: int = 0
     fp32: int = 0
+    copies: int = 0
     added: int = 0
 
 

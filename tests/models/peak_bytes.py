@@ -30,8 +30,11 @@ import kernels
 from kernels import hardware
 from kernels.core import dispatch, triton_helpers
 from models import Family
+from models.layers.fake_quantized import fake_quantize
 from models.parallel.tensor_parallel_plan import divide
 from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
+from workbench.runner.variants import offload
+from workbench.runner.variants.offload import Offload
 
 SDPA = "scaled_dot_product_attention"
 
@@ -43,15 +46,27 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.now = self.most = 0
         self._live: set[int] = set()
+        self.shapes: set[torch.Size] = set()  # of the parameters
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is torch.ops.aten.add.Tensor and self._adds_gradients(*args):
+            func = torch.ops.aten.add_.Tensor
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
                 self._add_allocation(leaf.untyped_storage())
         return result
+
+    def _adds_gradients(self, x: Tensor, y: Any) -> bool:
+        """Return True for gradients of one parameter, which autograd adds in place.
+
+        It does not for tensors of a subclass, such as fake ones.
+        """
+        if torch.is_grad_enabled() or x.shape not in self.shapes:
+            return False
+        return isinstance(y, Tensor) and x.shape == y.shape
 
     def _add_allocation(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._live:
@@ -94,6 +109,22 @@ class Flash(torch.autograd.Function):
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
 
 
+class HostTensor:
+    """Stand-in for a tensor that was moved to the host, whose memory is not counted."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host = torch.empty_like(tensor, device="meta")
+        self._fetched: weakref.ref[Tensor] | None = None
+
+    def fetch(self) -> Tensor:
+        """Return a tensor of the same size; the same object while it is referenced."""
+        fetched = None if self._fetched is None else self._fetched()
+        if fetched is None:
+            fetched = torch.empty_like(self._host, device="cpu")
+            self._fetched = weakref.ref(fetched)
+        return fetched
+
+
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
     """Replace torch's attention, unless its own arithmetic was requested."""
     if not torch.backends.cuda.flash_sdp_enabled():
@@ -131,6 +162,9 @@ def as_on_an_h200() -> Iterator[None]:
         # What PyTorch runs there: its grouped product in BF16, padded blocks otherwise.
         patch.setattr(experts, "_on_host", lambda x: False)
         patch.setattr(experts, "_has_one_kernel", lambda: True)
+        patch.setattr(offload, "_HostTensor", HostTensor)
+        # Fake tensors have no address.
+        patch.setattr(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata)
         patch.setattr(functional, "rms_norm", lambda x, _, weight, eps: Norm.apply(x, weight))
         for cached_function in cached:
             cached_function.cache_clear()
@@ -153,9 +187,13 @@ def training_peak(
     attention: str = "",
     ranks: int = 1,
     along_sequence: bool = False,
+    loss: str = "",
+    update: str = "fused",
+    offloaded: bool = False,
+    rounded: bool = False,
     divide_model: Callable[[nn.Module], None] | None = None,
 ) -> int:
-    """Return the peak bytes of a training step with fused AdamW, its moments made before.
+    """Return the peak bytes of a training step with AdamW, its moments made before.
 
     The arguments are those of the family's footprint. With ``ranks`` that shard the layers it is
     the first rank's peak; its sums over the ranks are as large as theirs. ``divide_model`` makes
@@ -169,19 +207,28 @@ def training_peak(
             model.stream = region
     model.share_rope_cache(False)
     model.set_checkpointing(checkpointing)
+    if loss:
+        model.set_fused_loss(True)
+    if rounded:
+        fake_quantize(model)
     if divide_model is not None:
         divide_model(model)
     step = batch, sequence, precision, fused, attention
-    with _metered(family, config, model, *step) as (meter, inputs):
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with (
+        _metered(family, config, model, *step) as (meter, inputs),
+        kernels.using(linear_cross_entropy=loss or "torch"),
+    ):
+        compute = Offload(model.loss, model.parameters()) if offloaded else model.loss
+        how = {"fused": update == "fused", "foreach": update == "foreach"}
+        optimizer = torch.optim.AdamW(model.parameters(), **how)
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         meter.most = meter.now
         with _amp(precision):
-            loss = model.loss(*inputs)
-        loss.backward()
+            result = compute(*inputs)
+        result.backward()
         optimizer.step()
     return meter.most
 
@@ -243,6 +290,7 @@ def _metered(
     given = drawn(family, config, batch, sequence, dtype)
     with as_on_an_h200(), kernels.using(**implementations), FakeTensorMode(), meter:
         _fill(model, dtype)
+        meter.shapes = {parameter.shape for parameter in model.parameters()}
         yield meter, [torch.empty(x.shape, dtype=x.dtype) for x in given]
 
 

@@ -91,8 +91,18 @@ class AdaptiveHeads(nn.Module):
 
     @property
     def beside_split(self) -> SavedBeside:
-        """Numbers saved where ranks split the sequence: keys and values of the other ranks."""
-        return SavedBeside(gathered=2 * self.n_heads * self.head_dim)
+        """Numbers saved where ranks split the sequence.
+
+        These are keys and values of the other ranks, and a second copy of this rank's values, which
+        remain in the projection. Keys that a kernel rounds are copies of gathered ones.
+        """
+        width, rules = self.n_heads * self.head_dim, self.rules
+        keys = width if rules.narrows and rules.allow_fp8 else 0
+        return SavedBeside(
+            gathered=2 * width + keys,
+            own=width + keys,
+            rounded=width if rules.narrows and not keys else 0,
+        )
 
     @property
     def unsplit(self) -> str:

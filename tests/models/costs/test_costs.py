@@ -67,7 +67,7 @@ def test_activations_grow_with_depth_as_estimated(precision, checkpointing):
     measured = [
         saved_for_backward(HYDRA, c, precision, checkpointing, tokens_BS) for c in (few, many)
     ]
-    estimated = [HYDRA.footprint(c, **step).activations for c in (few, many)]
+    estimated = [HYDRA.footprint(c, **step).saved for c in (few, many)]
     more_per_block = tokens_BS.numel() * saved_more_on_a_cpu(few.dim, precision)
     blocks = {"none": 6, "selective": 3, "full": 0}[checkpointing]
     growth = measured[1] - measured[0] - blocks * more_per_block

@@ -34,11 +34,16 @@ def even_exchange(monkeypatch) -> None:
         {"precision": "fp32"},
         {"precision": "amp"},
         {"precision": "amp", "checkpointing": "full"},
+        {"precision": "amp", "checkpointing": "third"},
         {"precision": "amp", "fused": False},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("fields", [{}, {"top_k": 4}, {"num_shared_experts": 1}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_k": 4}, {"num_shared_experts": 1}, {"vocabulary": 2048, "n_layers": 6}],
+    ids=str,
+)
 def test_a_rank_with_a_part_of_the_experts_is_estimated_as_counted(fields, options, monkeypatch):
     family = FAMILIES["moe"]
     config = family.configure(family.first_choice, fields)

@@ -80,3 +80,39 @@ def test_more_ranks_need_less_each_and_together_no_less_than_one(
         if not result.why_not_split:
             along = estimated(name, fields, ranks, along_sequence=True, **step).total
             assert along <= total and ranks * along >= totals[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp32"},
+        {"precision": "amp", "checkpointing": "full"},
+        {"precision": "amp", "attention": "manual"},
+        {"precision": "amp", "fused": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("hydra", {}),
+        ("hydra", CCGQA),
+        ("moe", {}),
+        ("moe", {"num_shared_experts": 1}),
+        ("mamba2", {}),
+        ("mamba2", {"n_groups": 2}),
+        ("mahia", {}),
+        ("mahia", {"use_moe": True}),
+    ],
+    ids=str,
+)
+def test_a_rank_with_a_part_of_each_layer_is_estimated_as_counted(name, fields, options):
+    family = FAMILIES[name]
+    words = {"vocab_size" if name == "mahia" else "vocabulary": 2048}
+    config = family.configure(family.first_choice, {"n_layers": 4} | words | fields)
+    step = {"batch": 8, "sequence": 256, **options}
+    peak = training_peak(family, config, ranks=2, **step)
+    with as_on_an_h200():
+        estimate = largest_share(family, config, 2, workload="train", **step).total
+    print(name, fields, step, peak, f"{estimate / peak - 1:+.1%}")
+    assert estimate == pytest.approx(peak, rel=0.05)

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from peak_bytes import as_on_an_h200
+from stage_bytes import stage_peak
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from models import FAMILIES
-from models.parallel.pipeline_footprint import _peak_in_flight, largest_stage
+from models.costs.precision import PRECISIONS
+from models.parallel.context_parallel import splittable
+from models.parallel.pipeline_footprint import _order, _peaks_in_flight, largest_stage
 
 
 @given(
@@ -35,7 +38,8 @@ def test_chunks_hold_what_is_in_flight_in_torchs_order(ranks, rounds, chunk_byte
             now += sign * chunk_bytes[action.stage_index // ranks]
             most = max(most, now)
     assert now == 0
-    assert _peak_in_flight(chunk_bytes, rank, ranks, micro_batches) == most
+    order = _order(len(chunk_bytes), rank, ranks, micro_batches)
+    assert max(_peaks_in_flight(chunk_bytes, *order)) == most
 
 
 @pytest.mark.parametrize(
@@ -57,3 +61,47 @@ def test_two_chunks_per_rank_need_what_two_h200s_did(weights_apart, measured):
             **step,
         )
     assert estimate.total == pytest.approx(measured, rel=0.05)
+
+
+FEW_WORDS = {"vocabulary": 2048}  # otherwise logits would hide what blocks hold
+STAGES = [
+    ("hydra", FEW_WORDS, {}),
+    ("hydra", {}, {}),  # the gradient of its embedding is computed before it is added
+    ("hydra", FEW_WORDS, {"checkpointing": "full"}),
+    ("hydra", FEW_WORDS, {"tensor_ranks": 2}),
+    ("hydra", FEW_WORDS, {"context_ranks": 2}),
+    ("mamba2", FEW_WORDS, {}),
+    ("mamba2", FEW_WORDS, {"context_ranks": 2}),
+    ("moe", FEW_WORDS | {"load_balance_weight": 0.0}, {}),
+    ("moe", FEW_WORDS | {"load_balance_weight": 0.0}, {"tensor_ranks": 2}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "precision"), [(2, "amp"), (4, "fp32")])
+@pytest.mark.parametrize(("name", "fields", "options"), STAGES, ids=str)
+def test_the_largest_stage_is_estimated_as_counted(name, fields, options, ranks, precision):
+    family = FAMILIES[name]
+    config = family.configure(family.first_choice, {"n_layers": 8} | fields)
+    step, micro_batches = {"batch": 8, "precision": precision}, 4
+    counted = max(
+        stage_peak(family, config, ranks, rank, micro_batches, sequence=512, **step, **options)
+        for rank in range(ranks)
+    )
+    split = options.get("context_ranks", 1)
+    sizes = {"sequence": 512 // split, "keys": 512 if split > 1 else 0, "attention": "triton"}
+    if split > 1:
+        compute = PRECISIONS[precision].compute
+        parts = splittable(family, config)
+        sizes["gathered"] = parts.saved_bytes(8, sizes["sequence"], split, compute)
+    options = {key: value for key, value in options.items() if key != "context_ranks"}
+    with as_on_an_h200():
+        estimate = largest_stage(
+            family, config, ranks, micro_batches, workload="train", **step, **sizes, **options
+        ).total
+    print(name, fields, options, ranks, precision, counted, f"{estimate / counted - 1:+.1%}")
+    assert estimate == pytest.approx(counted, rel=0.05)
+
+
+def test_all_micro_batches_in_flight_are_estimated_as_counted():
+    case = "hydra", FEW_WORDS, {"all_forward": True}
+    test_the_largest_stage_is_estimated_as_counted(*case, ranks=2, precision="amp")

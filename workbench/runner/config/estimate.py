@@ -31,23 +31,23 @@ def footprint(situation: Situation) -> models.Footprint | None:
         **_sizes(situation),
         **_arguments(situation),
     }
+    toggles = all_toggles().values()
+    gathered = (t.gathered_bytes(situation, step) for t in toggles if t.gathered_bytes)
+    step["gathered"] = next(filter(None, gathered), ())
     estimate = situation.family.footprint(situation.config, **step)
     if not estimate.total:
         return None
-    toggles = all_toggles().values()
     divided = (t.divided_memory(situation, step) for t in toggles if t.divided_memory is not None)
     estimate = next(filter(None, divided), estimate)
-    gathered = sum(t.gathered_bytes(situation, step) for t in toggles if t.gathered_bytes)
     together = max(estimate.together, estimate.activations + _bucket_bytes(situation, estimate))
-    return dataclasses.replace(
-        estimate, activations=estimate.activations + gathered, together=together + gathered
-    )
+    return dataclasses.replace(estimate, together=together)
 
 
 def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
     """Return the bytes of gradients in buckets of ``DistributedDataParallel``.
 
-    Buckets stay between steps. Gradients of experts that only this rank has are in none.
+    Buckets stay between steps; PowerSGD also keeps the error of each. Gradients of experts that
+    only this rank has are in none.
     """
     layout = layout_of(situation)
     if layout.averaged == 1 or layout.pipeline > 1 or situation.option(SHARDING) != "off":
@@ -56,7 +56,8 @@ def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
     if layout.expert > 1:
         size = PRECISIONS[_arguments(situation)["precision"]].weight
         experts = experts_of(situation.family, situation.config).numel // layout.expert * size
-    return estimate.gradients - experts
+    errors = situation.option("gradient_compression") == "powersgd"
+    return (estimate.gradients - experts) * (2 if errors else 1)
 
 
 def _handles(situation: Situation) -> int:

@@ -40,11 +40,12 @@ def operator_toggle(
     unfused: Collection[str] = (),
     idle: Callable[[Any], str] = lambda model: "",
     presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    memory: Callable[[str, Situation], Mapping[str, Any]] | None = None,
 ) -> Toggle:
     """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 
     ``switch(model)`` makes a model of the bundled families call the operator. ``idle(model)``
-    returns why no step called it; empty if the reason is unknown.
+    returns why no step called it; empty if the reason is unknown. ``memory`` as of ``Toggle``.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -72,4 +73,5 @@ def operator_toggle(
         bundled=PARTS,
         traits=triton_traits(options.keys() - unfused),
         presets=presets,
+        memory=memory,
     )

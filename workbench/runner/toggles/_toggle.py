@@ -118,7 +118,8 @@ class Toggle:
     * ``memory(option, situation)``: arguments of the family's ``footprint``.
     * ``divided_memory(situation, arguments)``: the footprint of the rank that needs most memory,
       if the toggle shards the model.
-    * ``gathered_bytes(situation, arguments)``: activations that a rank gathers from other ranks.
+    * ``gathered_bytes(situation, arguments)``: bytes by block that a rank saves of other ranks'
+      activations.
     * ``kinds``: kinds of parallelism by their names on the command line.
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
       the option does not determine it.
@@ -151,7 +152,7 @@ class Toggle:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None
     divided_memory: Callable[[Situation, dict[str, Any]], Footprint | None] | None = None
-    gathered_bytes: Callable[[Situation, dict[str, Any]], int] | None = None
+    gathered_bytes: Callable[[Situation, dict[str, Any]], tuple[int, ...]] | None = None
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     matrix_rate: Callable[[str, Situation], str] | None = None
     unpredictable: str = ""

@@ -104,6 +104,7 @@ TOGGLE = Toggle(
     blocked=_blocked,
     unpredictable="the speed of moving activations to the host is not measured",
     traits={"on": (Trait.OFFLOADED,)},
+    memory=lambda option, situation: {"offloaded": option == "on"},
     alternatives={
         "on": (
             Alternative(

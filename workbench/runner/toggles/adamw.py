@@ -9,7 +9,7 @@ Counted for its 114M parameters: 8-bit moments need 0.23 GB instead of 0.91.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
@@ -84,6 +84,12 @@ def _evidence(option: str, observed: Observed) -> Finding:
     return no_effect(f"AdamW runs with {option}=False")
 
 
+def _memory(option: str, situation: Situation) -> dict[str, Any]:
+    if option in _EIGHT_BIT:
+        return {"optimizer_bytes": optimizers.EIGHT_BIT_BYTES}
+    return {"update": option}
+
+
 TOGGLE = Toggle(
     name="adamw",
     title="AdamW",
@@ -95,6 +101,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    memory=_memory,
     presets={"low-memory": tuple(_EIGHT_BIT), "latency": _FAST, "throughput": _FAST},
     traits=dict.fromkeys(_EIGHT_BIT, (Trait.EIGHT_BIT,)),
     alternatives=dict.fromkeys(

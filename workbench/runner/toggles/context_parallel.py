@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models.costs.footprint import PRECISIONS
-from models.execution.checkpointing import CHECKPOINTING
 from models.parallel.context_parallel import splittable
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
@@ -55,28 +54,21 @@ _CHOOSING = ("mixture_of_depths", "mixture_of_recursions", "adaptive_rank", "ada
 
 
 def _memory(option: str, situation: Situation) -> dict[str, int]:
-    sequence = situation.workload.sequence(situation.configuration.settings)
-    return {"sequence": -(-sequence // RANKS[option])}
+    sequence, ranks = situation.workload.sequence(situation.configuration.settings), RANKS[option]
+    return {"sequence": -(-sequence // ranks), "keys": sequence if ranks > 1 else 0}
 
 
-def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> int:
-    """Return the bytes that a rank saves because it has a part of each sequence.
+def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> tuple[int, ...]:
+    """Return the bytes that each block saves because a rank has a part of each sequence.
 
     These are gathered keys and values, or states. ``step`` holds the arguments of ``models``'
-    footprints. They stay until the backward pass, unless checkpointing computes them again, one
-    block at a time. Pipeline stages are not estimated.
+    footprints.
     """
-    layout = layout_of(situation)
-    if layout.context == 1 or layout.pipeline > 1:
-        return 0
+    ranks, parts = layout_of(situation).context, splittable(situation.family, situation.config)
+    if ranks == 1 or parts.unsplit:
+        return ()
     compute = PRECISIONS[step["precision"]].compute
-    blocks = [
-        sum(layer.size(step["batch"], step["sequence"], layout.context, compute) for layer in block)
-        for block in splittable(situation.family, situation.config).saved_by_block
-    ]
-    stride = CHECKPOINTING[step["checkpointing"]]
-    recomputed = blocks[::stride] if stride else []
-    return sum(blocks) - sum(recomputed) + max(recomputed, default=0)
+    return parts.saved_bytes(step["batch"], step["sequence"], ranks, compute)
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

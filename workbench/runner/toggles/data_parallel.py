@@ -40,6 +40,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     no_effect,
 )
 

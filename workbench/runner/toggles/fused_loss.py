@@ -32,4 +32,5 @@ TOGGLE = operator_toggle(
     switch=_switch,
     unfused=("torch",),  # it stores all logits
     presets={"low-memory": ("triton", "chunked")},
+    memory=lambda option, situation: {"loss": "" if option == "off" else option},
 )

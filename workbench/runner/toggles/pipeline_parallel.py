@@ -56,6 +56,7 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.micro_batches import in_flight_text, micro_batches_of
+from workbench.runner.toggles.tensor_parallel import sharding_of
 
 if TYPE_CHECKING:
     from workbench.runner.distributed.parallel import Parallel
@@ -81,13 +82,19 @@ def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
     chunks = stage_chunks_of(situation)
     if chain(family, config).n_blocks < ranks * chunks:
         return None
+    tensor_ranks, along = sharding_of(situation)
+    schedule = situation.option(SCHEDULE)
     return largest_stage(
         family,
         config,
         ranks,
         count,
         chunks,
-        weights_apart=situation.option(SCHEDULE) == "zero_bubble",
+        tensor_ranks=tensor_ranks,
+        along_sequence=along,
+        weights_apart=schedule == "zero_bubble",
+        # With fewer micro-batches than stages 1F1B has no steady state, and GPipe runs.
+        all_forward=chunks == 1 and (schedule == "gpipe" or count < ranks),
         **undivided_sizes(step),
     )
 

@@ -86,4 +86,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    memory=lambda option, situation: {"rounded": option != "off"},
 )

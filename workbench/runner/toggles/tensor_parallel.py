@@ -110,14 +110,20 @@ def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
 
     ``step`` holds the arguments of ``models``' footprints.
     """
-    ranks, family, config = tensor_ranks_of(situation), situation.family, situation.config
+    ranks, along = sharding_of(situation)
     if ranks == 1:
         return None
-    plan = divisible(family, config)
-    if not plan.layers or plan.why_uneven(ranks):
-        return None
-    along = situation.option("sequence_parallel") == "on" and not plan.why_not_split
-    return largest_share(family, config, ranks, along_sequence=along, **undivided_sizes(step))
+    sizes = undivided_sizes(step) | {"sharding": step.get("sharding")}
+    return largest_share(situation.family, situation.config, ranks, along_sequence=along, **sizes)
+
+
+def sharding_of(situation: Situation) -> tuple[int, bool]:
+    """Return the number of ranks that can shard the layers, and if the residual stream is split."""
+    ranks = tensor_ranks_of(situation)
+    plan = divisible(situation.family, situation.config)
+    if ranks == 1 or not plan.layers or plan.why_uneven(ranks):
+        return 1, False
+    return ranks, situation.option("sequence_parallel") == "on" and not plan.why_not_split
 
 
 def traffic_text(traffic: Traffic) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 EIGHT_BIT = ("torchao", "bitsandbytes")
+EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)  # of both moments per parameter, with the scales of blocks
 
 
 @dataclass(frozen=True)
