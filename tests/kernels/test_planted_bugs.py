@@ -310,7 +310,7 @@ BUGS = {
         STEP, "(b_x * dt)[:, None] * b_b.to", "b_x[:, None] * b_b.to", STEP_FEW,
     ),
     "ssd_step: softplus is forgotten for larger steps": (
-        SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", STEP_FEW,
+        SSD, "tl.where(raw <= 20.0, soft, raw)", "tl.where(raw <= -5.0, soft, raw)", STEP_FEW,
     ),
     "ssd_step: what comes back for the new state is forgotten": (
         STEP, "b_g += tl.load(dnew_ptr", "b_g += 0 * tl.load(dnew_ptr", STEP_FEW,
@@ -388,7 +388,7 @@ BUGS = {
         "b_left = b_left", None,
     ),
     "moe_gating: weights are not renormalised": (
-        CHOICE, "b_weight / tl.sum(b_weight, axis=1)[:, None]", "b_weight / b_sum[:, None]", None,
+        CHOICE, "b_weight / b_total[:, None]", "b_weight / b_sum[:, None]", None,
     ),
     "moe_gating: tokens past the last are counted": (
         CHOICE, "& m).to(tl.int32)", "& m_e[None, :]).to(tl.int32)", None,

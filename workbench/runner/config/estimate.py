@@ -12,7 +12,7 @@ from models.parallel.expert_parallel import experts_of
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles._kernel_toggle import chosen_implementation
-from workbench.runner.toggles._ranks import SHARDING, layout_of
+from workbench.runner.toggles._ranks import COMPRESSION, SHARDING, layout_of
 
 # A configuration near the limit may run out of memory: that is a measurement, too. One that needs
 # many times the memory would only make the host swap.
@@ -56,7 +56,7 @@ def _bucket_bytes(situation: Situation, estimate: models.Footprint) -> int:
     if layout.expert > 1:
         size = PRECISIONS[_arguments(situation)["precision"]].weight
         experts = experts_of(situation.family, situation.config).numel // layout.expert * size
-    errors = situation.option("gradient_compression") == "powersgd"
+    errors = situation.option(COMPRESSION) == "powersgd"
     return (estimate.gradients - experts) * (2 if errors else 1)
 
 

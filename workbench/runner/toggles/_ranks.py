@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 DATA, CONTEXT, EXPERT = "data_parallel", "context_parallel", "expert_parallel"
 TENSOR, PIPELINE = "tensor_parallel", "pipeline_parallel"
-SCHEDULE, SHARDING = "schedule", "sharding"
+SCHEDULE, SHARDING, COMPRESSION = "schedule", "sharding", "gradient_compression"
 KINDS = {  # toggles whose ranks multiply, and their names in a sentence
     DATA: "data parallelism",
     CONTEXT: "context parallelism",

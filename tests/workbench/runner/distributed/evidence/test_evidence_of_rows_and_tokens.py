@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from built import blocked
-from rank_checks import CPU, assert_evidence, configure, needs_cores, step
+from rank_checks import assert_evidence, configure, needs_cores, step
 
 from sessions.model import Configuration
-from workbench.runner.config.resolve import resolve
-from workbench.runner.toggles.context_parallel import _gathered_bytes
 
 
 @pytest.fixture
@@ -32,19 +30,6 @@ def test_a_chunk_that_has_all_tokens_of_a_rank_is_blocked(two_cores):
     options = blocked(configuration, context_parallel="2")["ssd_chunk"]
     assert options["32"].reason.startswith("32 tokens fit in one chunk anyway")
     assert "16" not in options
-
-
-def test_gathered_keys_of_blocks_that_are_not_checkpointed_stay(configuration, two_cores):
-    sizes = {}
-    for mode in ("none", "full", "selective", "third"):
-        toggles = {"context_parallel": "2", "checkpointing": mode}
-        requested = msgspec.structs.replace(configuration, workload="train", toggles=toggles)
-        arguments = {"batch": 4, "sequence": 8, "precision": "fp32", "checkpointing": mode}
-        situation = resolve(requested, CPU)
-        sizes[mode] = _gathered_bytes(situation, arguments)
-    block = sizes["full"]  # is recomputed alone
-    assert block > 0
-    assert sizes == {"none": 3 * block, "full": block, "selective": 2 * block, "third": 3 * block}
 
 
 @pytest.mark.slow
