@@ -92,6 +92,7 @@ class World:
         self._lock = threading.Lock()
         self._token = secrets.token_hex(32)
         self.workers: list[Worker] = []
+        self._group: dist.ProcessGroup | None = None  # torch's default group, once joined
         if dist.is_available() and dist.is_initialized():
             raise RankError(
                 "new ranks cannot start, because NCCL still waits for ranks that ended; restart "
@@ -102,6 +103,7 @@ class World:
             self.await_answers()
             with self.end_on_error():
                 join(size, device, store)
+            self._group = dist.group.WORLD
         except BaseException:
             self.close()
             raise
@@ -140,7 +142,7 @@ class World:
             if self._closed or (self._failure is not None and not error.lacks_memory):
                 return
             self._failure = error
-        abort()
+        self._leave()
 
     def ended(self, worker: Worker, code: int | None) -> None:
         """Record that a worker's process ended; ``code`` is None on another host."""
@@ -181,7 +183,15 @@ class World:
             self._closed = True
         for worker in self.workers:
             worker.kill()
-        abort()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leave the process group, unless it is already that of a later world.
+
+        A thread that notices the end of a rank may be late.
+        """
+        if self._group is None or self._group is dist.group.WORLD:
+            abort()
 
     def await_answers(self) -> list[Ready]:
         """Wait until every worker has answered; return the answers.

@@ -110,3 +110,11 @@ def test_nothing_of_an_arm_that_is_forgotten_waits_for_the_collector(configurati
         assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
+
+
+def test_ranks_that_ended_do_not_end_the_process_group_of_those_after_them(device):
+    first = world.of(2, torch.device(device))
+    world.close()
+    world.of(2, torch.device(device))
+    first._leave()  # by a thread that was late
+    assert torch.distributed.is_initialized()
