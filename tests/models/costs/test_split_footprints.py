@@ -62,7 +62,7 @@ def test_a_rank_with_a_part_of_each_sequence_is_estimated_as_counted(
     assert_estimated(name, fields, ranks, error=0.02, precision=precision)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("checkpointing", ["fourth", "third", "selective", "operators", "full"])
 @pytest.mark.parametrize("name", ["hydra", "mamba2"])
 def test_recomputed_blocks_gather_again(name, checkpointing, fused):
