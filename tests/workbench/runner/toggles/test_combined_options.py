@@ -1,4 +1,4 @@
-"""Evidence of an option that depends on another one: it describes steps with both."""
+"""Evidence of an option when another option changes what it does."""
 
 from __future__ import annotations
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from built import blocked
 from rank_checks import assert_evidence, configure, needs_cores, step
 
 from sessions.model import Configuration
-
-
-@pytest.fixture
-def configuration(small) -> Configuration:
-    model = {**small.model, "n_layers": 3}
-    return msgspec.structs.replace(small, model=model, settings={"batch": 4, "sequence": 16})
 
 
 def test_a_share_of_one_sample_on_each_rank_is_blocked(two_cores):

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from built import blocked, collect_evidence
 from rank_checks import assert_evidence, needs_cores, step
 
-from sessions.model import Configuration
-
 SHARDS = {"data_parallel": "2", "sharding": "full"}
-
-
-@pytest.fixture
-def configuration(small) -> Configuration:
-    model = {**small.model, "n_layers": 3}
-    return msgspec.structs.replace(small, model=model, settings={"batch": 4, "sequence": 16})
 
 
 @needs_cores

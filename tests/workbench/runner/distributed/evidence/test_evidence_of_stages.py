@@ -1,4 +1,4 @@
-"""Evidence of options in pipeline stages: it describes the steps of all ranks."""
+"""Evidence of options with pipeline stages describes the steps of all ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import pytest
 from built import blocked
 from rank_checks import assert_evidence, configure, needs_cores, step
 
-from sessions.model import Configuration
-
 STAGES = {"pipeline_parallel": "2"}
-
-
-@pytest.fixture
-def configuration(small) -> Configuration:
-    model = {**small.model, "n_layers": 3}
-    return msgspec.structs.replace(small, model=model, settings={"batch": 4, "sequence": 16})
 
 
 @needs_cores
