@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from models.costs.footprint import Footprint, footprint
 from models.costs.model_costs import Costs
-from models.costs.precision import PRECISIONS
+from models.costs.precision import PRECISIONS, Precision
 from models.costs.training_memory import cached_copies
 from models.family import Family
 from models.parallel.pipeline_stages import Stage, chain
@@ -17,6 +17,7 @@ from models.parallel.tensor_parallel_footprint import shard_costs
 from models.parallel.tensor_parallel_plan import WHOLE, divide
 
 Value = TypeVar("Value")
+Order = tuple[list[int], list[int], int]  # of passes; see ``_order``
 # Micro-batches' activations of a chunk's blocks that weight gradients computed apart add to those
 # of an interleaved pipeline. Measured on two H200s (HYDRA base, 4 x 1,024 tokens), not derived:
 # the gradients that wait, and what autograd cannot free before them.
@@ -53,54 +54,86 @@ def largest_stage(
         shard_costs(family, config, tensor_ranks, along_sequence=along_sequence),
         gathered=tuple(-(-size * rows // (batch * tensor_ranks)) for size in gathered),
     )
-    size = PRECISIONS[step["precision"]]
-    stream = rows * step["sequence"] * model_costs.dim * size.stream
-    compiled = step.get("compiled", False)
+    micro_batch = _MicroBatch(model_costs, rows, step)
+    stage_footprints = []
+    for rank, (stage, numel) in enumerate(stages):
+        parts = _chunks(stage)
+        order = _order(len(parts), rank, ranks, micro_batches, all_forward=all_forward)
+        # torch receives into buffers of their own, one per micro-batch and boundary.
+        boundaries = sum((not part.first) + (not part.last) for part in parts)
+        lasting = boundaries * micro_batches * micro_batch.stream
+        if weights_apart:
+            lasting += WAITING * max(map(micro_batch.waiting, parts))
+        stage_footprints.append(micro_batch.stage_footprint(stage, numel, order, lasting))
+    return max(stage_footprints, key=lambda stage: stage.total)
 
-    def copies_of(costs: Costs) -> int:
-        return 0 if compiled else cached_copies(costs, step["precision"])
 
-    def of_micro_batch(part: Stage) -> Footprint:
-        """Return the footprint of the part's blocks, without copies of weights in a cache."""
-        costs = _stage_costs(model_costs, part, 0)
-        single = footprint(costs, batch=rows, accumulates=not compiled, **step)
-        together = single.activations if compiled else single.together
+@dataclass(frozen=True)
+class _MicroBatch:
+    """Memory of stages and of their parts for a micro-batch of so many ``rows``."""
+
+    costs: Costs  # of the model
+    rows: int
+    step: dict[str, Any]
+
+    @property
+    def size(self) -> Precision:
+        """Bytes of a number."""
+        return PRECISIONS[self.step["precision"]]
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream."""
+        return int(self.rows * self.step["sequence"] * self.costs.dim * self.size.stream)
+
+    @property
+    def compiled(self) -> bool:
+        """True if a compiler makes the copies of weights, for each micro-batch."""
+        return bool(self.step.get("compiled", False))
+
+    def copies(self, costs: Costs) -> int:
+        """Return the bytes of copies of weights that all micro-batches share."""
+        return 0 if self.compiled else cached_copies(costs, self.step["precision"])
+
+    def first(self, part: Stage) -> Footprint:
+        """Return the footprint of the first micro-batch in a part."""
+        return footprint(_stage_costs(self.costs, part, 0), batch=self.rows, **self.step)
+
+    def later(self, part: Stage) -> Footprint:
+        """Return that of a later one, which adds to gradients and finds copies of weights."""
+        costs = _stage_costs(self.costs, part, 0)
+        single = footprint(costs, batch=self.rows, accumulates=not self.compiled, **self.step)
+        together = single.activations if self.compiled else single.together
         if part.first:
             # The embedding's gradient comes last, and is computed before it is added.
-            embedding = copies_of(costs) + model_costs.head * size.weight + stream
+            embedding = self.copies(costs) + self.costs.head * self.size.weight + self.stream
             together = max(together, embedding)
         return replace(single, together=together)
 
-    stage_footprints = []
-    for rank, (stage, numel) in enumerate(stages):
-        costs = _stage_costs(model_costs, stage, numel)
-        single = footprint(costs, batch=rows, **step)
-        parts = _chunks(stage)
-        by_chunk = [of_micro_batch(part) for part in parts]
+    def waiting(self, part: Stage) -> int:
+        """Return the bytes of a part whose gradients of weights are not computed yet."""
+        return self.later(part._replace(last=False)).activations + self.stream
+
+    def stage_footprint(self, stage: Stage, numel: int, order: Order, lasting: int) -> Footprint:
+        """Return the footprint of a stage with ``numel`` parameters.
+
+        ``lasting``: bytes that exist besides during the complete step.
+        """
+        costs, parts = _stage_costs(self.costs, stage, numel), _chunks(stage)
+        single = footprint(costs, batch=self.rows, **self.step)
+        later = [self.later(part) for part in parts]
         # The output stays, as the end of the graph that its gradient comes back to.
         saved = [
-            chunk.saved + (0 if part.last else stream)
-            for part, chunk in zip(parts, by_chunk, strict=True)
+            chunk.saved + (0 if part.last else self.stream)
+            for part, chunk in zip(parts, later, strict=True)
         ]
-        order = _order(len(parts), rank, ranks, micro_batches, all_forward=all_forward)
         before, after = _peaks_in_flight(saved, *order)
-        firsts = [
-            footprint(_stage_costs(model_costs, part, 0), batch=rows, **step) for part in parts
-        ]
-        activations = max(before, after) + max(c.activations - c.saved for c in by_chunk)
-        before += max(first.together - first.saved for first in firsts)
-        after += max(chunk.together - chunk.saved for chunk in by_chunk) + single.gradients
-        lasting = copies_of(costs)
-        if weights_apart:
-            blocks = [of_micro_batch(part._replace(last=False)) for part in parts]
-            lasting += WAITING * (max(block.activations for block in blocks) + stream)
-        # torch receives into buffers of their own, one per micro-batch and boundary.
-        boundaries = sum((not part.first) + (not part.last) for part in parts)
-        lasting += boundaries * micro_batches * stream
-        activations += lasting
+        activations = max(before, after) + max(c.activations - c.saved for c in later)
+        before += max(c.together - c.saved for c in map(self.first, parts))
+        after += max(c.together - c.saved for c in later) + single.gradients
+        lasting += self.copies(costs)
         together = max(before + lasting, after + lasting, single.together)
-        stage_footprints.append(replace(single, activations=activations, together=together))
-    return max(stage_footprints, key=lambda stage: stage.total)
+        return replace(single, activations=activations + lasting, together=together)
 
 
 def _chunks(stage: Stage) -> list[Stage]:
@@ -114,7 +147,7 @@ def _chunks(stage: Stage) -> list[Stage]:
 
 def _order(
     chunks: int, rank: int, ranks: int, micro_batches: int, *, all_forward: bool = False
-) -> tuple[list[int], list[int], int]:
+) -> Order:
     """Return the chunks of the forward passes and of the backward passes, in their order.
 
     The last number is how many forward passes run before the first backward pass. For one chunk
