@@ -77,8 +77,8 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     )
     if compiles.recompiles or compiles.breaks:
         text += f"; {compiles.text()}"
-    shared = graphs - len(compiles.breaks)  # a break divides the graph of every block of a kind
-    if shared > kinds and 1 < len(blocks) <= shared:
+    unbroken = graphs - len(compiles.breaks)  # each break divides the graph that blocks share
+    if unbroken > kinds and 1 < len(blocks) <= unbroken:
         return no_effect(text)
     situation = observed.situation
     if situation.option(SHARDING) != "off" and not situation.is_own_model:
