@@ -5,8 +5,10 @@ file that a person opens in Perfetto. Times are microseconds.
 
 An operator belongs to the innermost module range around it. Backward operators run outside of all
 module ranges, but autograd gives an operator and the node that it creates the same sequence number:
-a node belongs to the module of the last forward operator with the node's number. A kernel belongs
-to the host's call that launched it, which CUPTI identifies by correlation.
+a node belongs to the module of the last forward operator with the node's number. After a node has
+run, autograd may add its gradients to those of other nodes. Where the node is a whole operator of
+the kernel library, such a sum is not part of that operator. A kernel belongs to the host's call
+that launched it, which CUPTI identifies by correlation.
 """
 
 from __future__ import annotations
@@ -91,6 +93,11 @@ class Span:
     def is_node(self) -> bool:
         """Return whether the span is a node of autograd's backward pass."""
         return self.name.startswith(NODE)
+
+    @property
+    def is_torch_node(self) -> bool:
+        """Return whether it is a node of one of torch's own operators, whose name has a number."""
+        return self.is_node and self.name[-1].isdigit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +260,8 @@ def _resolve(trace: Trace) -> None:
             parent = trace.spans[span.parent]
             span.module, span.phase = parent.module, parent.phase
             span.operator = parent.operator
+            if parent.is_node and span.sequence is not None and span.sequence == parent.sequence:
+                span.operator = operators.get(span.sequence, "")  # what the node itself does
         if span.name.startswith(OPERATOR) and not span.operator:
             span.operator = span.name.removeprefix(OPERATOR)
         if span.name.startswith(MODULE):
@@ -262,7 +271,7 @@ def _resolve(trace: Trace) -> None:
             span.phase = "backward"
             if span.sequence is not None:
                 span.module = modules.get(span.sequence, span.module)
-                span.operator = operators.get(span.sequence, "")
+                span.operator = operators.get(span.sequence, "") if span.is_torch_node else ""
             elif span.name == _ACCUMULATE:
                 span.module = GRADIENTS
         elif span.name.startswith(_UPDATES):

@@ -90,6 +90,34 @@ def test_of_operators_with_one_sequence_number_the_last_made_the_node(tmp_path):
     assert read_by_module(made, tmp_path) == {("b", "backward"): 5.0}
 
 
+def test_a_sum_of_gradients_after_a_fused_operator_is_no_part_of_it(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    for operator, name, at, sequence in (
+        ("rms_norm", "_Norm", 10, 1),
+        ("rope", "aten::mul", 50, 2),
+    ):
+        made.mark(f"operator {operator}", at, at + 30)
+        made.op(name, at + 2, at + 20, sequence=sequence)
+        made.kernel(f"{operator}_forward", at + 5, 3.0)
+    for name, at, sequence in (("MulBackward0", 200, 2), ("_NormBackward", 300, 1)):
+        made.node(name, at, at + 60, sequence=sequence)
+        made.op(name, at + 1, at + 20, sequence=sequence, thread=AUTOGRAD)
+        made.kernel(f"{name}_kernel", at + 5, 10.0, thread=AUTOGRAD)
+        made.op("aten::add_", at + 30, at + 50, thread=AUTOGRAD)
+        made.kernel(f"sum after {name}", at + 35, 7.0, thread=AUTOGRAD)
+    read = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    operators = {row.name: row.operator for row in sums.device_rows(read)}
+    assert operators == {
+        "rms_norm_forward": "rms_norm",
+        "rope_forward": "rope",
+        "MulBackward0_kernel": "rope",
+        "sum after MulBackward0": "rope",  # sums between torch's nodes are part of it
+        "_NormBackward_kernel": "rms_norm",
+        "sum after _NormBackward": "",
+    }
+
+
 def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(tmp_path):
     made = Written()
     made.mark("workbench step", 0, 500)

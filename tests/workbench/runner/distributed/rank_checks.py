@@ -67,7 +67,8 @@ def assert_right(arm: Variant, *toggles: str) -> None:
 
 def assert_less_memory(toggle: str, sequence: int) -> None:
     """Assert that two GPUs with the toggle need less than 0.85 of one GPU's peak for HYDRA base."""
-    settings = {"batch": 1, "sequence": sequence}
+    # Activations are most of the memory: two ranks also have buckets of gradients all the time.
+    settings = {"batch": 2, "sequence": sequence}
     configuration = Configuration(family="hydra", preset="base", settings=settings)
     peaks = []
     for ranks in ("off", "2"):

@@ -121,12 +121,13 @@ def test_data_parallelism_over_two_hosts_has_a_verdict(hosts, capsys):
 @pytest.mark.gpu
 @needs_two_gpus
 def test_data_parallelism_over_two_hosts_with_gpus_has_a_verdict(gpu_hosts, capsys):
-    assert_verdict(gpu_hosts, capsys)
+    assert_verdict(gpu_hosts, capsys, budget_s=4)  # no pair was complete after 1 s on H200s
 
 
-def assert_verdict(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_verdict(hosts: Hosts, capsys: pytest.CaptureFixture[str], *, budget_s: int = 1) -> None:
     """Assert that one rank and two ranks on two hosts are compared, with evidence."""
-    words = ("--b", "data_parallel=2", "--budget", "1", "--builds", "1", "--no-energy", "--json")
+    budget = ("--budget", str(budget_s))
+    words = ("--b", "data_parallel=2", *budget, "--builds", "1", "--no-energy", "--json")
     code = main(["ab", *TINY, *words, "--runner", shlex.join(hosts.first)])
     out, err = capsys.readouterr()
     data = json.loads(out)
