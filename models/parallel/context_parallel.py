@@ -64,16 +64,17 @@ class Context:
 FULL = Context()
 
 
-def combined_states(states_BWHX: Tensor, falls_BWH: Tensor, rank: int) -> Tensor:
+def combined_states(states_BWHX: Tensor, falls_BWH: Tensor, rank: int, before_W: Tensor) -> Tensor:
     """Return the state before ``rank``, (B, H, X), from all W ranks' states and decays.
 
-    Later ranks have weights of zero, so that all ranks run the same operations in backward.
+    ``before_W``: 1 for each rank before it, else 0. The states of the other ranks are multiplied by
+    zero, so that all ranks run the same operations in backward.
     """
     ranks = states_BWHX.shape[1]
     weights = []
     for index in range(ranks):
         between_BH = falls_BWH[:, index + 1 : max(rank, index + 1)].sum(1)
-        weights.append(between_BH.exp() * (index < rank))
+        weights.append(between_BH.exp() * before_W[index])
     return torch.einsum("bwhx,bwh->bhx", states_BWHX, torch.stack(weights, 1))
 
 

@@ -106,8 +106,12 @@ def all_gather_bytes(
     return [bytes(row[:size].cpu().numpy()) for row, size in rows]
 
 
-def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
-    """Return the sum of the ranks' ``x``, in a new tensor."""
+def sum_over_ranks(x: Tensor, axis: str = TENSOR, *, after: Tensor | None = None) -> Tensor:
+    """Return the sum of the ranks' ``x``, in a new tensor.
+
+    Here and below, ``after`` is the result of an earlier collective. It is not read: a compiler
+    that sees it as an input cannot run this collective before that one.
+    """
     traffic, total = _along(axis), x.clone(memory_format=torch.contiguous_format)
     if traffic.group is None:
         return total
@@ -116,7 +120,9 @@ def sum_over_ranks(x: Tensor, axis: str = TENSOR) -> Tensor:
     return total
 
 
-def gather_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
+def gather_tokens(
+    x: Tensor, ranks: int, axis: str = TENSOR, *, after: Tensor | None = None
+) -> Tensor:
     """Return the tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
     traffic = _along(axis)
     if traffic.group is None:
@@ -130,7 +136,9 @@ def gather_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     return tokens.contiguous()
 
 
-def scatter_sum(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
+def scatter_sum(
+    x: Tensor, ranks: int, axis: str = TENSOR, *, after: Tensor | None = None
+) -> Tensor:
     """Return this rank's tokens of the sum of the ranks' ``x``: (B, S, E) -> (B, S / ranks, E)."""
     traffic = _along(axis)
     if traffic.group is None:
@@ -151,6 +159,15 @@ def own_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
     if traffic is not _ALONE:
         traffic.tokens = tokens.shape[1]
     return tokens
+
+
+def ranks_before(like: Tensor, ranks: int, rank: int) -> Tensor:
+    """Return 1 for each rank before ``rank``, else 0, (ranks,), in the dtype of ``like``.
+
+    A compiler does not know these numbers. If it knew that a rank multiplies what it has received
+    by zero, it would leave that rank's call out, for which the other ranks wait.
+    """
+    return (torch.arange(ranks, device=like.device) < rank).to(like.dtype)
 
 
 def is_communicating(axis: str) -> bool:
@@ -206,27 +223,33 @@ def _in_few_calls(tensors: list[Tensor], communicate: Callable[[Tensor], None]) 
         torch._foreach_copy_(small, [p.view_as(t) for p, t in zip(parts, small, strict=True)])
 
 
-def _like(x: Tensor, axis: str = TENSOR) -> Tensor:
+def _like(x: Tensor, axis: str = TENSOR, *, after: Tensor | None = None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_gather(x: Tensor, ranks: int, axis: str) -> Tensor:
+def _fake_gather(x: Tensor, ranks: int, axis: str, *, after: Tensor | None = None) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] * ranks, *x.shape[2:])
 
 
-def _fake_scatter(x: Tensor, ranks: int, axis: str) -> Tensor:
+def _fake_scatter(x: Tensor, ranks: int, axis: str, *, after: Tensor | None = None) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // ranks, *x.shape[2:])
+
+
+def _fake_ranks(like: Tensor, ranks: int, rank: int) -> Tensor:
+    return like.new_empty(ranks)
 
 
 # ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
+_AFTER = "*, Tensor? after=None"
 for _schema, _operator, _fake in (
-    ("sum_over_ranks(Tensor x, str axis='tensor') -> Tensor", sum_over_ranks, _like),
-    ("gather_tokens(Tensor x, int ranks, str axis) -> Tensor", gather_tokens, _fake_gather),
-    ("scatter_sum(Tensor x, int ranks, str axis) -> Tensor", scatter_sum, _fake_scatter),
-    ("own_tokens(Tensor x, int ranks, str axis) -> Tensor", own_tokens, _fake_scatter),
+    (f"Tensor x, str axis='tensor', {_AFTER}", sum_over_ranks, _like),
+    (f"Tensor x, int ranks, str axis, {_AFTER}", gather_tokens, _fake_gather),
+    (f"Tensor x, int ranks, str axis, {_AFTER}", scatter_sum, _fake_scatter),
+    ("Tensor x, int ranks, str axis", own_tokens, _fake_scatter),
+    ("Tensor like, int ranks, int rank", ranks_before, _fake_ranks),
 ):
-    _LIBRARY.define(_schema)
+    _LIBRARY.define(f"{_operator.__name__}({_schema}) -> Tensor")
     _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
     torch.library.register_fake(f"workbench::{_operator.__name__}", _fake, lib=_LIBRARY)
 _OPS = torch.ops.workbench

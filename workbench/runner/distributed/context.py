@@ -42,7 +42,7 @@ class SplitContext(Context):
         tails_BTC = all_tokens(x_BSC[:, -n_rows:], self.ranks, CONTEXT)
         # The first rank computes the same with weights of zero: its gradient goes to all ranks.
         first = max(self.rank - 1, 0) * n_rows
-        return tails_BTC[:, first : first + n_rows] * (self.rank > 0)
+        return tails_BTC[:, first : first + n_rows] * self._ranks_before(x_BSC)[0]
 
     def state_before(self, state_BHX: Tensor, fall_BH: Tensor) -> Tensor:
         """Combine the states of all ranks, which travel with their decays in one message."""
@@ -50,7 +50,11 @@ class SplitContext(Context):
         packed_B1C = torch.cat((state_BHX, fall_BH[..., None]), 2).flatten(1)[:, None]
         packed_BWC = all_tokens(packed_B1C, self.ranks, CONTEXT)
         states_BWHX, falls_BWH1 = packed_BWC.unflatten(2, (-1, size + 1)).split((size, 1), 3)
-        return combined_states(states_BWHX, falls_BWH1[..., 0], self.rank)
+        before_W = self._ranks_before(state_BHX)
+        return combined_states(states_BWHX, falls_BWH1[..., 0], self.rank, before_W)
+
+    def _ranks_before(self, like: Tensor) -> Tensor:
+        return torch.ops.workbench.ranks_before(like.detach(), self.ranks, self.rank)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the mean of the ranks' ``x``, and of their gradients."""

@@ -90,13 +90,24 @@ def _apply(option: str, build: Build) -> None:
     build.compile_options["mode"] = option
 
     def compiled(compute: Compute) -> Compute:
+        arguments = _arguments(build)
         if not build.compiles_blocks:
-            return torch.compile(own_code(compute), **build.compile_options)
+            return torch.compile(own_code(compute), **arguments)
         assert build.model is not None
-        _compile_blocks(build.model, build.compile_options)
+        _compile_blocks(build.model, arguments)
         return compute
 
     build.compute_wrappers.append(compiled)
+
+
+def _arguments(build: Build) -> dict[str, Any]:
+    """Return the arguments of ``torch.compile``, which takes a mode or the options of a mode."""
+    arguments = dict(build.compile_options)
+    if "options" in arguments:
+        from torch._inductor import list_mode_options  # takes seconds
+
+        arguments["options"] |= list_mode_options(arguments.pop("mode"))
+    return arguments
 
 
 def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:

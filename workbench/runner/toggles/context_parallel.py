@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from models.costs.footprint import PRECISIONS
 from models.parallel.context_parallel import splittable
 from workbench.protocol import Blocked
+from workbench.runner.distributed.collective_order import ordering_options
 from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
 from workbench.runner.toggles._ranks import (
     OPTIONS,
@@ -42,6 +43,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     no_effect,
 )
 from workbench.runner.toggles.tensor_parallel import traffic_text
@@ -119,6 +121,8 @@ def _other_options(situation: Situation) -> Blocked | None:
 def _apply(option: str, build: Build) -> None:
     build.layout = build.layout._replace(context=RANKS[option])
     leave_graphs_unsplit(build)
+    if build.situation.has(Trait.COMPILED):
+        build.compile_options["options"] = ordering_options()
 
 
 def _evidence(option: str, observed: Observed) -> Finding:

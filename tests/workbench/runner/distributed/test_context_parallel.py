@@ -15,6 +15,7 @@ from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.estimate import footprint
 from workbench.runner.distributed import collectives
+from workbench.runner.distributed.collective_order import ordering_options
 from workbench.runner.distributed.context import SplitContext
 from workbench.runner.variants.variant import Variant
 
@@ -88,6 +89,23 @@ def test_other_options_combine_with_split_sequences(configuration, family, toggl
     )
 
 
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [
+        ("hydra", {"ccgqa": True, "n_kv_heads": 2}),
+        ("moe", {"num_shared_experts": 1}),
+        ("adaattn", {"adaptive_rank": False, "adaptive_precision": False}),
+    ],
+)
+def test_compiled_layers_with_several_exchanges_train_right(configuration, family, model):
+    model = configuration.model | model if family == "hydra" else model
+    configuration = msgspec.structs.replace(configuration, family=family, model=model)
+    toggles = {**CONTEXT, "compile": "default"}
+    assert_right(stepped(configuration, steps=2, arms=VariantCache(), **toggles), *toggles)
+
+
 def start_later(monkeypatch) -> None:
     """Let rank 0's tokens have the positions of rank 1's."""
     monkeypatch.setattr(SplitContext, "start", lambda self, length: length)
@@ -129,7 +147,8 @@ def test_states_of_all_ranks_combine_to_that_of_a_walk_over_them(ranks, seed):
     falls = -torch.rand(2, ranks, 3, generator=generator, dtype=torch.float64)
     before = torch.zeros(2, 3, 4, dtype=torch.float64)
     for rank in range(ranks):
-        torch.testing.assert_close(combined_states(states, falls, rank), before)
+        before_W = collectives.ranks_before(states, states.shape[1], rank)
+        torch.testing.assert_close(combined_states(states, falls, rank, before_W), before)
         before = before * falls[:, rank, :, None].exp() + states[:, rank]
 
 
@@ -157,3 +176,35 @@ def test_what_cannot_be_split_gives_a_reason(configuration, two_cores, change, r
     changed = msgspec.structs.replace(configuration, **change)
     why = blocked(changed, changed.workload)["context_parallel"]["2"]
     assert reason in why.reason
+
+
+def communicate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Communicate three times; the third call needs nothing of the others."""
+    first = collectives.all_tokens(x.sin(), 2, "first")
+    second = collectives.all_tokens((first.cos() * 3)[:, :8] + 1, 2, "second")
+    third = collectives.all_tokens(y.exp()[:, :4], 2, "third")
+    return second.sum() + collectives.total_over_ranks(third.mean(), "fourth")
+
+
+@pytest.mark.slow
+def test_compiled_collectives_run_in_the_order_of_the_program(monkeypatch):
+    calls: list[str] = []
+
+    def alone(axis: str) -> collectives.Traffic:
+        calls.append(axis)
+        return collectives._ALONE
+
+    monkeypatch.setattr(collectives, "_along", alone)
+
+    def order(compute) -> list[str]:
+        """Return the axes of calls, forward and backward."""
+        calls.clear()
+        x = torch.randn(64, 16, 64, requires_grad=True)
+        compute(x, torch.randn(64, 16, 256, requires_grad=True)).backward()
+        return list(calls)
+
+    program = order(communicate)
+    assert list(dict.fromkeys(program)) == ["first", "second", "third", "fourth"]
+    assert order(torch.compile(communicate)) != program  # otherwise the test shows nothing
+    torch._dynamo.reset()
+    assert order(torch.compile(communicate, options=ordering_options())) == program

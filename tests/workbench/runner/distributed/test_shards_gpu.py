@@ -18,6 +18,17 @@ from workbench.runner.variants.variant import Variant
 pytestmark = on_gpus
 
 
+# Few activations and a small embedding, so that the blocks' weights, gradients and moments are most
+# of the memory: the root's weights are full until the backward pass ends.
+MOSTLY_WEIGHTS = Configuration(
+    family="hydra",
+    preset="base",
+    model={"vocabulary": 8192},
+    settings={"batch": 2, "sequence": 128},
+    workload="train",
+)
+
+
 def step_sharded(
     configuration: Configuration, sharding: str, arms: VariantCache | None = None, **toggles: str
 ) -> Variant:
@@ -79,20 +90,11 @@ def test_a_killed_peer_takes_no_weights_with_it():
 
 
 def test_each_option_needs_less_memory_in_steps():
-    # Few activations and a small embedding, so that the blocks' weights, gradients and moments are
-    # most of the memory: the root's weights are full until the backward pass ends.
-    configuration = Configuration(
-        family="hydra",
-        preset="base",
-        model={"vocabulary": 8192},
-        settings={"batch": 2, "sequence": 128},
-        workload="train",
-    )
     peaks = {}
     for sharding in ("off", "gradients", "full"):
         gc.collect()
         arms = VariantCache()
-        arm = step_sharded(configuration, sharding, arms, adamw="fused", triton="on")
+        arm = step_sharded(MOSTLY_WEIGHTS, sharding, arms, adamw="fused", triton="on")
         peaks[sharding] = own_peak(arm, arms)
         weights = 4 * arm.ledger["parameters"]
         del arm, arms
@@ -104,7 +106,7 @@ def test_each_option_needs_less_memory_in_steps():
 
 def test_ranks_report_like_peaks_although_another_reader_begins_a_new_one_after_the_steps():
     gc.collect()  # variants of earlier tests are in cycles
-    arm = step_sharded(configure(sequence=128, dim=256), "full")
+    arm = step_sharded(MOSTLY_WEIGHTS, "full")
     memory = GpuMemory(torch.device("cuda", 0), lambda arm: 0)
     with arm.entered():
         for _ in range(3):
