@@ -268,12 +268,36 @@ def test_decoding_has_one_shape(small):
 def test_graphs_of_steps_whose_gradients_ranks_average_are_not_split_by_buckets(name):
     """Dynamo's split does not support Triton's kernels."""
     situation = Mock(has=lambda trait: trait is Trait.COMPILED)
-    build = Mock(layout=ONE_RANK, flags=[], sharding="", situation=situation)
+    build = Mock(
+        layout=ONE_RANK, flags=[], sharding="", situation=situation, compile_options={}
+    )  # fmt: skip
     all_toggles()[name].apply("2", build)
     assert torch._dynamo.config.optimize_ddp
     (flag,) = build.flags
     with flag():
         assert not torch._dynamo.config.optimize_ddp
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("default", {}), ("max-autotune-no-cudagraphs", {"max_autotune": True})]
+)
+def test_ranks_that_split_sequences_compile_in_the_chosen_mode_and_in_order(
+    mode, expected, monkeypatch
+):
+    situation = Mock(has=lambda trait: trait is Trait.COMPILED)
+    build = Mock(
+        layout=ONE_RANK, flags=[], compile_options={}, compute_wrappers=[], situation=situation,
+        compiles_blocks=False,
+    )  # fmt: skip
+    all_toggles()["compile"].apply(mode, build)
+    all_toggles()["context_parallel"].apply("2", build)
+    requested = Mock()
+    monkeypatch.setattr(torch, "compile", requested)
+    build.compute_wrappers[0](lambda x: x)
+    arguments = requested.call_args.kwargs
+    assert "mode" not in arguments  # torch takes one or the other
+    assert arguments["options"].items() >= expected.items()
+    assert "post_grad_custom_pre_pass" in arguments["options"]
 
 
 @pytest.mark.parametrize("toggle", ["in_place", "reuse_buffers", "moe_buffers"])
