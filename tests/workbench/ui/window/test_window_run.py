@@ -139,6 +139,7 @@ def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):
     qtbot.waitUntil(lambda: len(workspace.session.shown.segments) == 2)
     assert workspace.session.shown.segments[1].configuration.toggles["triton"] == "on"
     qtbot.waitUntil(lambda: not workspace.configuration.pending)
+    qtbot.waitUntil(lambda: workspace.run.state == "running")  # a build cannot be paused
 
     click(qtbot, ready, "pause")
     qtbot.waitUntil(lambda: workspace.run.state == "paused")
