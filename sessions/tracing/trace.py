@@ -96,7 +96,7 @@ class Span:
 
     @property
     def is_torch_node(self) -> bool:
-        """Return whether it is a node of one of torch's own operators, whose name has a number."""
+        """Return whether it is a node of an operator of torch itself: its name ends in a digit."""
         return self.is_node and self.name[-1].isdigit()
 
 

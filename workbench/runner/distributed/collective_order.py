@@ -1,8 +1,8 @@
 """The order of a compiled step's collectives, which is the program's on every rank.
 
-A compiler runs independent calls in the order that needs the least memory. Where ranks have
-different sequences of keys, that order differs between them, and ranks that wait for different
-collectives wait for ever.
+A compiler orders independent calls by the memory that they need. Ranks that split sequences have
+different numbers of keys, so their orders can differ, and ranks that wait for different collectives
+wait for ever.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def own_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
 def ranks_before(like: Tensor, ranks: int, rank: int) -> Tensor:
     """Return 1 for each rank before ``rank``, else 0, (ranks,), in the dtype of ``like``.
 
-    A compiler does not know these numbers. If it knew that a rank multiplies what it has received
-    by zero, it would leave that rank's call out, for which the other ranks wait.
+    A compiler does not know these numbers. One that knows that a rank multiplies what it has
+    received by zero may leave out that rank's call, for which the other ranks wait (torch 2.11).
     """
     return (torch.arange(ranks, device=like.device) < rank).to(like.dtype)
 

@@ -104,9 +104,10 @@ def _arguments(build: Build) -> dict[str, Any]:
     """Return the arguments of ``torch.compile``, which takes a mode or the options of a mode."""
     arguments = dict(build.compile_options)
     if "options" in arguments:
-        from torch._inductor import list_mode_options  # takes seconds
+        from torch._inductor import list_mode_options
 
-        arguments["options"] |= list_mode_options(arguments.pop("mode"))
+        mode_options = list_mode_options(arguments.pop("mode"))
+        arguments["options"] = {**mode_options, **arguments["options"]}
     return arguments
 
 

@@ -9,6 +9,7 @@ from built import blocked, collect_evidence, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_checks import assert_fault_is_noticed, assert_right, needs_cores
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from models.parallel.context_parallel import combined_states
 from sessions.model import Configuration
@@ -176,6 +177,19 @@ def test_what_cannot_be_split_gives_a_reason(configuration, two_cores, change, r
     changed = msgspec.structs.replace(configuration, **change)
     why = blocked(changed, changed.workload)["context_parallel"]["2"]
     assert reason in why.reason
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_shows_a_compiler_that_it_multiplies_what_it_receives_by_zero(rank):
+    context, x = SplitContext(2, rank), torch.randn(2, 6, 4)
+    states, falls = torch.randn(2, 3, 5), torch.randn(2, 3)
+    traced = make_fx(lambda x, *state: (context.before(x, 2), context.state_before(*state)))
+    nodes = traced(x, states, falls).graph.nodes
+    products = [node for node in nodes if "mul" in str(node.target)]
+    assert len(products) == 3  # with the rows before, and with the states of two ranks
+    assert all(isinstance(factor, torch.fx.Node) for node in products for factor in node.args)
+    gathers = [node for node in nodes if node.target is torch.ops.workbench.gather_tokens.default]
+    assert len(gathers) == 2
 
 
 def communicate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
