@@ -37,6 +37,21 @@ from workbench.runner.rank_worker import WorkerLoop
 from workbench.runner.suggested_fixes import cure
 
 SLOW = pytest.mark.slow
+WITHOUT_LINEARS = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x):
+        return x @ self.w
+
+def build():
+    return Own(), lambda batch: torch.randn(batch, 16), lambda output, x: output.float().mean()
+"""
 
 
 @pytest.fixture
@@ -251,6 +266,24 @@ def test_a_model_of_your_own_trains_on_two_ranks(sharding):
     arm = stepped(own, steps=2, arms=VariantCache(), data_parallel="2", sharding=sharding)
     assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     assert_right(arm)
+
+
+@needs_cores
+@pytest.mark.parametrize("sharding", ["off", "full"])
+def test_evidence_that_calls_a_model_without_linear_layers_calls_it_on_all_ranks(
+    tmp_path, sharding
+):
+    path = tmp_path / "mine.py"
+    path.write_text(WITHOUT_LINEARS)
+    own = Configuration(
+        family="own", preset="file", model={"source": str(path)}, settings={"batch": 4}
+    )
+    toggles = {"data_parallel": "2", "sharding": sharding, "precision": "amp_bf16"}
+    arm = stepped(own, steps=2, arms=VariantCache(), **toggles)
+    status, text = collect_evidence(arm)["precision"]
+    assert status == "effective" and "computed in torch.bfloat16" in text
+    with arm.entered():
+        arm.step()
 
 
 @needs_cores
