@@ -15,7 +15,6 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 # A step may wait for a core for longer than the time after which a runner reports a hang.
 os.environ.setdefault("WORKBENCH_HANG_S", str(HANG_S))
 
-KEY = account_key.read_or_make()  # which fixtures of modules use too
 WINDOWS = ("charts", "plots", "report", "ui")  # the folders whose tests paint
 HANG_MS = round(1e3 * HANG_S / 2)  # waits in a window are for less than whole processes
 
@@ -27,10 +26,10 @@ def own_places(tmp_path, monkeypatch):
     Files that a fixture saves for several tests have the seal of their common account key. If each
     test had its own key, it would check them in a process of its own.
     """
-    state, read = str(tmp_path / "state"), account_key.read
+    state, key, read = str(tmp_path / "state"), account_key.read_or_make(), account_key.read
     monkeypatch.setenv("XDG_STATE_HOME", state)
     monkeypatch.setattr(
-        account_key, "read", lambda: KEY if os.environ.get("XDG_STATE_HOME") == state else read()
+        account_key, "read", lambda: key if os.environ.get("XDG_STATE_HOME") == state else read()
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 

@@ -31,10 +31,10 @@ def even_exchange(monkeypatch) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"precision": "fp32"},
+        pytest.param({"precision": "fp32"}, marks=pytest.mark.slow),
         {"precision": "amp"},
         {"precision": "amp", "checkpointing": "full"},
-        {"precision": "amp", "checkpointing": "third"},
+        pytest.param({"precision": "amp", "checkpointing": "third"}, marks=pytest.mark.slow),
         {"precision": "amp", "fused": False},
     ],
     ids=str,

@@ -14,7 +14,7 @@ from models import FAMILIES
 ROWS, LENGTH = 2048, 256
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
 def test_a_loss_by_inductor_holds_its_logits_once(precision):
     family, tokens_BS = FAMILIES["hydra"], torch.zeros(2, LENGTH, dtype=torch.int64)
     config = dataclasses.replace(family.presets["tiny"], n_layers=1, vocabulary=ROWS)

@@ -12,6 +12,7 @@ from models.costs.footprint import Footprint
 from models.parallel.tensor_parallel_footprint import largest_share
 from models.parallel.tensor_parallel_plan import divisible
 
+SLOW = pytest.mark.slow
 CCGQA = {"ccgqa": True, "n_kv_heads": 4}
 MODELS = [
     ("hydra", {}),
@@ -41,7 +42,15 @@ def counted(name: str, fields: dict[str, Any], ranks: int, **step: Any) -> int:
     return training_peak(family, config, ranks=ranks, **step)
 
 
-@pytest.mark.parametrize("step", [{}, {"precision": "amp"}, {"checkpointing": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param({}, marks=SLOW),
+        {"precision": "amp"},
+        pytest.param({"checkpointing": "full"}, marks=SLOW),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("name", "fields"), MODELS, ids=str)
 def test_a_rank_holds_no_more_than_is_estimated_but_what_a_whole_model_does_too(name, fields, step):
     step = {"precision": "fp32", **step}
@@ -85,9 +94,9 @@ def test_more_ranks_need_less_each_and_together_no_less_than_one(
 @pytest.mark.parametrize(
     "options",
     [
-        {"precision": "fp32"},
+        pytest.param({"precision": "fp32"}, marks=SLOW),
         {"precision": "amp", "checkpointing": "full"},
-        {"precision": "amp", "attention": "manual"},
+        pytest.param({"precision": "amp", "attention": "manual"}, marks=SLOW),
         {"precision": "amp", "fused": False},
     ],
     ids=str,

@@ -40,7 +40,7 @@ def assert_estimated(
     assert estimate == pytest.approx(counted, rel=error)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("name", "fields"),

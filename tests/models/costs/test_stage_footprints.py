@@ -77,7 +77,9 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "precision"), [(2, "amp"), (4, "fp32")])
+@pytest.mark.parametrize(
+    ("ranks", "precision"), [(2, "amp"), pytest.param(4, "fp32", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("name", "fields", "options"), STAGES, ids=str)
 def test_the_largest_stage_is_estimated_as_counted(name, fields, options, ranks, precision):
     family = FAMILIES[name]

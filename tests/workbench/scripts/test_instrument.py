@@ -167,6 +167,7 @@ def test_settings_act_on_torch_and_evidence_says_what_came_of_them(tmp_path):
     assert evidence["cudnn_benchmark"][0] == "no effect"
 
 
+SLOW = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 LOADER = """
 import torch
@@ -180,10 +181,10 @@ for _ in torch.utils.data.DataLoader(range(20), num_workers=WORKERS):
     ("setting", "workers"),
     [
         ("prefetch=4", 0),  # without workers nothing is prefetched and no worker persists
-        ("persistent_workers=on", 0),
-        ("workers=0", 0),
+        pytest.param("persistent_workers=on", 0, marks=SLOW),
+        pytest.param("workers=0", 0, marks=SLOW),
         ("prefetch=2", 1),  # torch's default
-        pytest.param("pin_memory=on", 0, marks=NO_GPU),  # which would read pinned memory
+        pytest.param("pin_memory=on", 0, marks=[NO_GPU, SLOW]),  # which would read pinned memory
     ],
 )
 def test_a_setting_that_changes_no_loader_has_no_effect(tmp_path, setting, workers):

@@ -145,7 +145,13 @@ DEADLY = {
 }
 
 
-@pytest.mark.parametrize("fault", DEADLY)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=pytest.mark.slow if fault in ("exit", "segfault", "hang") else ())
+        for fault in DEADLY
+    ],
+)
 def test_a_runner_that_dies_leaves_the_session_and_a_new_one_works(sitting, fault, monkeypatch):
     # From terminate to kill: a runner that does not ignore SIGTERM has the time that it needs.
     monkeypatch.setattr(runner_process, "GRACE_S", 1.0 if fault == "deaf" else HANG_S)
