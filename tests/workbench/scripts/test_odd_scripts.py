@@ -87,7 +87,10 @@ def test_a_hidden_sitecustomize_still_runs(record, write, monkeypatch):
     assert count_steps(record(write(f"assert NOTICED\n{LOOP}"))) == 30
 
 
-@pytest.mark.parametrize("before", [LOOKS_FOR_TORCH, FAILS_TO_IMPORT_TORCH])
+@pytest.mark.parametrize(
+    "before",
+    [LOOKS_FOR_TORCH, pytest.param(FAILS_TO_IMPORT_TORCH, marks=pytest.mark.slow)],
+)
 def test_torch_is_recorded_by_the_import_that_succeeds(record, write, before):
     """Packages such as ``transformers`` look for torch before they, or the script, import it."""
     assert count_steps(record(write(before + OPTIMIZER_LOOP))) == 29

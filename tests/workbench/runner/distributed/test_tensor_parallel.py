@@ -63,7 +63,7 @@ def weights_after(configuration: Configuration, *ranks: str) -> list[torch.Tenso
 
 
 @needs_cores
-@pytest.mark.parametrize("sequence_parallel", ["off", "on"])
+@pytest.mark.parametrize("sequence_parallel", [pytest.param("off", marks=pytest.mark.slow), "on"])
 def test_what_threads_of_collectives_free_is_not_left_behind(configuration, sequence_parallel):
     arm = stepped(configuration, tensor_parallel="2", sequence_parallel=sequence_parallel)
     with arm.entered():

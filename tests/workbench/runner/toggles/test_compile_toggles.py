@@ -58,6 +58,11 @@ def build():
 """
 
 
+def slow(value: str) -> object:
+    """Return the parameter of a slow test."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def quick_backend(monkeypatch):
     """Dynamo as it is, without generating code: a test of seconds becomes one of tenths."""
@@ -148,7 +153,7 @@ def test_blocks_with_a_graph_break_share_the_graphs_on_both_sides_of_it(own, tmp
     assert text.startswith("2 blocks of 1 kind share 2 compiled graphs; 2 graphs compiled, 1 graph")
 
 
-@pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
+@pytest.mark.parametrize("family", ["hydra", "moe", *map(slow, ("mamba2", "adaattn", "mahia"))])
 def test_the_blocks_of_every_family_compile_one_by_one_without_a_break(family, small):
     """Also with torch 2.11, which gave up in blocks that return more than a tensor."""
     arm = compiled(replace(small, family=family, model={}), "train", compile_scope="blocks")
@@ -300,7 +305,7 @@ def test_ranks_that_split_sequences_compile_in_the_chosen_mode_and_in_order(
     assert "post_grad_custom_pre_pass" in arguments["options"]
 
 
-@pytest.mark.parametrize("toggle", ["in_place", "reuse_buffers", "moe_buffers"])
+@pytest.mark.parametrize("toggle", ["in_place", slow("reuse_buffers"), slow("moe_buffers")])
 def test_memory_that_only_calls_beside_compiled_steps_reuse_is_no_effect(toggle):
     """The probe of a variant, which is not compiled, reuses it."""
     settings = {"batch": 1, "sequence": 16}

@@ -51,8 +51,17 @@ def arm_of(requested, **toggles):
     return arm, situation
 
 
-@pytest.mark.parametrize("family", ["hydra", "mahia", "moe"])
-@pytest.mark.parametrize("workload", ["forward", "train"])
+@pytest.mark.parametrize(
+    ("family", "workload"),
+    [
+        ("hydra", "forward"),
+        ("hydra", "train"),
+        ("moe", "train"),
+        pytest.param("moe", "forward", marks=pytest.mark.slow),
+        pytest.param("mahia", "forward", marks=pytest.mark.slow),
+        pytest.param("mahia", "train", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_recorded_is_right_on_other_batches_too(fuses, family, workload):
     arm, situation = arm_of(configuration(family, workload, 2, 16))
     with arm.entered():

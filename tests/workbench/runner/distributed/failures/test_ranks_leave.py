@@ -29,6 +29,7 @@ def configuration(small) -> Configuration:
     return msgspec.structs.replace(small, model=model, settings={"batch": 2, "sequence": 16})
 
 
+@pytest.mark.slow
 def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(
     configuration, device, monkeypatch
 ):
