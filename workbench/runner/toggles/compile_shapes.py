@@ -32,6 +32,7 @@ from workbench.runner.variants.compiles import Compiles, without_id
 if TYPE_CHECKING:
     from models import Model
     from workbench.runner.batches import Batches, Tensors
+    from workbench.runner.distributed.parallel import Parallel
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
     from workbench.runner.workloads import Compute, Workload
@@ -55,8 +56,8 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
         return as_default("every step had the same sizes, and then automatic compiles like static")
-    if observed.divided is not None and observed.divided.fully_shard is not None:
-        return unknown("no other size was tried: each call gathers the shards of all ranks")
+    if why := _not_tried(observed.divided):
+        return unknown(f"no other size was tried: {why}")
     workload, batches = observed.situation.workload, observed.batches
     tried = [
         (size, _refusal(observed.compute, batch, workload.trains))
@@ -71,6 +72,15 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
             "; ".join([f"without a recompile it also supports {', '.join(accepted)}", *refused])
         )
     return no_effect("; ".join(refused) or "these batches have no size that could be changed")
+
+
+def _not_tried(divided: Parallel | None) -> str:
+    """Return why a rank cannot compute a batch of another size alone; empty if it can."""
+    if divided is None:
+        return ""
+    if divided.pipeline is not None:
+        return "a stage computes micro-batches that other ranks send"
+    return "" if divided.fully_shard is None else "each call gathers the shards of all ranks"
 
 
 def _other_sizes(

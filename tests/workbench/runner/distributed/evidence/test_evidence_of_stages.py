@@ -40,6 +40,13 @@ def test_blocks_without_a_next_block_on_their_rank_are_not_said_to_be_checkpoint
     assert_evidence(arm, "fused_add_norm", "no effect", "no block is followed by another block")
 
 
+@pytest.mark.slow
+@needs_cores
+def test_no_size_is_tried_with_stages(configuration):
+    arm = step(configuration, **STAGES, compile="default", compile_shapes="dynamic")
+    assert_evidence(arm, "compile_shapes", "unknown", "computes micro-batches that other ranks")
+
+
 @pytest.mark.parametrize("count", ["1", "auto"])
 def test_gpipe_is_blocked_where_1f1b_runs_the_same_passes(configuration, many_cores, count):
     ranks = "2" if count == "1" else "8"  # a batch of four has four micro-batches
