@@ -36,6 +36,7 @@ from workbench.runner.distributed.collectives import AcrossRanks, AlongSequence
 from workbench.runner.variants import offload
 from workbench.runner.variants.offload import Offload
 
+FORMATS = [pytest.param("fp32", marks=pytest.mark.slow), "amp"]
 SDPA = "scaled_dot_product_attention"
 
 

@@ -169,9 +169,17 @@ class MarkedVariant(Protocol):
 class DividedVariant(Protocol):
     """The part of a built configuration that its ranks evaluate, load and report."""
 
-    model: Model
-    batches: Batches
-    record: StepRecord
+    @property
+    def model(self) -> Model:
+        """The model of the steps."""
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of this rank."""
+
+    @property
+    def record(self) -> StepRecord:
+        """The facts of the first step."""
 
     @property
     def compute(self) -> Compute:

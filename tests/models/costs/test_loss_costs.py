@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from peak_bytes import FORMATS
 from torch._inductor.utils import fresh_cache, run_fw_bw_and_get_code
 
 from kernels import own_code
@@ -14,7 +15,7 @@ from models import FAMILIES
 ROWS, LENGTH = 2048, 256
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 def test_a_loss_by_inductor_holds_its_logits_once(precision):
     family, tokens_BS = FAMILIES["hydra"], torch.zeros(2, LENGTH, dtype=torch.int64)
     config = dataclasses.replace(family.presets["tiny"], n_layers=1, vocabulary=ROWS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from peak_bytes import estimate_and_peak
+from peak_bytes import FORMATS, estimate_and_peak
 
 from models import FAMILIES
 
@@ -28,7 +28,7 @@ def assert_estimated(name: str, fields: dict[str, Any], *, error: float, **step:
     assert estimate == pytest.approx(peak, rel=error)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("loss", ["triton", "triton_small", "chunked"])
 @pytest.mark.parametrize("words", [2048, 200_000])
 def test_a_loss_without_all_logits_is_estimated_as_counted(words, loss, precision):
@@ -37,7 +37,7 @@ def test_a_loss_without_all_logits_is_estimated_as_counted(words, loss, precisio
     assert_estimated("hydra", fields, error=0.03, sequence=1024, **step)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("fields", [{}, {"tie_embeddings": False}], ids=str)
 @pytest.mark.parametrize("name", ["hydra", "moe"])
 def test_a_few_tokens_need_the_gradient_of_a_tied_embedding_twice(name, fields, precision):
@@ -78,7 +78,7 @@ def test_outputs_that_checkpointing_saves_are_estimated_as_counted(name, fields,
     assert_estimated(name, LAYERS | FEW_WORDS | fields, error=0.05, **step)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("name", ["hydra", "moe", "adaattn", "mahia"])
 def test_what_the_device_has_of_offloaded_activations_is_estimated_as_counted(
@@ -98,7 +98,7 @@ def test_logits_stay_on_the_device_if_activations_are_offloaded(name, fields):
         assert_estimated(name, LAYERS | fields, error=0.02, offloaded=True, **step)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_gradients_of_states_at_segments_are_estimated_as_counted(batch, precision):
     """A scan of few sequences is divided into segments, so that all multiprocessors have work."""
@@ -107,7 +107,7 @@ def test_gradients_of_states_at_segments_are_estimated_as_counted(batch, precisi
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [("moe", {}), ("moe", {"num_shared_experts": 1}), ("mahia", {"use_moe": True})],
@@ -120,7 +120,7 @@ def test_the_gradients_of_a_blocks_experts_are_computed_together(
     assert_estimated(name, LAYERS | FEW_WORDS | fields, error=0.03, **step)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
     [("hydra", "none"), ("hydra", "full"), ("moe", "none"), ("moe", "full"), ("mamba2", "none")],

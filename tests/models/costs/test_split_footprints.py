@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from peak_bytes import as_on_an_h200, training_peak
+from peak_bytes import FORMATS, as_on_an_h200, training_peak
 
 from models import FAMILIES
 from models.costs.precision import PRECISIONS
@@ -40,7 +40,7 @@ def assert_estimated(
     assert estimate == pytest.approx(counted, rel=error)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp"])
+@pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("name", "fields"),

@@ -20,6 +20,7 @@ from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -126,8 +127,19 @@ def _products_finding(option: str, requested: torch.dtype, observed: Observed) -
     """Return a finding from the operators of a call, for a model without linear layers of torch."""
     model = observed.model
     products = instrumented.ProductDtypes()
-    with rng.put_back(model, observed.situation.device), rng.evaluating(model), products:
-        instrumented.call(observed)
+    divided = observed.divided
+    with (
+        rng.put_back(model, observed.situation.device),
+        rng.evaluating(model),
+        eager(),
+        torch.no_grad(),
+        products,
+    ):
+        if divided is None or divided.fully_shard is None:
+            observed.autocast(model)(*observed.batches.few)
+        else:  # all ranks gather the shards
+            with divided.evaluating("outputs", observed):
+                divided.outputs(observed)
     product_dtypes = {dtype for _, dtype in products.seen}
     dtypes = sorted(product_dtypes, key=lambda dtype: (dtype != requested, str(dtype)))
     texts = []

@@ -108,3 +108,8 @@ def test_weights_in_bf16_are_an_effect_whatever_computes(evidence_of):
 
 def test_what_draws_is_asked_without_a_number_of_the_run(evidence_of):
     assert evidence_of("F.dropout(x) @ self.w", workload="train").status == "effective"
+
+
+def test_outputs_in_evaluation_need_not_be_what_the_loss_takes(evidence_of):
+    how = "y = self.product(x)\n        return y if self.training else (y, y)"
+    assert evidence_of("x @ self.w", how, workload="train").status == "effective"
