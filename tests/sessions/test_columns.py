@@ -73,3 +73,13 @@ def test_dtypes_of_live_columns_are_those_of_the_file():
     assert {name: info.dtype for name, info in schema.STEPS.items()} == STEP_COLUMNS
     assert {name: info.dtype for name, info in schema.TELEMETRY.items()} == TELEMETRY_COLUMNS
     assert all(info.text for table in (schema.STEPS, schema.TELEMETRY) for info in table.values())
+
+
+def test_rows_so_far_stay_as_they_are_while_more_are_appended():
+    columns = Columns({"a": "i4", "b": "f8"}, capacity=2)
+    columns.append({"a": [1, 2], "b": [0.5, 1.5]})
+    so_far = columns.so_far()
+    for number in range(5):
+        columns.append({"a": [number], "b": [9.0]})
+    assert row_count(so_far) == 2 and set(so_far) == {"a", "b"} and len(so_far) == 2
+    assert so_far["a"].tolist() == [1, 2] and so_far["b"].tolist() == [0.5, 1.5]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sessions.model import Segment, Session, Study
 from workbench.charts.drawn import MOST_SEGMENTS
-from workbench.charts.time_axis import TimeAxis
+from workbench.charts.time_axis import TimeAxis, shared_axis
 
 Derived = TypeVar("Derived")
 
@@ -41,7 +41,7 @@ class Run:
     @property
     def axis(self) -> TimeAxis:
         """The time axis, with all that the session has so far."""
-        axis = self.keep("time axis", lambda: TimeAxis(self.session, self.hidden))
+        axis = self.keep("time axis", lambda: shared_axis(self.session, self.hidden))
         axis.pull()
         return axis
 

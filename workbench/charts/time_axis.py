@@ -7,13 +7,14 @@ seconds.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sessions.columns import Columns
+from sessions.columns import Columns, row_count
 from sessions.model import TELEMETRY_COLUMNS, Segment, Session
 from workbench.charts.arrays import Array
 
@@ -38,18 +39,10 @@ def stop_s(segment: Segment) -> float:
     return max(segment.start_s, float(times_s[-1])) if len(times_s) else segment.start_s
 
 
-@dataclass
-class _Run:
-    """Segments without an idle gap between them: session times, position on the axis."""
-
-    start_s: float
-    stop_s: float
-    position: float
-    segments: list[Segment] = field(default_factory=list)
-
-    @property
-    def end(self) -> float:
-        return self.position + self.stop_s - self.start_s
+def _growth(segment: Segment) -> tuple[object, ...]:
+    """Return what changes whenever ``stop_s`` of a segment may."""
+    steps = segment.steps
+    return segment.phases[-1:], row_count(steps), getattr(steps, "read_so_far", None)
 
 
 class TimeAxis:
@@ -61,60 +54,70 @@ class TimeAxis:
 
     def __init__(self, session: Session, hidden: frozenset[int] = frozenset()) -> None:
         self._session, self._hidden = session, hidden
-        self._runs: list[_Run] = []
+        # Of each run, segments without an idle gap between them. No object for each: with
+        # thousands of runs, the garbage collector would stop the window for 0.1 s.
+        self._starts: list[float] = []
+        self._stops: list[float] = []
+        self._places: list[float] = []  # positions of the starts
+        self._newest: deque[Segment] = deque(maxlen=_GROWING)  # of the last run
         self._segments = 0  # taken so far
+        self._pulled: tuple[object, ...] | None = None  # how far the segments had grown then
         self._knots: tuple[Array, Array] = (np.empty(0), np.empty(0))
         self.gaps: list[tuple[float, float]] = []  # position and seconds of left-out idle time
 
     def pull(self) -> None:
         """Add new segments, and the end of the last run."""
         segments = self._session.segments
-        before = (self._segments, self.last_s)
+        if self._growth() == self._pulled:
+            return
         if len(segments) > self._segments:
             self._extend()
         for segment in segments[self._segments :]:
             if segment.index in self._hidden:
                 continue
-            began_s, last = start_s(segment), self._runs[-1] if self._runs else None
-            if last is None or began_s - last.stop_s > IDLE_S:
-                position = 0.0 if last is None else last.end
-                last = _Run(began_s, began_s, position)
-                self._runs.append(last)
-            last.segments.append(segment)
-            last.stop_s = max(last.stop_s, stop_s(segment))
+            began_s = start_s(segment)
+            if not self._stops or began_s - self._stops[-1] > IDLE_S:
+                self._places.append(self.run_span()[1])
+                self._starts.append(began_s)
+                self._stops.append(began_s)
+                self._newest.clear()
+            self._newest.append(segment)
+            self._stops[-1] = max(self._stops[-1], stop_s(segment))
         self._segments = len(segments)
         self._extend()
-        if self._runs and before != (self._segments, self.last_s):
-            times = [time for run in self._runs for time in (run.start_s, run.stop_s)]
-            positions = [position for run in self._runs for position in (run.position, run.end)]
-            self._knots = np.array(times), np.array(positions)
-            if len(self.gaps) != len(self._runs) - 1:
-                self.gaps = [
-                    (later.position, later.start_s - earlier.stop_s)
-                    for earlier, later in zip(self._runs, self._runs[1:], strict=False)
-                ]
+        starts, stops, places = map(np.array, (self._starts, self._stops, self._places))
+        ends = places + stops - starts
+        self._knots = np.stack([starts, stops], 1).ravel(), np.stack([places, ends], 1).ravel()
+        if len(self.gaps) != len(places) - 1:
+            idle = starts[1:] - stops[:-1]
+            self.gaps = list(zip(places[1:].tolist(), idle.tolist(), strict=True))
+        self._pulled = self._growth()
+
+    def _growth(self) -> tuple[object, ...]:
+        return len(self._session.segments), [*map(_growth, self._newest)]
 
     def _extend(self) -> None:
-        if self._runs:
-            last = self._runs[-1]
-            newest = last.segments[-1]
-            last.stop_s = max([last.stop_s, *map(stop_s, last.segments[-_GROWING:])])
-            if isinstance(newest.steps, Columns):  # a step may come before its phase's message
-                last.stop_s = max([last.stop_s, *newest.steps["t_s"][-1:].tolist()])
+        if self._newest:
+            self._stops[-1] = max([self._stops[-1], *map(stop_s, self._newest)])
+            steps = self._newest[-1].steps
+            if isinstance(steps, Columns):  # a step may come before its phase's message
+                self._stops[-1] = max([self._stops[-1], *steps["t_s"][-1:].tolist()])
 
     @property
     def begun(self) -> bool:
         """True once anything ran: the axis begins there."""
-        return bool(self._runs)
+        return bool(self._stops)
 
     @property
     def last_s(self) -> float:
         """Time at which the last run ended."""
-        return self._runs[-1].stop_s if self._runs else -np.inf
+        return self._stops[-1] if self._stops else -np.inf
 
     def run_span(self) -> tuple[float, float]:
         """Return first and last position of the last run."""
-        return (self._runs[-1].position, self._runs[-1].end) if self._runs else (0.0, 0.0)
+        if not self._stops:
+            return (0.0, 0.0)
+        return self._places[-1], self._places[-1] + self._stops[-1] - self._starts[-1]
 
     def segment_span(self, segment: Segment) -> tuple[float, float]:
         """Return first and last position of a segment."""
@@ -124,7 +127,7 @@ class TimeAxis:
     def positions(self, times_s: ArrayLike) -> Array:
         """Return the positions of times."""
         times = np.asarray(times_s, np.float64)
-        return np.interp(times, *self._knots) if self._runs else times
+        return np.interp(times, *self._knots) if self.begun else times
 
     def position(self, time_s: float) -> float:
         """Return the position of one time."""
@@ -133,7 +136,7 @@ class TimeAxis:
     def times_s(self, positions: ArrayLike) -> Array:
         """Return the times of positions; beyond both ends, time continues evenly."""
         requested = np.asarray(positions, np.float64)
-        if not self._runs:
+        if not self.begun:
             return requested
         times, known = self._knots
         inside = np.interp(requested, known, times)
@@ -142,11 +145,23 @@ class TimeAxis:
 
     def is_running(self, times_s: Array) -> Array:
         """Return a mask (n,) of the times that lie in a run."""
-        if not self._runs:
+        if not self.begun:
             return np.ones(len(times_s), bool)
         starts, stops = self._knots[0][::2], self._knots[0][1::2]
         run = np.searchsorted(starts, times_s, side="right") - 1
         return (run >= 0) & (times_s <= stops[run])
+
+
+_AXES: WeakValueDictionary[tuple[int, frozenset[int]], TimeAxis] = WeakValueDictionary()
+
+
+def shared_axis(session: Session, hidden: frozenset[int] = frozenset()) -> TimeAxis:
+    """Return the axis that all panels share while one of them uses it."""
+    key = id(session), hidden  # of no other session: an axis holds its own
+    axis = _AXES.get(key)
+    if axis is None:
+        _AXES[key] = axis = TimeAxis(session, hidden)
+    return axis
 
 
 class Positions:

@@ -8,10 +8,11 @@ from synthetic import gpu_session
 
 from sessions.columns import Columns
 from sessions.model import TELEMETRY_COLUMNS, Configuration, Phase, PhaseSpan, Segment, Session
+from sessions.storage import hdf5
 from workbench import protocol
 from workbench.charts.canvas import Canvas
 from workbench.charts.style import screen_style
-from workbench.charts.time_axis import IDLE_S, TimeAxis
+from workbench.charts.time_axis import IDLE_S, TimeAxis, shared_axis
 from workbench.client.recorder import Recorder
 from workbench.plots import PLOTS, Run
 from workbench.theming.theme import DARK
@@ -94,6 +95,28 @@ def test_telemetry_of_a_growing_session_appears_with_its_run():
     session.segments[0].phases = [PhaseSpan(Phase.STEADY, 100.0, 130.0)]
     canvas.refresh()
     assert canvas.x_span()[1] == pytest.approx(30.0)
+
+
+def test_the_axis_takes_the_steps_of_a_file_that_were_read_since(tmp_path):
+    session = ran((1.0, 8.0), (9.0, 20.0))
+    for segment in session.segments:
+        segment.phases = []
+    hdf5.save(session, tmp_path / "s.h5")
+    loaded = hdf5.load(tmp_path / "s.h5")
+    axis = TimeAxis(loaded)
+    axis.pull()
+    assert axis.last_s == 9.0  # where the last segment begins: no step was read
+    loaded.segments[1].steps["t_s"]
+    axis.pull()
+    assert axis.last_s == pytest.approx(20.0)
+
+
+def test_panels_share_the_axis_of_a_session_with_equal_hidden_segments():
+    session = ran((1.0, 8.0), (9.0, 20.0))
+    run = Run(session)
+    assert run.axis is shared_axis(session) is Run(session).axis
+    assert run.axis is not shared_axis(session, frozenset({1}))
+    assert run.axis is not Run(ran((1.0, 8.0))).axis
 
 
 def test_a_compile_grows_while_it_goes_on():

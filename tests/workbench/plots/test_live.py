@@ -31,7 +31,8 @@ def panel(qtbot, workspace):
 def running(qtbot, panel, show):
     """Return the panel with a session that is being recorded."""
     show(gpu_session(2, 300, seed=4))
-    qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
+    qtbot.waitUntil(lambda: panel.is_drawn)
+    assert panel.charts["step_time"].reason is None
     return panel
 
 
@@ -178,7 +179,7 @@ def test_stacked_plots_line_up(qtbot, running):
 
 def test_only_the_lowest_plot_with_data_names_the_times(qtbot, panel, show):
     show(cpu_session())
-    qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
+    qtbot.waitUntil(lambda: panel.is_drawn)
     assert panel.charts["power"].reason is not None
     named = [c.plot.name for c in panel.shown if c.canvas.axis("bottom").texts and not c.reason]
     assert named == ["utilization"]
@@ -222,8 +223,42 @@ def test_a_session_from_a_file_is_shown_whole_whatever_the_window(qtbot, running
     workspace.session.sessionChanged.emit()
     assert not workspace.session.live
     last = end_of(session)
-    qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
+    qtbot.waitUntil(lambda: running.is_drawn)
+    assert ranges(running)[0][1] >= last
     assert ranges(running)[0][0] <= 0.0
+
+
+def test_a_moment_that_is_asked_for_before_all_plots_are_drawn_is_shown(running, workspace):
+    workspace.session.show(gpu_session(4, 300))
+    assert not running.is_drawn
+    workspace.session.focus(20.0)
+    assert running.is_drawn and not workspace.session.follow
+    assert len(set(ranges(running))) == 1
+    start, stop = ranges(running)[0]
+    assert (start + stop) / 2 == pytest.approx(running.run.axis.position(20.0))
+    assert stop - start >= end_of(workspace.session.shown)
+
+
+def test_a_plot_that_is_zoomed_before_all_plots_are_drawn_keeps_its_range(
+    qtbot, running, workspace
+):
+    workspace.session.show(gpu_session(4, 300))
+    wheel(running.charts["memory"])
+    after = ranges(running)
+    assert len(set(after)) == 1 and running.is_drawn and not workspace.session.follow
+    qtbot.wait(60)
+    assert ranges(running) == after
+
+
+def test_a_view_that_is_paused_before_all_plots_are_drawn_shows_the_whole_session(
+    qtbot, running, workspace
+):
+    workspace.session.show(gpu_session(4, 300))
+    workspace.session.set_follow(False)
+    assert not running.is_drawn
+    qtbot.waitUntil(lambda: running.is_drawn)
+    assert len(set(ranges(running))) == 1
+    assert ranges(running)[0][1] >= end_of(workspace.session.shown)
 
 
 def test_the_theme_changes_without_moving_the_view(qtbot, running, workspace):

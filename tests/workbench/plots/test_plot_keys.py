@@ -178,7 +178,7 @@ def test_the_plots_of_a_session_move_together_and_home_follows_the_run_again(
     panel.show()
     show(gpu_session(2, 300))
     first, second = panel.charts["step_time"], panel.charts["memory"]
-    qtbot.waitUntil(lambda: first.reason is None and second.reason is None)
+    qtbot.waitUntil(lambda: panel.is_drawn)
     panel.activateWindow()
     qtbot.waitUntil(panel.isActiveWindow)
     first.more.setFocus()

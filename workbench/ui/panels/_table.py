@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QPoint, Qt, QTimer
+from PySide6.QtCore import QEvent, QPoint, QSignalBlocker, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -130,12 +130,17 @@ class PlainTable(QTableWidget):
             self.setColumnCount(len(table.columns))
         self.setHorizontalHeaderLabels([headed(column.heading) for column in table.columns])
         self.setRowCount(len(table.rows))
-        for row, cells in enumerate(table.rows):
-            for column, cell in enumerate(cells):
-                self.put(row, column, columns[column][row], number=not isinstance(cell, str))
-                item = self.item(row, column)
-                assert item is not None
-                item.setToolTip(wrapped(shown[row][column]))
+        if not table.rows or not table.columns:
+            return
+        model = self.model()
+        with QSignalBlocker(model):  # else the header measures its columns again after each cell
+            for row, cells in enumerate(table.rows):
+                for column, cell in enumerate(cells):
+                    number = not isinstance(cell, str)
+                    item = self.put(row, column, columns[column][row], number=number)
+                    item.setToolTip(wrapped(shown[row][column]))
+        last = model.index(len(table.rows) - 1, len(table.columns) - 1)
+        model.dataChanged.emit(model.index(0, 0), last)
 
     def copy(self, suffix: str) -> None:
         """Put the table on the clipboard as ``.csv`` or ``.md``."""

@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 from sessions import session_log
 from sessions.model import Event
 from sessions.plain_text import one_line, wrapped
-from workbench.charts.time_axis import TimeAxis
+from workbench.charts.time_axis import shared_axis
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.menus.option_picker import OptionPicker
@@ -203,7 +203,7 @@ class EventModel(QAbstractTableModel):
         super().__init__(parent)
         self._session, self._run, self._theme = session, run, theme
         self._shown = session.shown
-        self._axis = TimeAxis(session.shown)
+        self._axis = shared_axis(session.shown)
         self.entries: list[Event] = []
         self.reset()
 
@@ -247,7 +247,7 @@ class EventModel(QAbstractTableModel):
     def reset(self) -> None:
         """Read everything again."""
         self.beginResetModel()
-        self._shown, self._axis = self._session.shown, TimeAxis(self._session.shown)
+        self._shown, self._axis = self._session.shown, shared_axis(self._session.shown)
         self.entries = self._log()
         self.endResetModel()
 

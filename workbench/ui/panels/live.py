@@ -81,6 +81,8 @@ class LivePanel(QWidget):
         self._dirty = False
         self._frame_at = 0.0
         self._spreading = False
+        self._undrawn: list[Chart] = []  # still show the previous session
+        self._fresh = False  # the session has not been shown whole yet
         self.charts = {
             name: Chart(plot, theme.current, tasks)
             for name, plot in PLOTS.items()
@@ -104,6 +106,9 @@ class LivePanel(QWidget):
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._frame)
+        self._next = QTimer(self)
+        self._next.setSingleShot(True)
+        self._next.timeout.connect(self._draw_next)
         self._empty = StartPage(session, theme)
         self._stack = QStackedWidget()
         self._stack.addWidget(self._empty)
@@ -132,6 +137,11 @@ class LivePanel(QWidget):
         return [chart for chart in widgets if isinstance(chart, Chart) and not chart.isHidden()]
 
     @property
+    def is_drawn(self) -> bool:
+        """False while plots still show the previous session."""
+        return not self._undrawn
+
+    @property
     def run(self) -> Run:
         """The session as the plots show it."""
         return self._run
@@ -143,6 +153,7 @@ class LivePanel(QWidget):
 
     def show_span(self, start: float, stop: float) -> None:
         """Hold the view, and show this range of the axis."""
+        self._draw_rest()
         self._session.set_follow(False)
         self._spread(start, stop, pull=True)
 
@@ -161,6 +172,7 @@ class LivePanel(QWidget):
 
     def focus(self, t_s: float) -> None:
         """Show this moment of the session, as wide as the view is."""
+        self._draw_rest()
         shown = self.shown
         if not shown:
             return
@@ -182,11 +194,24 @@ class LivePanel(QWidget):
 
     def redraw(self) -> None:
         """Draw every shown plot again."""
+        self._undrawn = self.shown
+        self._draw_rest()
+
+    def _draw_rest(self) -> None:
+        while self._undrawn:
+            self._draw_next()
+
+    def _draw_next(self) -> None:
+        """Draw one more plot of the session; after the last one, give all the same range."""
         with open_files.reading(self._run.session):
-            for chart in self.shown:
-                chart.show_runs([self._run])
-            self._stack_up()
-            self._refresh()
+            if self._undrawn:
+                self._undrawn.pop(0).show_runs([self._run])
+            if not self._undrawn:
+                self._next.stop()
+                self._stack_up()
+                self._refresh()
+                return
+        self._next.start(0)
 
     def _stack_up(self) -> None:
         """Name phases and markers on the topmost plot only, and times under the lowest."""
@@ -271,7 +296,10 @@ class LivePanel(QWidget):
             for chart in self.charts.values():
                 chart.canvas.auto_range_x = chart.canvas.auto_range_y = True
             self._session.set_follow(True)
-            self.redraw()
+            self._undrawn, self._fresh = self.shown, True
+            self._next.start(
+                0
+            )  # one plot in each turn, so that the window answers
 
     def _new_run(self) -> Run:
         hidden = frozenset() if self._shows_studies else hidden_segments(self._session.shown)
@@ -303,7 +331,7 @@ class LivePanel(QWidget):
 
     def _frame(self) -> None:
         self._frame_at = time.perf_counter()
-        if self._dirty and self.isVisible():
+        if self._dirty and self.isVisible() and not self._undrawn:
             self._refresh()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -316,9 +344,10 @@ class LivePanel(QWidget):
         self.utilization.refresh()
         has_data = bool(self._run.session.segments)  # telemetry alone comes before the first run
         self._stack.setCurrentWidget(self._area if has_data else self._empty)
-        if not self._session.follow:
+        if not self._session.follow and not self._fresh:
             self._tell_held()
             return
+        self._fresh = False
         shown = self.shown
         spans = []
         for chart in shown:
@@ -393,9 +422,7 @@ class LivePanel(QWidget):
     def _picked(self, chart: Chart) -> None:
         if self._spreading:
             return
-        start, stop = chart.canvas.vb.viewRange()[0]
-        self._session.set_follow(False)
-        self._spread(start, stop, pull=True)
+        self.show_span(*chart.canvas.vb.viewRange()[0])
 
     def _follow_all(self) -> None:
         self.set_window(None)

@@ -125,7 +125,7 @@ def snapshot(session: Session) -> Session:
 
 
 def _rows_so_far(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    return dict(table) if isinstance(table, Columns) else table
+    return table.so_far() if isinstance(table, Columns) else table
 
 
 def not_saved(error: Exception, detail: str) -> protocol.Failure:

@@ -81,6 +81,8 @@ def full(qtbot, complete_window, ready):
         ready.workspace.compared.add(session)
     ready.dock_area.bring("compare")
     qtbot.waitUntil(lambda: ready.compare.charts["box"].isVisible())
+    live = ready.dock_area.docks["live"].widget().panel()
+    qtbot.waitUntil(lambda: live.is_drawn)
     return ready
 
 
