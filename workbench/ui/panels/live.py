@@ -297,9 +297,7 @@ class LivePanel(QWidget):
                 chart.canvas.auto_range_x = chart.canvas.auto_range_y = True
             self._session.set_follow(True)
             self._undrawn, self._fresh = self.shown, True
-            self._next.start(
-                0
-            )  # one plot in each turn, so that the window answers
+            self._next.start(0)  # one plot in each turn, so that the window answers
 
     def _new_run(self) -> Run:
         hidden = frozenset() if self._shows_studies else hidden_segments(self._session.shown)
