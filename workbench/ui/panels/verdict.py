@@ -110,7 +110,8 @@ class VerdictPanel(QWidget):
         button_row.addWidget(self.judge)
         button_row.addWidget(self.calibrate)
         button_row.addStretch(1)
-        noise = _widgets.tight(QHBoxLayout())  # a line of its own: the buttons fill a small window
+        self._noise = QWidget()  # a line of its own: the buttons fill a small window
+        noise = _widgets.tight(QHBoxLayout(self._noise))
         noise.addWidget(_widgets.muted("Budget"))
         noise.addWidget(self.budget)
         noise.addWidget(self.floor, 1)
@@ -119,10 +120,13 @@ class VerdictPanel(QWidget):
         self._rows = _widgets.tight(QVBoxLayout(details), 4)
         self._rows.setContentsMargins(12, 4, 12, 8)
         body = _widgets.surface()
-        column = _widgets.tight(QVBoxLayout(body), 0)
-        column.addLayout(_widgets.head(self.headline, self.ratio, button_row, noise, self.progress))
+        self._column = column = _widgets.tight(QVBoxLayout(body), 0)
+        lines = (self.headline, self.ratio, button_row, self._noise, self.progress)
+        self._head = _widgets.head(*lines)
+        column.addLayout(self._head)
         parts = ((self.chart, 5), (_widgets.scrolled(details), 3))
-        column.addWidget(_widgets.split(Qt.Orientation.Horizontal, *parts), 1)
+        self._split = _widgets.split(Qt.Orientation.Horizontal, *parts)
+        column.addWidget(self._split, 1)
         column.addWidget(self.table)
         return body
 
@@ -135,9 +139,20 @@ class VerdictPanel(QWidget):
         return QSize(other_buttons_px + short, LEAST_PX)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Shorten the name of a button that has no room."""
+        """Shorten the name of a button, and leave out parts, if there is no room."""
         super().resizeEvent(event)
         self.judge.setText(self._judge_text())
+        self._fit()
+
+    def _fit(self) -> None:
+        """Leave out the budget, or the chart, or both, in a panel that is too low for them."""
+        for budget, chart in ((True, True), (False, True), (True, False), (False, False)):
+            self._noise.setVisible(budget)
+            self.chart.setVisible(chart)
+            self._head.invalidate()  # Qt would do so, and the next line, later
+            self._split.updateGeometry()
+            if self._column.totalMinimumHeightForWidth(self.width()) <= self.height():
+                break
 
     def _judge_text(self) -> str:
         used = self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
@@ -177,6 +192,7 @@ class VerdictPanel(QWidget):
         self._show_actions(measuring, newest)
         self.chart.show_runs([Run(session, comparison=index)])
         self._show_details(comparison)
+        self._fit()
 
     def _show_actions(self, measuring: bool, newest: bool) -> None:
         verdicts = self._verdicts

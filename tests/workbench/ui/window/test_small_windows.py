@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+from itertools import combinations, pairwise
 
 import attribution_samples
 import msgspec
@@ -12,7 +12,7 @@ import optimization_samples
 import pytest
 from fake_session import compared, messages
 from hang_limit import HANG_S
-from PySide6.QtCore import QRectF, Qt
+from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
 from PySide6.QtWidgets import (
     QApplication,
@@ -125,7 +125,7 @@ def test_controls_without_room_on_a_line_continue_on_another(qtbot, width):
     host.show()
     areas = [button.geometry() for button in buttons]
     assert all(host.rect().contains(area) for area in areas)
-    assert not any(a.intersects(b) for a, b in itertools.combinations(areas, 2))
+    assert not any(a.intersects(b) for a, b in combinations(areas, 2))
     assert (len({area.y() for area in areas}) == 1) == (width == 1000)
 
 
@@ -230,6 +230,29 @@ def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, workspac
     qtbot.waitUntil(lambda: panel.table.geometry().bottom() <= panel.height())
     panel.resize(1400, 600)
     qtbot.waitUntil(lambda: panel.judge.text() == JUDGE)
+
+
+def test_no_part_of_a_verdict_covers_another_at_any_height(qtbot, workspace, judged):
+    host = QWidget()
+    qtbot.addWidget(host)
+    panel = verdict_panel(workspace, host)
+    host.resize(BESIDE_PX, 1000)
+    host.show()
+
+    def fits():
+        parts = [panel.headline, panel.ratio, panel.more, panel.budget, panel.chart, panel.table]
+        shown = [part for part in parts if part.isVisible()]
+        spans = [(part.mapTo(panel, QPoint()).y(), part.height()) for part in shown]
+        apart = all(top + height <= below for (top, height), (below, _) in pairwise(spans))
+        ratio_px = panel.ratio.heightForWidth(panel.ratio.width())
+        return apart and sum(spans[-1]) <= panel.height() and panel.ratio.height() >= ratio_px
+
+    for height in [*range(260, 600, 20), *range(600, 260, -20)]:
+        panel.resize(BESIDE_PX - 30, height)
+        QApplication.processEvents()
+        assert fits(), height
+    panel.resize(BESIDE_PX - 30, 600)
+    assert panel.chart.isVisible() and panel.budget.isVisible()
 
 
 def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, workspace):
