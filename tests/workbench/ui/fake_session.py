@@ -10,6 +10,7 @@ import attribution_samples
 import claims_samples
 import msgspec
 import numpy as np
+import optimization_samples
 from fake_catalogue import availability, catalogue
 from fake_steps import FakeRun
 from fake_sweep import swept
@@ -65,6 +66,9 @@ def messages(
         yield protocol.State(t_s=run.now, state="idle")
     if situation in ("claims", "claims-cut"):
         yield from claims_samples.messages(run.now, upto=None if situation == "claims" else 17)
+        yield protocol.State(t_s=run.now, state="idle")
+    if situation == "optimize":
+        yield from optimization_samples.messages(run.now)
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "checklist":
         yield from checked(run, done=5)

@@ -37,6 +37,8 @@ SITUATIONS = (
     "sweep",
     "sweep-map",
     "sweep-empty",
+    "optimize",
+    "breakdown",
 )
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
@@ -108,6 +110,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 def arrange(window, situation: str) -> None:
     """Do what the user did last in the situation."""
     import msgspec
+    import profile_samples
     from fake_session import compared
     from PySide6.QtCore import QPoint
     from PySide6.QtTest import QTest
@@ -158,8 +161,12 @@ def arrange(window, situation: str) -> None:
         window.dock_area.bring("verdict")
     elif situation.startswith("attribution"):
         window.dock_area.bring("attribution")
-    elif situation == "checklist":
-        window.dock_area.bring("checklist")
+    elif situation in ("checklist", "optimize"):
+        window.dock_area.bring(situation)
+    elif situation == "breakdown":
+        workspace.session.shown.studies.append(profile_samples.rich_study())
+        workspace.session.studiesChanged.emit()
+        window.dock_area.bring("breakdown")
     elif situation.startswith("claims"):
         window.dock_area.bring("claims")
     elif situation == "presets":
