@@ -15,6 +15,7 @@ from models import FAMILIES
 ROWS, LENGTH = 2048, 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", FORMATS)
 def test_a_loss_by_inductor_holds_its_logits_once(precision):
     family, tokens_BS = FAMILIES["hydra"], torch.zeros(2, LENGTH, dtype=torch.int64)

@@ -65,7 +65,7 @@ def test_what_an_update_holds_besides_is_estimated_as_counted(name, update):
         ("hydra", {"mixture_of_depths": True}),
         ("hydra", {"mixture_of_recursions": True, "recursions": 2}),
         ("moe", {"num_shared_experts": 1}),
-        ("mamba2", {}),
+        pytest.param("mamba2", {}, marks=pytest.mark.slow),
         ("adaattn", {}),
         ("mahia", {}),
         ("mahia", {"use_moe": True}),

@@ -65,12 +65,12 @@ def test_two_chunks_per_rank_need_what_two_h200s_did(weights_apart, measured):
 
 FEW_WORDS = {"vocabulary": 2048}  # otherwise logits would hide what blocks hold
 STAGES = [
-    ("hydra", FEW_WORDS, {}),
+    pytest.param("hydra", FEW_WORDS, {}, marks=pytest.mark.slow),
     ("hydra", {}, {}),  # the gradient of its embedding is computed before it is added
     ("hydra", FEW_WORDS, {"checkpointing": "full"}),
     ("hydra", FEW_WORDS, {"tensor_ranks": 2}),
     ("hydra", FEW_WORDS, {"context_ranks": 2}),
-    ("mamba2", FEW_WORDS, {}),
+    pytest.param("mamba2", FEW_WORDS, {}, marks=pytest.mark.slow),
     ("mamba2", FEW_WORDS, {"context_ranks": 2}),
     ("moe", FEW_WORDS | {"load_balance_weight": 0.0}, {}),
     ("moe", FEW_WORDS | {"load_balance_weight": 0.0}, {"tensor_ranks": 2}),

@@ -37,6 +37,8 @@ from workbench.client.runner_process import Runner
 KILLS = 10
 REAL_KILLS = 2  # of each
 AT_ONCE = 2  # processes that journal and save
+
+
 PERIOD_S = 0.02  # between two batches of the light child
 LIVED_S = 1.0  # of steps in the session, at least
 TINY = Configuration(
@@ -45,6 +47,11 @@ TINY = Configuration(
     model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1},
     settings={"batch": 1, "sequence": 16},
 )
+
+
+def slow_but_for_first(numbers: range) -> list:
+    """Return the numbers as cases, of which only the first is not slow."""
+    return [numbers[0], *(pytest.param(n, marks=pytest.mark.slow) for n in numbers[1:])]
 
 
 def sent_before(log: Path, moment: float) -> int:
@@ -142,7 +149,7 @@ def steps_saved(saved: Path) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("first", range(0, KILLS - REAL_KILLS, AT_ONCE))
+@pytest.mark.parametrize("first", slow_but_for_first(range(0, KILLS - REAL_KILLS, AT_ONCE)))
 def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, monkeypatch, first):
     """Several live at once, each in a folder of its own: they wait for most of their time."""
     living = []
@@ -163,7 +170,7 @@ def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, mo
         assert_nothing_lost(folder / "s.h5", folder / "received")
 
 
-@pytest.mark.parametrize("number", range(REAL_KILLS))
+@pytest.mark.parametrize("number", slow_but_for_first(range(REAL_KILLS)))
 def test_a_window_killed_while_it_streams_and_saves_loses_nothing(tmp_path, number):
     saved = tmp_path / "s.h5"
     script = [sys.executable, str(HERE / "killed_window.py"), str(saved), str(tmp_path / "w.ini")]

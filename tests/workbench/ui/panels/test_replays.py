@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fake_session import messages
+from shown_window import opened
 
 from workbench import protocol
-from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.window import MainWindow
 
 
 def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, settings, tmp_path):
@@ -16,15 +15,13 @@ def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, sett
     path = tmp_path / "run.journal"
     path.write_bytes(b"".join(protocol.encode(message) for message in messages()) + b'{"cut')
     workspace = Workspace(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
-    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
-    workspace.run.start_runner()
-    qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended")
-    assert len(workspace.session.shown.segments) == 6
-    assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
-    assert not window.actions_["run"].isEnabled()
-    assert "replay" in window.actions_["run"].toolTip()
-    window.close()
-    window.deleteLater()
+    with opened(qapp, workspace, settings) as window:
+        workspace.run.start_runner()
+        qtbot.waitUntil(lambda: workspace.run.text == "The replay has ended")
+        assert len(workspace.session.shown.segments) == 6
+        assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
+        assert not window.actions_["run"].isEnabled()
+        assert "replay" in window.actions_["run"].toolTip()
 
 
 def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):

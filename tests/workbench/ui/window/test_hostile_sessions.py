@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "fuzzing"))
 
 import fuzz_sessions
 from complete_session import everything
+from shown_window import opened
 
 from sessions.errors import SessionError
 from sessions.model import Event, Session
 from sessions.storage import _write, hdf5
-from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.window import MainWindow
 
@@ -34,16 +34,13 @@ MARKUP = "<img src='file:///etc/passwd'><b>bold</b> <a href='x'>link</a>"
 @pytest.fixture
 def full_window(qapp, qtbot, workspace, settings):
     """The real window with each panel made and shown."""
-    window = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
-    window.resize(1600, 1000)
-    window.show()
-    for dock in window.dock_area.docks.values():
-        if isinstance(dock.widget(), LazyPanel):
-            dock.widget().panel()
-        dock.show()
-    yield window
-    window.close()
-    window.deleteLater()
+    with opened(qapp, workspace, settings) as window:
+        window.resize(1600, 1000)
+        for dock in window.dock_area.docks.values():
+            if isinstance(dock.widget(), LazyPanel):
+                dock.widget().panel()
+            dock.show()
+        yield window
 
 
 def marked() -> Session:

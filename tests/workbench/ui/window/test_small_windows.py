@@ -12,8 +12,8 @@ import optimization_samples
 import pytest
 from fake_session import compared, messages
 from hang_limit import HANG_S
-from PySide6.QtCore import QPoint, QRectF, Qt
-from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QFontMetrics, QImage
 from PySide6.QtWidgets import (
     QApplication,
     QLabel,
@@ -30,15 +30,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Session
 from sessions.tables import Column, Table
-from workbench.charts.header import Header
-from workbench.charts.layers.frame import Frame
-from workbench.charts.layers.layer import Entry
-from workbench.charts.style import Style
-from workbench.charts.units import MILLISECONDS
 from workbench.client.recorder import Recorder
-from workbench.plots._distributions import Distribution
-from workbench.plots.box import Box
-from workbench.plots.sweep_map import digits_in
 from workbench.theming import stylesheet
 from workbench.theming.theme import DARK, LIGHT
 from workbench.titles import Titles
@@ -376,61 +368,6 @@ def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, work
     names = plot.axis("left").categories
     assert plot.vb.height() / len(names) >= 0.9 * line, "names lie over one another"
     assert panel.table.height() >= 100
-
-
-def test_the_names_in_a_legend_end_where_the_plot_does(qapp):
-    header = Header(Style(DARK))
-    header.readings, header.spare_px = True, 30.0
-    header.setGeometry(QRectF(0, 0, 330, 20))
-    name = "batch 1, Gradient checkpointing: Every block, AdamW: Fused: exponent 0 (−2 to 3)"
-    header.set_entries([Entry(name, "line", QPen(), QBrush(), lambda _: "21 ms", "88 ms")])
-    ((x, _),) = header._corners
-    width = header._entry_width(header._entries[0], QFontMetricsF(header._style.font()))
-    assert x + width <= 330
-
-
-def test_the_value_of_the_topmost_box_is_not_cut_off(qapp):
-    style = Style(DARK)
-    shown = Distribution("arm", 0, np.linspace(1.0, 9.0, 200))
-    pixmap = QPixmap(200, 60)
-    painter = _RecordingPainter(pixmap)
-    Box(shown, 0.0, style).draw(painter, Frame((0.8, 9.2), (-1.4, 0.6), 200.0, 60.0))
-    painter.end()
-    (baseline,) = painter.baselines
-    assert baseline - QFontMetricsF(style.font()).ascent() >= -1.0
-
-
-@pytest.mark.parametrize(("height", "texts"), [(100.0, 1), (400.0, 5)])
-def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, texts):
-    pixmap = QPixmap(140, int(height))
-    painter = _RecordingPainter(pixmap)
-    for row in range(5):
-        shown = Distribution(f"arm {row}", row, np.linspace(1.0, 9.0, 200))
-        frame = Frame((0.8, 9.2), (-4.6, 0.6), 140.0, height)
-        Box(shown, -float(row), Style(DARK)).draw(painter, frame)
-    painter.end()
-    assert len(painter.texts) == texts
-
-
-class _RecordingPainter(QPainter):
-    """Painter that records which texts it draws, and at which heights."""
-
-    def __init__(self, on: QPixmap) -> None:
-        super().__init__(on)
-        self.baselines: list[float] = []
-        self.texts: list[str] = []
-
-    def drawText(self, position, text) -> None:
-        self.baselines.append(position.y())
-        self.texts.append(text)
-        super().drawText(position, text)
-
-
-@pytest.mark.parametrize("text", ["1.62 ms", "1.6 ms", "2 ms"])
-def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, text):
-    metrics = QFontMetricsF(Style(DARK).font())
-    digits = digits_in(metrics.horizontalAdvance(text), metrics, MILLISECONDS, [1.62, 1.57])
-    assert MILLISECONDS.text(1.62, digits) == text
 
 
 def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, workspace, judged):
