@@ -37,8 +37,6 @@ from workbench.client.runner_process import Runner
 KILLS = 10
 REAL_KILLS = 2  # of each
 AT_ONCE = 2  # processes that journal and save
-
-
 PERIOD_S = 0.02  # between two batches of the light child
 LIVED_S = 1.0  # of steps in the session, at least
 TINY = Configuration(
