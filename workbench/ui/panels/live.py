@@ -195,6 +195,7 @@ class LivePanel(QWidget):
     def redraw(self) -> None:
         """Draw every shown plot again."""
         self._undrawn = self.shown
+        self._draw_next()  # also without a plot: the start page may have to come or go
         self._draw_rest()
 
     def _draw_rest(self) -> None:

@@ -124,8 +124,8 @@ class VerdictPanel(QWidget):
         lines = (self.headline, self.ratio, button_row, self._noise, self.progress)
         self._head = _widgets.head(*lines)
         column.addLayout(self._head)
-        parts = ((self.chart, 5), (_widgets.scrolled(details), 3))
-        self._split = _widgets.split(Qt.Orientation.Horizontal, *parts)
+        self._notes = _widgets.scrolled(details)
+        self._split = _widgets.split(Qt.Orientation.Horizontal, (self.chart, 5), (self._notes, 3))
         column.addWidget(self._split, 1)
         column.addWidget(self.table)
         return body
@@ -146,13 +146,24 @@ class VerdictPanel(QWidget):
 
     def _fit(self) -> None:
         """Leave out the budget, or the chart, or both, in a panel that is too low for them."""
+        self._measure_again()
+        budget_px = self._noise.minimumSizeHint().height() + self._head.spacing()
+        notes_px = self._notes.minimumSizeHint().height()
+        others_px = self._column.totalMinimumHeightForWidth(self.width())
+        others_px -= self._split.minimumSizeHint().height()
+        others_px -= 0 if self._noise.isHidden() else budget_px
         for budget, chart in ((True, True), (False, True), (True, False), (False, False)):
-            self._noise.setVisible(budget)
-            self.chart.setVisible(chart)
-            self._head.invalidate()  # Qt would do so, and the next line, later
-            self._split.updateGeometry()
-            if self._column.totalMinimumHeightForWidth(self.width()) <= self.height():
+            chart_px = self.chart.minimumHeight() if chart else 0
+            if others_px + budget * budget_px + max(notes_px, chart_px) <= self.height():
                 break
+        self._noise.setVisible(budget)
+        self.chart.setVisible(chart)
+        self._measure_again()
+
+    def _measure_again(self) -> None:
+        """Forget sizes from before parts were shown or hidden, which Qt would do later."""
+        self._head.invalidate()
+        self._split.updateGeometry()
 
     def _judge_text(self) -> str:
         used = self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
