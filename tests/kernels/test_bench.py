@@ -96,7 +96,7 @@ def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
     assert all(row.times_us for row in there), "its backward pass finds what it has saved, unspoilt"
 
 
-@pytest.mark.parametrize("ends_early", [False, True])
+@pytest.mark.parametrize("ends_early", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_bench_leaves_settings_and_results_of_torch_compile_as_they_were(ends_early):
     from torch._functorch import config
 
