@@ -11,20 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-class Columns(Mapping[str, NDArray]):
-    """Named columns of equal length; appending is amortised O(1) a row.
+class Rows(Mapping[str, NDArray]):
+    """Named columns of equal length: the first ``rows`` of their buffers."""
 
-    A column that an append leaves out is filled with NaN (floating) or 0 (integer).
-    ``columns["name"]`` is a view of the rows so far, valid until the next append.
-    """
-
-    def __init__(self, dtypes: Mapping[str, str], capacity: int = 256) -> None:
-        self._buffers = {name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}
-        self._capacity = capacity
-        self._rows = 0
+    def __init__(self, buffers: dict[str, NDArray], rows: int) -> None:
+        self._buffers, self.rows = buffers, rows
 
     def __getitem__(self, name: str) -> NDArray:
-        return self._buffers[name][: self._rows]
+        return self._buffers[name][: self.rows]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._buffers)
@@ -32,14 +26,21 @@ class Columns(Mapping[str, NDArray]):
     def __len__(self) -> int:
         return len(self._buffers)
 
-    @property
-    def rows(self) -> int:
-        """Number of rows in every column."""
-        return self._rows
 
-    def so_far(self) -> RowsSoFar:
+class Columns(Rows):
+    """Named columns of equal length; appending is amortised O(1) a row.
+
+    A column that an append leaves out is filled with NaN (floating) or 0 (integer).
+    ``columns["name"]`` is a view of the rows so far, valid until the next append.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str], capacity: int = 256) -> None:
+        super().__init__({name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}, 0)
+        self._capacity = capacity
+
+    def so_far(self) -> Rows:
         """Return the rows so far, which stay as they are while more are appended."""
-        return RowsSoFar(dict(self._buffers), self._rows)
+        return Rows(dict(self._buffers), self.rows)
 
     def append(self, batch: Mapping[str, ArrayLike | Sequence[float]]) -> None:
         """Append one batch: columns by name, all of one length.
@@ -59,13 +60,13 @@ class Columns(Mapping[str, NDArray]):
         if len(counts) > 1 or any(shape[1:] != cells[name] for name, shape in lengths.items()):
             raise ValueError(f"columns of one batch differ in length: {lengths}")
         (count,) = counts.pop() if counts else (0,)
-        self._reserve(self._rows + count)
-        rows = slice(self._rows, self._rows + count)
+        self._reserve(self.rows + count)
+        rows = slice(self.rows, self.rows + count)
         for name, buffer in self._buffers.items():
             missing = np.nan if buffer.dtype.kind == "f" else 0
             with np.errstate(over="ignore"):
                 buffer[rows] = arrays.get(name, missing)
-        self._rows += count
+        self.rows += count
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
@@ -73,24 +74,8 @@ class Columns(Mapping[str, NDArray]):
         self._capacity = max(rows, 2 * self._capacity)
         for name, buffer in self._buffers.items():
             grown = np.empty((self._capacity, *buffer.shape[1:]), buffer.dtype)
-            grown[: self._rows] = buffer[: self._rows]
+            grown[: self.rows] = buffer[: self.rows]
             self._buffers[name] = grown
-
-
-class RowsSoFar(Mapping[str, NDArray]):
-    """The first rows of growing columns: cheap to take, for thousands of tables at once."""
-
-    def __init__(self, buffers: Mapping[str, NDArray], rows: int) -> None:
-        self._buffers, self.rows = buffers, rows
-
-    def __getitem__(self, name: str) -> NDArray:
-        return self._buffers[name][: self.rows]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
-
-    def __len__(self) -> int:
-        return len(self._buffers)
 
 
 def row_count(columns: Mapping[str, NDArray]) -> int:

@@ -54,8 +54,8 @@ class TimeAxis:
 
     def __init__(self, session: Session, hidden: frozenset[int] = frozenset()) -> None:
         self._session, self._hidden = session, hidden
-        # A run is segments without an idle gap between them. It is no object: if there were
-        # thousands of objects, the garbage collector would stop the window for 0.1 s.
+        # A run consists of segments without an idle gap between them. Runs are not objects:
+        # thousands of new objects start the garbage collector, which stops the window.
         self._starts: list[float] = []
         self._stops: list[float] = []
         self._places: list[float] = []  # positions of the starts

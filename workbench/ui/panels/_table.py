@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from PySide6.QtCore import QEvent, QPoint, QSignalBlocker, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
@@ -130,17 +131,25 @@ class PlainTable(QTableWidget):
             self.setColumnCount(len(table.columns))
         self.setHorizontalHeaderLabels([headed(column.heading) for column in table.columns])
         self.setRowCount(len(table.rows))
-        if not table.rows or not table.columns:
-            return
-        model = self.model()
-        with QSignalBlocker(model):  # else the header measures its columns again after each cell
+        with self.filling():
             for row, cells in enumerate(table.rows):
                 for column, cell in enumerate(cells):
                     number = not isinstance(cell, str)
                     item = self.put(row, column, columns[column][row], number=number)
                     item.setToolTip(wrapped(shown[row][column]))
-        last = model.index(len(table.rows) - 1, len(table.columns) - 1)
-        model.dataChanged.emit(model.index(0, 0), last)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Announce the cells that change inside the block at its end, all at once.
+
+        Otherwise the header measures its columns after each change of a cell.
+        """
+        model = self.model()
+        with QSignalBlocker(model):
+            yield
+        if model.rowCount() and model.columnCount():
+            last = model.index(model.rowCount() - 1, model.columnCount() - 1)
+            model.dataChanged.emit(model.index(0, 0), last)
 
     def copy(self, suffix: str) -> None:
         """Put the table on the clipboard as ``.csv`` or ``.md``."""

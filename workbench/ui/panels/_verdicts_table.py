@@ -61,22 +61,23 @@ class VerdictsTable(PlainTable):
             assert heading is not None
             heading.setTextAlignment(RIGHT if numbers else LEFT)
         marked = table.column(_MARKED)
-        for row, comparison in enumerate(comparisons):
-            item = self.item(row, marked)
-            assert item is not None
-            self._mark(item, comparison)
-            first = self.item(row, 0)
-            assert first is not None
-            if row == shown:
-                first.setIcon(icon("live", self._theme.current, "accent"))
-            else:
-                first.setIcon(self._blank)
-            sides = (first, self.item(row, 1))
-            labels = (comparison.arms[0], comparison.arms[-1])
-            for item, text, label in zip(sides, apart(*labels), labels, strict=True):
+        with self.filling():
+            for row, comparison in enumerate(comparisons):
+                item = self.item(row, marked)
                 assert item is not None
-                item.setText(text)
-                item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
+                self._mark(item, comparison)
+                first = self.item(row, 0)
+                assert first is not None
+                if row == shown:
+                    first.setIcon(icon("live", self._theme.current, "accent"))
+                else:
+                    first.setIcon(self._blank)
+                sides = (first, self.item(row, 1))
+                labels = (comparison.arms[0], comparison.arms[-1])
+                for item, text, label in zip(sides, apart(*labels), labels, strict=True):
+                    assert item is not None
+                    item.setText(text)
+                    item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
         self._names.set_columns([table.column(name) for name in _WIDE])
         self.scrollToItem(self.item(shown, 0))

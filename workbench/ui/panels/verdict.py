@@ -149,12 +149,12 @@ class VerdictPanel(QWidget):
         self._measure_again()
         budget_px = self._noise.minimumSizeHint().height() + self._head.spacing()
         notes_px = self._notes.minimumSizeHint().height()
-        others_px = self._column.totalMinimumHeightForWidth(self.width())
-        others_px -= self._split.minimumSizeHint().height()
-        others_px -= 0 if self._noise.isHidden() else budget_px
+        rest_px = self._column.totalMinimumHeightForWidth(self.width())
+        rest_px -= self._split.minimumSizeHint().height()
+        rest_px -= 0 if self._noise.isHidden() else budget_px
         for budget, chart in ((True, True), (False, True), (True, False), (False, False)):
             chart_px = self.chart.minimumHeight() if chart else 0
-            if others_px + budget * budget_px + max(notes_px, chart_px) <= self.height():
+            if rest_px + budget * budget_px + max(notes_px, chart_px) <= self.height():
                 break
         self._noise.setVisible(budget)
         self.chart.setVisible(chart)
