@@ -5,7 +5,7 @@
 *table*: HYDRA base training, 32 x 1,024 tokens, AMP BF16: step time over that of the fastest
 setting on one GPU with a 95 % interval of ``--rounds`` rounds, peak memory per rank, seconds until
 the first step has ended, the largest distance of four losses from one device's, and what rank 0
-does in a profiled step. The variants alternate. *plain*: ``plain_distributed.py`` under torchrun.
+does in a profiled step. The variants alternate. *plain*: ``plain/distributed.py`` under torchrun.
 *context*: the same table for long sequences of HYDRA base and Mamba-2 96M, split among ranks.
 *experts*: for MoE base, whose experts ranks have in parts.
 *tests*: those of the ranks that need GPUs, for at most ``--test-minutes``. Prints the table and
@@ -367,7 +367,7 @@ def measure_plain(options: argparse.Namespace) -> dict[str, Any]:
     """Run the plain model under torchrun."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plain.json"
-        script = Path(__file__).with_name("plain_distributed.py")
+        script = Path(__file__).parent / "plain" / "distributed.py"
         command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(out)]
         subprocess.run([sys.executable, *command], check=True, timeout=150)
         rows: dict[str, Any] = json.loads(out.read_text())

@@ -4,11 +4,12 @@
         [--preset base] [--toggle NAME=OPTION ...] [--include TOGGLE,...] [--rounds 4]
         [--model FIELD=VALUE ...] [--setting FIELD=VALUE ...] [--no-sweep] [--sweep-limit 400]
 
-The search runs first, with builds that nothing has warmed up. Then every configuration of the space
-is built and races with the search's result. The fastest by the median round race once more: a
-round that other work disturbs would make a mean too small or too large. Writes ``optimize.json`` to
-OUT and prints it: the step time of the best other configuration over the result's, and the share of
-the sweep's time that the search needed. A sweep that reaches its limit says so.
+``--family hf:CONFIG`` takes a Hugging Face configuration. The search runs first, with builds that
+nothing has warmed up. Then every configuration of the space, in random order, is built and races
+with the search's result. The fastest by the median round race once more: a round that other work
+disturbs would make a mean too small or too large. Writes ``optimize.json`` to OUT after each part,
+and prints it: the step time of the best other configuration over the result's, and the share of the
+sweep's time that the search needed. A sweep that reaches its limit says so.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import argparse
 import itertools
 import json
 import math
+import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ import numpy as np
 import torch
 from recording_wire import RecordingWire
 
-from sessions.model import Configuration
+from sessions.model import HF, OWN, Configuration, Scalar
 from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.search import Search
 from sessions.studies.optimization.space import Candidate, Failure, Measurement, Point
@@ -45,12 +48,15 @@ FINALISTS, FINAL_ROUNDS = 12, 12
 def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
     """Return a search on this device, with nothing built yet."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    family, model = options.family, values_of(options.model)
+    if family.startswith(HF):
+        family, model = OWN, model | {"source": family}
     base = Configuration(
-        family=options.family,
+        family=family,
         preset=options.preset,
         workload=options.workload,
-        model=numbers_of(options.model),
-        settings=numbers_of(options.setting),
+        model=model,
+        settings=values_of(options.setting),
         toggles=dict(text.split("=", 1) for text in options.toggle),
     )
     command = protocol.Optimize(
@@ -63,9 +69,10 @@ def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
     return OptimizeRun(RunnerContext(RecordingWire(), device), command).prepare()
 
 
-def numbers_of(texts: list[str]) -> dict[str, int]:
-    """Return whole numbers by name, of NAME=VALUE."""
-    return {name: int(value) for name, value in (text.split("=", 1) for text in texts)}
+def values_of(texts: list[str]) -> dict[str, Scalar]:
+    """Return whole numbers and texts by name, of NAME=VALUE."""
+    pairs = (text.split("=", 1) for text in texts)
+    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
 def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
@@ -101,8 +108,8 @@ def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
     return numbers, search
 
 
-def sweep(options: argparse.Namespace, result: Point) -> dict[str, Any]:
-    """Race every configuration of the space with the search's result, one after the other.
+def sweep(options: argparse.Namespace, result: Point) -> Iterator[dict[str, Any]]:
+    """Race every configuration of the space with the search's result, and yield the numbers so far.
 
     The fastest ones race again, in new rounds: the smallest of many measured ratios is too small.
     """
@@ -112,38 +119,38 @@ def sweep(options: argparse.Namespace, result: Point) -> dict[str, Any]:
     assert search.build(best) is None, "the search's result was built before"
     logs: dict[str, float] = {}
     candidates: dict[str, Candidate] = {}
-    for point in itertools.product(*(dimension.options for dimension in search.dimensions)):
-        if point == result or bench.usable(point)[0] != point:
-            continue
+    points = list(itertools.product(*(dimension.options for dimension in search.dimensions)))
+    random.Random(0).shuffle(points)
+    points = [point for point in points if point != result and bench.usable(point)[0] == point]
+    reached = 0
+    for point in points:
         if time.perf_counter() - began > options.sweep_limit:
             print("the sweep reached its limit", file=sys.stderr)
             break
+        reached += 1
         candidate = search.candidate(point)
         if search.build(candidate) is None:
             raced = race(bench, candidate, best, options.rounds)
             if raced.size:
-                logs[candidate.title], candidates[candidate.title] = (
-                    float(np.median(raced)),
-                    candidate,
-                )
+                logs[candidate.title] = float(np.median(raced))
+                candidates[candidate.title] = candidate
         bench.release(candidate)
-    sweep_s = time.perf_counter() - began
     order = sorted(logs, key=logs.__getitem__)
-    finals = {}
+    numbers: dict[str, Any] = {
+        "sweep_space": len(points) + 1,
+        "sweep_reached": reached + 1,
+        "sweep_points": len(logs) + 1,
+        "sweep_s": time.perf_counter() - began,
+        "fastest": {title: math.exp(logs[title]) for title in order},
+        "finals": {},
+    }
+    yield numbers
     for title in order[:FINALISTS]:
         if search.build(candidates[title]) is None:
             raced = race(bench, candidates[title], best, FINAL_ROUNDS)
             error = raced.std(ddof=1) / math.sqrt(raced.size)
-            finals[title] = [float(np.exp(raced.mean())), float(error)]
-    optimum = min(finals, key=lambda title: finals[title][0], default="")
-    return {
-        "sweep_points": len(logs) + 1,
-        "sweep_s": sweep_s,
-        "optimum_of_the_others": optimum,
-        "its_time_over_the_result": finals.get(optimum),
-        "finals": finals,
-        "fastest": {title: math.exp(logs[title]) for title in order[:12]},
-    }
+            numbers["finals"][title] = [float(np.exp(raced.mean())), float(error)]
+            yield numbers
 
 
 def race(bench: Bench, candidate: Candidate, best: Candidate, rounds: int) -> np.ndarray:
@@ -177,14 +184,20 @@ def main() -> None:
     parser.add_argument("--no-sweep", action="store_true")
     options = parser.parse_args()
     verdict.load()
-    numbers, search = optimize(options)
-    print(json.dumps(numbers, indent=1), flush=True)
-    if not options.no_sweep:
-        numbers |= sweep(options, search.best.point)
-        numbers["share_of_sweep"] = numbers["total_s"] / numbers["sweep_s"]
-        print(json.dumps(numbers, indent=1))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "optimize.json").write_text(json.dumps(numbers, indent=1))
+    numbers, search = optimize(options)
+    write(numbers, options.out)
+    if not options.no_sweep:
+        for part in sweep(options, search.best.point):
+            numbers |= part
+            numbers["share_of_sweep"] = numbers["total_s"] / numbers["sweep_s"]
+            write(numbers, options.out)
+    print(json.dumps(numbers, indent=1))
+
+
+def write(numbers: dict[str, Any], out: Path) -> None:
+    """Write what is measured so far."""
+    (out / "optimize.json").write_text(json.dumps(numbers, indent=1))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Runs ``workbench scale`` on HYDRA training in AMP BF16, compiled, and saves a se
 of each part in FOLDER, with the charts as PNG. *strong*: 32 sequences in total; *weak*: 16 for each
 rank. *experts*: expert parallelism of the family ``moe``, not compiled. *context*: one long
 sequence, split among the ranks. *plain*: torch's engine around a plain model
-(``plain_distributed.py``) on the most ranks. Prints the tables; exits with 1 if a part failed or
+(``plain/distributed.py``) on the most ranks. Prints the tables; exits with 1 if a part failed or
 computed wrong numbers.
 
 About a minute for each kind and number of ranks, and two for *plain*: ten minutes on two GPUs with
@@ -107,7 +107,7 @@ def workbench(arguments: list[str]) -> tuple[int, str]:
 def run_plain(options: argparse.Namespace, ranks: int) -> int:
     """Run torch's engine around a plain model on the most ranks, in strong scaling."""
     out = options.out / "plain.json"
-    script = Path(__file__).with_name("plain_distributed.py")
+    script = Path(__file__).parent / "plain" / "distributed.py"
     command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script), str(out)]
     code = subprocess.run([sys.executable, *command], check=False, timeout=300).returncode
     if code == 0:

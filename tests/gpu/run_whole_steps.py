@@ -1,12 +1,14 @@
 """On a GPU host: our best settings of each family beside plain PyTorch, whole steps, one process.
 
     python tests/gpu/run_whole_steps.py --out steps.json [--families hydra moe mamba2 adaattn mahia]
-        [--workload train] [--budget 140] [--only "plain" "graphs" ...] [--preset base]
+        [--workload train|forward|decode] [--budget 140] [--only "plain" "graphs"] [--preset base]
 
-Contenders are the plain model of ``plain_models.py`` (compiled, and captured by
-``reduce-overhead``), the Llama, Mixtral or Mamba-2 of ``transformers`` where it is installed, and
-settings of the window through the runner's own code. Families without a plain model run their own
-modules with PyTorch's operators alone. All have the same weights. A contender whose loss differs by
+Contenders are the plain model of ``plain/families.py`` (compiled, and captured by ``reduce-
+overhead``), for Mamba-2 also with the kernels of ``mamba_ssm`` if it is installed, the Llama or
+Mixtral of ``transformers``, and settings of the window through the runner's own code. Families
+without a plain model run their own modules with PyTorch's operators alone. All have the same
+weights: in AMP BF16 in training, and in BF16 in inference. A decoding step adds one token to each
+sequence after the prompt. A contender whose loss (in inference, the size of the logits) differs by
 more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ratio is ours over the
 best contender that is not ours, with a 95 % interval; below 1 ours is faster. The settings with one
 operator by Triton show which kernels cost more under torch.compile than what Inductor fuses. Writes
@@ -34,7 +36,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from plain_models import plain_model
+from plain.decoding import begin_own, begin_plain, begin_theirs, decoded_size, decoding, size_of
+from plain.families import plain_model
 from torch import Tensor
 
 import kernels
@@ -55,6 +58,7 @@ BASE = {"precision": "amp_bf16", "adamw": "fused", "compile": "default", "triton
 GRAPHS = BASE | {"cuda_graphs": "on"}
 PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
 SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
+NEW_TOKENS = 128
 PYTORCH = functools.partial(kernels.using, all="torch")
 Step = Callable[[], Any]
 
@@ -99,7 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("steps.json"))
     parser.add_argument("--families", nargs="+", default=["hydra", "moe", "mamba2"])
-    parser.add_argument("--workload", default="train", choices=("train", "forward"))
+    parser.add_argument("--workload", default="train", choices=("train", "forward", "decode"))
     parser.add_argument("--preset", default="")
     parser.add_argument("--budget", type=float, default=140.0)
     parser.add_argument("--only", nargs="+", default=[])
@@ -159,10 +163,13 @@ def makers(
     family: str, preset: str, options: argparse.Namespace, device: torch.device, arms: VariantCache
 ) -> Iterator[tuple[str, Make]]:
     """Yield names of contenders and functions that build them."""
-    trains = options.workload == "train"
+    trains, decodes = options.workload == "train", options.workload == "decode"
     base = {} if device.type == "cuda" else {"precision": "fp32", "compile": "off"}
     sizes = dict(SIZES[device.type])
     longest = FAMILIES[family].longest(FAMILIES[family].presets[preset])
+    if decodes:
+        sizes["new_tokens"] = NEW_TOKENS
+        longest -= NEW_TOKENS
     sizes["sequence"] = min(sizes["sequence"], longest)
 
     def arm_of(toggles: dict[str, str]) -> Variant:
@@ -172,6 +179,8 @@ def makers(
         if not trains:
             usable.pop("adamw", None)
             usable.pop("fused_loss", None)
+            if usable.get("precision") == "amp_bf16":
+                usable["precision"] = "bf16"
         configuration = Configuration(
             family=family, preset=preset, workload=options.workload, settings=sizes,
             toggles=usable,
@@ -194,7 +203,11 @@ def makers(
         def make() -> Contender:
             arm, wanted = arm_of(toggles), expected()
             with arm.entered():
-                loss = loss_of(called(arm), arm, device)
+                if arm.decoder is None:
+                    loss = loss_of(called(arm), arm, device)
+                else:
+                    loss = decoded_size(arm.compute, arm)
+                arm.restart()
                 arm.prepare()
                 with arm.watched():
                     arm.step()
@@ -203,37 +216,55 @@ def makers(
 
         return make
 
-    def plain(mode: str) -> Make:
+    def given_weights() -> Variant:
+        return arm_of({"adamw": "fused"} if trains else {"precision": "bf16"})
+
+    def plain(mode: str, published: bool = False) -> Make:
         def make() -> Contender:
-            arm = arm_of({"adamw": "fused"})
-            model = plain_model(family, arm.situation.config, arm.model)
-            call: Any = model
+            arm = given_weights()
+            model = plain_model(family, arm.situation.config, arm.model, published)
             if model is None:  # a copy: gradients that stay between its steps belong to no arm
                 model = copy.deepcopy(arm.model)
-                call = model.loss if trains else model
+                call: Any = model.loss if trains else model
+                begun = functools.partial(begin_own, model, arm)
+            else:
+                call, begun = model, functools.partial(begin_plain, model, arm)
             with PYTORCH():
-                loss = loss_of(call, arm, device)
-            step = stepped(model, call, arm, device, mode, trains)
+                if decodes:
+                    call = begun()
+                    loss = decoded_size(call, arm)
+                    step = decoding(call, arm, mode)
+                else:
+                    loss = loss_of(call, arm, device)
+                    step = stepped(model, call, arm, device, mode, trains)
             return Contender(loss, expected(), step, PYTORCH)
 
         return make
 
-    def theirs() -> Contender:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
-        from transformers_peers import peer
+    def theirs(mode: str) -> Make:
+        def make() -> Contender:
+            sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+            from transformers_peers import peer
 
-        arm = arm_of({"adamw": "fused"})
-        model = peer(arm.model, arm.situation.config).to(device)
+            arm = given_weights()
+            model = peer(arm.model, arm.situation.config).to(device).eval()
+            if decodes:
+                call, after = begin_theirs(model, arm)
+                loss = decoded_size(call, arm)
+                return Contender(loss, expected(), decoding(call, arm, mode, after))
+            model.train(trains)
 
-        def call(tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-            logits = model(input_ids=tokens, use_cache=False).logits
-            if targets is None:
-                return logits
-            flat = logits.flatten(0, 1).float()
-            return torch.nn.functional.cross_entropy(flat, targets.flatten())
+            def call(tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+                logits = model(input_ids=tokens, use_cache=False).logits
+                if targets is None:
+                    return logits
+                flat = logits.flatten(0, 1).float()
+                return torch.nn.functional.cross_entropy(flat, targets.flatten())
 
-        loss = loss_of(call, arm, device)
-        return Contender(loss, expected(), stepped(model, call, arm, device, "default", trains))
+            loss = loss_of(call, arm, device)
+            return Contender(loss, expected(), stepped(model, call, arm, device, mode, trains))
+
+        return make
 
     yield "plain compiled", plain("default")
     if device.type == "cuda":
@@ -242,8 +273,13 @@ def makers(
     first = ("graphs", "graphs, measured", "graphs, cuDNN")
     for name in first:
         yield OURS + name, ours(every[name])
-    if family in ("hydra", "moe", "mamba2"):
-        yield "transformers compiled", theirs
+    if family in ("hydra", "moe"):
+        yield "transformers compiled", theirs("default")
+        if device.type == "cuda":
+            yield "transformers reduce-overhead", theirs("reduce-overhead")
+    if family == "mamba2" and device.type == "cuda":
+        yield "plain with mamba_ssm, compiled", plain("default", True)
+        yield "plain with mamba_ssm, reduce-overhead", plain("reduce-overhead", True)
     for name, toggles in every.items():
         if name not in first:
             yield OURS + name, ours(toggles)
@@ -255,10 +291,17 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def loss_of(call: Any, arm: Variant, device: torch.device) -> float:
-    """Return the loss of the current batch, or the size of the outputs in inference."""
+    """Return the loss of the current batch, or the size of the outputs in inference.
+
+    In decoding, it is that of the logits after the prompt and once more its last token.
+    """
     targets = arm.batches.targets if arm.situation.workload.trains else ()
+    inputs = arm.batches.inputs
+    if arm.decoder is not None:
+        inputs = (torch.cat([arm.decoder.prompt_BS, arm.decoder.prompt_BS[:, -1:]], 1),)
     with torch.no_grad(), autocast(device):
-        return float(call(*arm.batches.inputs, *targets).float().square().mean().sqrt())
+        outputs = call(*inputs, *targets)
+        return size_of(outputs if arm.decoder is None else outputs[:, -1:])
 
 
 def stepped(
@@ -272,7 +315,7 @@ def stepped(
         model.eval()
 
         def infer() -> None:
-            with torch.no_grad(), autocast(device):
+            with torch.no_grad():
                 compiled(*inputs)
 
         return infer

@@ -1,13 +1,16 @@
 """Plain PyTorch models of three families, as a user would write them, with our weights' names.
 
-Each computes its loss from tokens and targets. The two other families (AdaAttn, MAHIA-X) have no
-public counterpart: ``run_whole_steps.py`` takes their own modules with PyTorch's operators alone.
+Each computes its loss from tokens and targets, or the logits of one token from a decode state. The
+two other families (AdaAttn, MAHIA-X) have no public counterpart: ``run_whole_steps.py`` takes
+their own modules with PyTorch's operators alone.
 
-Shapes: B batch, S sequence, E width, H heads, D head width, N states, C chunk.
+Shapes: B batch, S sequence, L length of the cache, E width, H heads, D head width, N states,
+C channels or chunk, W taps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,18 +38,35 @@ class PlainAttention(nn.Module):
         self.register_buffer("cos", angle.cos().float(), persistent=False)
         self.register_buffer("sin", angle.sin().float(), persistent=False)
 
-    def forward(self, x_BSE: Tensor) -> Tensor:
-        """Attend."""
+    def new_state(self, batch: int, length: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return empty keys and values, (B, G, L, D)."""
+        shape = (batch, self.groups, length, self.width)
+        return like.new_zeros(shape), like.new_zeros(shape)
+
+    def forward(
+        self, x_BSE: Tensor, state: tuple[Tensor, ...] = (), position: Tensor | None = None
+    ) -> Tensor:
+        """Attend within the sequence, or from the token at ``position`` to those in ``state``."""
         batch, length, dim = x_BSE.shape
         sizes = [n * self.width for n in (self.heads, self.groups, self.groups)]
         q, k, v = (
             t.view(batch, length, -1, self.width).transpose(1, 2)
             for t in self.qkv(x_BSE).split(sizes, -1)
         )
-        cos, sin = self.cos[:length], self.sin[:length]
-        y = functional.scaled_dot_product_attention(
-            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True, enable_gqa=True
-        )
+        if position is None:
+            cos, sin = self.cos[:length], self.sin[:length]
+            y = functional.scaled_dot_product_attention(
+                rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True, enable_gqa=True
+            )
+        else:
+            cos, sin = self.cos[position[None]], self.sin[position[None]]
+            keys, values = state
+            keys.index_copy_(2, position[None], rotated(k, cos, sin).to(keys.dtype))
+            values.index_copy_(2, position[None], v.to(values.dtype))
+            seen = (torch.arange(keys.shape[2], device=keys.device) <= position)[None]
+            y = functional.scaled_dot_product_attention(
+                rotated(q, cos, sin), keys, values, attn_mask=seen, enable_gqa=True
+            )
         return self.out(y.transpose(1, 2).reshape(batch, length, dim))
 
 
@@ -107,11 +127,14 @@ class PlainMixture(nn.Module):
 
 
 class PlainMixer(nn.Module):
-    """Mamba-2's mixer; the scan in chunks of matrix products, as its authors' short listing."""
+    """Mamba-2's mixer; the scan in chunks of matrix products, as its authors' short listing.
 
-    def __init__(self, size: Any, eps: float, chunk: int = 256) -> None:
+    With ``published`` the scan and its recurrent step are the Triton kernels of ``mamba_ssm``.
+    """
+
+    def __init__(self, size: Any, eps: float, published: bool, chunk: int = 256) -> None:
         super().__init__()
-        self.size, self.eps, self.chunk = size, eps, chunk
+        self.size, self.eps, self.published, self.chunk = size, eps, published, chunk
         self.in_proj = nn.Linear(size.dim, size.projected, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(size.convolved, size.d_conv))
         self.conv_bias = nn.Parameter(torch.empty(size.convolved))
@@ -120,30 +143,74 @@ class PlainMixer(nn.Module):
         self.norm_weight = nn.Parameter(torch.empty(size.inner))
         self.out_proj = nn.Linear(size.inner, size.dim, bias=False)
 
-    def forward(self, u_BSE: Tensor) -> Tensor:
-        """Mix the sequence."""
+    def new_state(self, batch: int, length: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return the convolution's empty window (B, C, W) and FP32 states (B, H, D, N)."""
+        size = self.size
+        states = torch.zeros(batch, size.n_heads, size.head_dim, size.d_state, device=like.device)
+        return like.new_zeros(batch, size.convolved, size.d_conv), states
+
+    def forward(
+        self, u_BSE: Tensor, state: tuple[Tensor, ...] = (), position: Tensor | None = None
+    ) -> Tensor:
+        """Mix the sequence, or advance ``state`` by a token."""
         size, (batch, length, _) = self.size, u_BSE.shape
         z, xbc, dt = self.in_proj(u_BSE).split((size.inner, size.convolved, size.n_heads), -1)
-        weight = self.conv_weight[:, None].to(xbc.dtype)
-        xbc = functional.conv1d(
-            functional.pad(xbc.transpose(1, 2), (size.d_conv - 1, 0)), weight,
-            self.conv_bias.to(xbc.dtype), groups=size.convolved,
-        )  # fmt: skip
-        xbc = functional.silu(xbc.transpose(1, 2))
+        weight, bias = self.conv_weight.to(xbc.dtype), self.conv_bias.to(xbc.dtype)
+        if position is None:
+            padded = functional.pad(xbc.transpose(1, 2), (size.d_conv - 1, 0))
+            xbc = functional.conv1d(padded, weight[:, None], bias, groups=size.convolved)
+            xbc = xbc.transpose(1, 2)
+        else:
+            window = state[0]
+            window.copy_(torch.cat([window[:, :, 1:], xbc.transpose(1, 2)], -1))
+            xbc = ((window * weight).sum(-1) + bias)[:, None]
+        xbc = functional.silu(xbc)
         states = size.n_groups * size.d_state
         x, b, c = xbc.split((size.inner, states, states), -1)
-        heads = size.n_heads // size.n_groups
         x = x.unflatten(-1, (size.n_heads, size.head_dim))
-        b, c = (
-            t.unflatten(-1, (size.n_groups, size.d_state)).repeat_interleave(heads, 2)
-            for t in (b, c)
-        )
-        dt = functional.softplus(dt.float() + self.dt_bias.float())
-        y = self.scan(x, dt, b, c) + self.D.float()[:, None] * x.float()
-        gated = y.reshape(batch, length, -1) * functional.silu(z.float())
+        b, c = (t.unflatten(-1, (size.n_groups, size.d_state)) for t in (b, c))
+        compute = self.published_scan if self.published else self.plain_scan
+        y = compute(x, dt, b, c) if position is None else self.advance(state[1], x, dt, b, c)
+        gated = y.reshape(batch, length, -1).float() * functional.silu(z.float())
         group = gated.unflatten(-1, (size.n_groups, -1))
         group = group * torch.rsqrt(group.square().mean(-1, keepdim=True) + self.eps)
         return self.out_proj((group.flatten(-2) * self.norm_weight.float()).to(u_BSE.dtype))
+
+    def published_scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Return the outputs by ``mamba_ssm``: x (B, S, H, D), dt (B, S, H), b and c by group."""
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+        return mamba_chunk_scan_combined(
+            x, dt, -self.A_log.float().exp(), b, c, chunk_size=self.chunk, D=self.D.float(),
+            dt_bias=self.dt_bias.float(), dt_softplus=True,
+        )  # fmt: skip
+
+    def plain_scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Return the same by PyTorch's operators."""
+        b, c = (t.repeat_interleave(self.size.n_heads // self.size.n_groups, 2) for t in (b, c))
+        dt = functional.softplus(dt.float() + self.dt_bias.float())
+        return self.scan(x, dt, b, c) + self.D.float()[:, None] * x.float()
+
+    def advance(self, state_BHDN: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Return the outputs of one token, and replace the states."""
+        x, dt, b, c = (t[:, 0] for t in (x, dt, b, c))
+        falls = -self.A_log.float().exp()
+        if self.published:
+            from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+            wide = (self.size.head_dim, self.size.d_state)
+            heads = (x.shape[0], self.size.n_heads, wide[0])
+            return selective_state_update(
+                state_BHDN, x, dt[..., None].expand(heads), falls[:, None, None].expand(-1, *wide),
+                b, c, D=self.D.float()[:, None].expand(-1, wide[0]),
+                dt_bias=self.dt_bias.float()[:, None].expand(-1, wide[0]), dt_softplus=True,
+            )[:, None]  # fmt: skip
+        b, c = (t.repeat_interleave(self.size.n_heads // self.size.n_groups, 1) for t in (b, c))
+        dt = functional.softplus(dt.float() + self.dt_bias.float())
+        added = (dt[..., None] * x.float())[..., None] * b.float()[:, :, None]
+        state_BHDN.copy_(state_BHDN * (dt * falls).exp()[..., None, None] + added)
+        y = (state_BHDN * c.float()[:, :, None]).sum(-1)
+        return (y + self.D.float()[:, None] * x.float())[:, None]
 
     def scan(self, x_BSHD: Tensor, dt_BSH: Tensor, b_BSHN: Tensor, c_BSHN: Tensor) -> Tensor:
         """Return the outputs of the state space in FP32."""
@@ -189,9 +256,15 @@ class HydraBlock(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.mlp = PlainMLP(config.dim, hidden)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def states(self) -> list[nn.Module]:
+        """Return the layers that have a decode state."""
+        return [self.attention]
+
+    def forward(
+        self, x: Tensor, states: Sequence[tuple[Tensor, ...]], position: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Add both to the stream."""
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention(self.attention_norm(x), states[0], position)
         return x + self.mlp(self.mlp_norm(x)), None
 
 
@@ -205,9 +278,15 @@ class ExpertBlock(nn.Module):
         self.mixture_norm = nn.RMSNorm(config.input_dim, config.norm_eps)
         self.mixture = PlainMixture(config)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def states(self) -> list[nn.Module]:
+        """Return the layers that have a decode state."""
+        return [self.attention]
+
+    def forward(
+        self, x: Tensor, states: Sequence[tuple[Tensor, ...]], position: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Add both to the stream."""
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention(self.attention_norm(x), states[0], position)
         y, loss = self.mixture(self.mixture_norm(x))
         return x + y, loss
 
@@ -215,19 +294,25 @@ class ExpertBlock(nn.Module):
 class MixerBlock(nn.Module):
     """A mixer, and in some blocks attention beside it, weighted by a gate."""
 
-    def __init__(self, config: Any, attends: bool) -> None:
+    def __init__(self, config: Any, attends: bool, published: bool) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.mixer = PlainMixer(config.mixer, config.norm_eps)
+        self.mixer = PlainMixer(config.mixer, config.norm_eps, published)
         self.attention = attention_of(config, config.dim) if attends else None
         self.gate = nn.Linear(config.dim, 1) if attends else None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def states(self) -> list[nn.Module]:
+        """Return the layers that have a decode state."""
+        return [self.mixer] if self.attention is None else [self.mixer, self.attention]
+
+    def forward(
+        self, x: Tensor, states: Sequence[tuple[Tensor, ...]], position: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Add the branches to the stream."""
         u = self.norm(x)
-        y = self.mixer(u)
+        y = self.mixer(u, states[0], position)
         if self.attention is not None and self.gate is not None:
-            attended = self.attention(u)
+            attended = self.attention(u, states[1], position)
             y = attended + self.gate(u).float().sigmoid().to(y.dtype) * (y - attended)
         return x + y, None
 
@@ -249,11 +334,29 @@ class PlainModel(nn.Module):
         self.norm = nn.RMSNorm(dim, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(dim, config.rows, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the loss, or the logits without targets."""
+    def new_states(self, batch: int, length: int) -> list[list[tuple[Tensor, ...]]]:
+        """Return an empty decode state; a compiler knows that its addresses never change."""
+        like = self.norm.weight
+        made = [
+            [layer.new_state(batch, length, like) for layer in block.states()]
+            for block in self.blocks
+        ]
+        for tensor in (tensor for block in made for state in block for tensor in state):
+            torch._dynamo.mark_static_address(tensor)
+        return made
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        states: list[list[tuple[Tensor, ...]]] | None = None,
+        position: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss, or the logits without targets: of one token with a decode state."""
         x, losses = self.embedding(tokens), []
-        for block in self.blocks:
-            x, loss = block(x)
+        given = [[(), ()]] * len(self.blocks) if states is None else states
+        for block, own in zip(self.blocks, given, strict=True):
+            x, loss = block(x, own, position)
             losses += [loss] if loss is not None else []
         table = self.embedding.weight if self.head is None else self.head.weight
         logits = functional.linear(self.norm(x), table)
@@ -263,8 +366,13 @@ class PlainModel(nn.Module):
         return loss + sum(losses) if losses else loss
 
 
-def plain_model(family: str, config: Any, ours: nn.Module) -> PlainModel | None:
-    """Return the plain model with the weights of ours; None for a family that has none."""
+def plain_model(
+    family: str, config: Any, ours: nn.Module, published: bool = False
+) -> PlainModel | None:
+    """Return the plain model with the weights of ours; None for a family that has none.
+
+    With ``published`` its operators are public kernels where there are any.
+    """
     if family == "hydra":
         hidden = ours.blocks[0].mlp.down.in_features
         made = PlainModel(
@@ -275,11 +383,13 @@ def plain_model(family: str, config: Any, ours: nn.Module) -> PlainModel | None:
             config, config.input_dim, [ExpertBlock(config) for _ in range(config.n_layers)]
         )
     elif family == "mamba2":
-        blocks = [MixerBlock(config, config.attends(index)) for index in range(config.n_layers)]
+        blocks = [
+            MixerBlock(config, config.attends(index), published) for index in range(config.n_layers)
+        ]
         made = PlainModel(config, config.dim, blocks)
     else:
         return None
     weights = dict(ours.named_parameters())
-    device = next(iter(weights.values())).device
-    made.load_state_dict({name: weights[name].detach() for name, _ in made.named_parameters()})
-    return made.to(device)
+    copies = {name: weights[name].detach().clone() for name, _ in made.named_parameters()}
+    made.load_state_dict(copies, assign=True)  # in their dtypes
+    return made.to(next(iter(weights.values())).device)

@@ -1,6 +1,6 @@
 """A plain decoder of HYDRA base's shape with torch's DDP and FSDP, and on one GPU, to compare with.
 
-    torchrun --nproc-per-node 2 tests/gpu/plain_distributed.py OUT.json
+    torchrun --nproc-per-node 2 tests/gpu/plain/distributed.py OUT.json
 
 Every rank makes the same steps in the same order: 32 sequences of 1,024 tokens in all, AMP BF16,
 fused AdamW, ``torch.compile``. Rank 0 writes milliseconds and peak bytes by variant.
