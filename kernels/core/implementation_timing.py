@@ -117,9 +117,11 @@ def measure(op: Operator, candidates: Sequence[str], args: tuple[Any, ...]) -> M
     everyone, dropped = tuple(dict.fromkeys((*names, *candidates))), dict[str, str]()
     if len(names) < 2:
         return Measurement(everyone, dict.fromkeys(names, _UNTIMED))
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    # Not those of a checkpoint around the call. An output that a failed call has saved itself, with
+    # its graph, would never be freed.
+    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda x: x)
     try:
-        with hooks, on_device(args[0]):  # not those of a checkpoint around the call
+        with hooks, on_device(args[0]):
             calls = _right_calls(op, names, args, dropped)
             costs = _costs(calls, args[0].device.type, dropped)
     except torch.OutOfMemoryError:

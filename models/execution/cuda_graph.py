@@ -62,23 +62,42 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
     Other threads may allocate meanwhile. The graph has its own cuBLAS workspaces (32 MiB on Hopper
     for each thread that multiplies), in its memory pool. After a failure the process can continue:
-    torch leaves its random generator in capture mode, in which every later random number is an
-    error, and this resets it.
+    torch leaves the stream of the capture current, its memory pool in use, and the random generator
+    in capture mode, in which every later random number is an error. This resets all of them.
     """
+    device, stream = torch.cuda.current_device(), torch.cuda.current_stream()
+    pool = torch.cuda.graph_pool_handle()
+    captures = torch.cuda.graph(
+        graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"
+    )
     try:
-        stream = _stream(torch.cuda.current_device())
-        with (
-            _own_workspaces(),
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-        ):
+        with _own_workspaces(), captures:
             yield
     except RuntimeError as error:
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        torch.cuda.set_stream(stream)
+        _release(pool, graph, device)
+        generator = torch.cuda.default_generators[device]
         generator.graphsafe_set_state(generator.clone_state())
         first: BaseException = error
         while first.__context__ is not None:  # ending the capture fails once more
             first = first.__context__
         raise CaptureError(str(first).strip()) from error
+
+
+def _release(pool: tuple[int, int], graph: torch.cuda.CUDAGraph, device: int) -> None:
+    """Release the pool of a capture that failed.
+
+    While the allocator believes that a capture is underway, it does not return cached memory to the
+    device, so that the process runs out of memory with little of it in use. A graph that was not
+    completed does not release its pool (torch 2.11, ``CUDAGraph::capture_end`` and ``reset``).
+    """
+    with contextlib.suppress(RuntimeError):  # it has ended: the capture failed later
+        torch._C._cuda_endAllocateToPool(device, pool)
+    try:
+        graph.pool()
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):  # the capture failed before it had a pool
+            torch._C._cuda_releasePool(device, pool)
 
 
 class CUDAGraphInference:

@@ -178,7 +178,7 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
         storage = x.untyped_storage()
         if storage.data_ptr() not in own_addresses:
             saved[storage.data_ptr()] = storage.nbytes()
-        return x
+        return x.detach()  # an output that an operator saves itself would never be freed
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     compute = autocast(build.autocast, situation.device.type)(model)

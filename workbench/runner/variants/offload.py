@@ -55,7 +55,7 @@ class Offload:
         # A compiled backward pass relies on strides, which a copy keeps only if there are no gaps.
         if tensor.nbytes < self._least_bytes or not _is_dense(tensor):
             self.left_bytes += tensor.nbytes
-            return tensor
+            return tensor.detach()  # an output that an operator saves itself would never be freed
         # The weak reference detects a new storage at the address of a freed one.
         reference = StorageWeakRef(storage)
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)

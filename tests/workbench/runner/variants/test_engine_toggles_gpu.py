@@ -160,3 +160,12 @@ def test_captured_steps_and_those_that_inductor_captured_take_turns(family, trit
     torch.cuda.synchronize()
     numbers = comparison.check(arm, arm.situation)
     assert numbers.ok, numbers.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_captured_after_the_evidence_of_checkpointing(family):
+    requested, arms = Configuration(family=family, preset="tiny"), VariantCache()
+    arm = on_gpu(requested, checkpointing="full", arms=arms)
+    collect_evidence(arm)
+    captured = on_gpu(requested, adamw="fused", cuda_graphs="on", arms=arms)
+    all_effective(captured)
