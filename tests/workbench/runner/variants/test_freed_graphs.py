@@ -1,4 +1,4 @@
-"""What looks at a training step frees the autograd graph that it made.
+"""Evidence and dropped losses free the autograd graph of a training step.
 
 A graph that stays takes memory, and its nodes stay on the stream that first saw the parameters, so
 that later steps cannot be captured.
@@ -69,7 +69,7 @@ def options(family: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("family", SLOW)
 def test_evidence_of_no_option_keeps_a_graph(family):
-    kept = {}
+    leaking = {}
     assert len(options(family)) > 10
     for name, option in options(family):
         base = configuration(family, "train", BATCH)
@@ -77,8 +77,8 @@ def test_evidence_of_no_option_keeps_a_graph(family):
         nodes = Accumulators(arm.model.parameters())
         arm.find_evidence()
         if alive := nodes.alive():
-            kept[name, option] = alive
-    assert not kept
+            leaking[name, option] = alive
+    assert not leaking
 
 
 @pytest.mark.parametrize("mode", ["full", "selective", "operators"])
