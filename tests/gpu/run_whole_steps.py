@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from peer_cases import absent
 from plain.decoding import begin_own, begin_plain, begin_theirs, decoded_size, decoding, size_of
 from plain.families import plain_model
 from torch import Tensor
@@ -277,7 +278,7 @@ def makers(
         yield "transformers compiled", theirs("default")
         if device.type == "cuda":
             yield "transformers reduce-overhead", theirs("reduce-overhead")
-    if family == "mamba2" and device.type == "cuda":
+    if family == "mamba2" and device.type == "cuda" and not absent("mamba_ssm"):
         yield "plain with mamba_ssm, compiled", plain("default", True)
         yield "plain with mamba_ssm, reduce-overhead", plain("reduce-overhead", True)
     for name, toggles in every.items():

@@ -15,7 +15,7 @@ class Knowledge:
     """The effects of single options, as log ratios to the start's option of their dimension."""
 
     effects: dict[Option, float] = field(default_factory=dict)  # as measured last
-    predicted: dict[Option, float] = field(default_factory=dict)  # by the roofline
+    predicted: dict[Option, float] = field(default_factory=dict)  # with what they need
     refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
     costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
 

@@ -2,7 +2,7 @@
 
 * **Proposals.** The search begins at the configuration that a person has. It proposes single
   changes of the best candidate so far, the most promising first: by the measured effect of the
-  option elsewhere, else by the roofline's prediction. All changes that help are also proposed
+  option elsewhere, else by the prediction. All changes that help are also proposed
   together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
@@ -212,8 +212,9 @@ class Search:
                     point = replaced(self.start.point, [(axis, option)])
                     if point == self.start.point or self.spent_s > until:
                         continue
-                    if self.bench.usable(point)[0] == point:
-                        self.knowledge.predicted[axis, option] = self.bench.predict(point)
+                    usable, _ = self.bench.usable(point)  # with what the option needs
+                    if usable is not None and usable[axis] == option:
+                        self.knowledge.predicted[axis, option] = self.bench.predict(usable)
 
     def _next_batch(self) -> list[Candidate]:
         """Return the candidates of the next race; none when nothing is left or time is over."""

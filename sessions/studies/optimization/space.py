@@ -112,7 +112,7 @@ class Candidate:
     title: str
     state: str = NOT_TRIED
     reason: str = ""
-    predicted: float = math.nan  # log ratio of step time to the start's, by the roofline
+    predicted: float = math.nan  # log ratio of step time to the start's
     against: int = -1  # number of the candidate that it was last raced against
     value: float = math.nan
     time: float = math.nan

@@ -164,13 +164,15 @@ def test_the_verdicts_are_about_start_and_runner_up_and_each_change():
     assert search.spent_s <= search.goal.budget_s
 
 
+class NeedyBench(SimulatedBench):
+    """The second toggle's option needs that of the first one."""
+
+    def usable(self, point):
+        return (("b", *point[1:]) if point[1] == "b" else point), ""
+
+
 def test_an_option_that_another_one_needs_has_no_contribution_of_its_own():
     """A captured step needs the fused optimizer, so that "without" it is the same step."""
-
-    class NeedyBench(SimulatedBench):
-        def usable(self, point):
-            return (("b", *point[1:]) if point[1] == "b" else point), ""
-
     bench = NeedyBench(dimensions(2, 2), {(0, "b"): -0.2, (1, "b"): -0.3}, noise=0.003)
     search, verdicts = searched(bench)
     assert search.best.title == "toggle0=b, toggle1=b"
@@ -316,6 +318,14 @@ def test_a_prediction_decides_what_is_tried_first():
     titles = [candidate.title for candidate in search.candidates]
     assert titles[1] == "toggle3=b, toggle5=b", "all that should help, at once"
     assert search.candidates[titles.index("toggle5=b")].predicted == -0.3
+
+
+def test_an_option_that_needs_another_one_is_predicted_together_with_it():
+    space = dimensions(2, 2, 2, 2, 2, 2)
+    bench = NeedyBench(space, {}, predictions={(1, "b"): -0.3})
+    search = Search(space, bench, Goal(budget_s=100.0))
+    search.run()
+    assert search.candidates[1].title == "toggle0=b, toggle1=b"
 
 
 def test_where_nothing_is_known_every_dimension_has_a_turn_before_a_second_option_of_one():

@@ -36,8 +36,9 @@ from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternat
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.energy import EnergyCounter
+from workbench.runner.instruments.launch_waits import waiting_share
 from workbench.runner.instruments.memory import free_memory
-from workbench.runner.interfaces import Situation
+from workbench.runner.interfaces import Situation, Trait
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
@@ -67,6 +68,7 @@ class RunnerBench:
         self._usable: dict[Point, tuple[Point | None, str]] = {}
         self.energy = EnergyCounter(context.device)
         self._step_joules = math.nan  # of the latest block
+        self._waiting = math.nan  # share of the base's steps in which the GPU waits for launches
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
         # Called with each block, also with one that is void.
@@ -90,16 +92,25 @@ class RunnerBench:
         return self._usable[point]
 
     def predict(self, point: Point) -> float:
-        """Return the log ratio of step time to the base's by the roofline; NaN without one."""
+        """Return the log ratio of step time to the base's by the roofline; NaN without one.
+
+        Where it knows nothing of a captured step, the base's waits for launches are its saving.
+        """
         self.alternation.handle_commands()
-        if self._context.roof.measured is None:  # measuring the ceilings takes longer than it saves
-            return math.nan
-        with self._context.unwatched():
-            prediction = self._context.predictor.of(
-                self._base.configuration, self._configuration(point)
-            )
-        ratio = prediction.ratio
-        return math.nan if not ratio else math.log(ratio * self._scale(point))
+        ratio = None
+        if self._context.roof.measured is not None:  # to measure it takes longer than it saves
+            with self._context.unwatched():
+                ratio = self._context.predictor.of(
+                    self._base.configuration, self._configuration(point)
+                ).ratio
+        if not ratio and self._captures(point):
+            ratio = 1 - self._waiting
+        return math.log(ratio * self._scale(point)) if ratio and ratio > 0 else math.nan
+
+    def _captures(self, point: Point) -> bool:
+        """Return True if steps of a point are captured, and those of the base are not."""
+        situation = self.situation(point)
+        return situation.has(Trait.CAPTURED) and not self._base.has(Trait.CAPTURED)
 
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""
@@ -208,6 +219,8 @@ class RunnerBench:
         alternation.begin(contender)
         alternation.settle(contender)
         self._lengthen(contender)
+        if contender.number == 0:
+            self._waiting = self._waiting_share(contender)
         return self._peak(contender)
 
     def _build_again(self, contender: Contender) -> float:
@@ -220,6 +233,19 @@ class RunnerBench:
         alternation.set_steps(contender)
         self._lengthen(contender)
         return math.nan
+
+    def _waiting_share(self, contender: Contender) -> float:
+        variant, context = contender.variant, self._context
+        assert variant is not None
+        if context.device.type != "cuda" or variant.divided is not None:
+            return math.nan
+
+        def step() -> None:
+            variant.ready()
+            variant.step()
+
+        with context.unwatched(), variant.entered():
+            return waiting_share(step, contender.step_ms)
 
     def _lengthen(self, contender: Contender) -> None:
         if self._objective == ENERGY:

@@ -54,3 +54,14 @@ def test_the_least_memory_and_a_limit_are_kept(runner, train):
     assert limited["peak_bytes"] <= limit
     least = best_row(optimize(runner, train, objective="memory"))
     assert least["peak_bytes"] <= 1.01 * min(peak for peak in peaks.values() if peak > 0)
+
+
+def test_what_a_gpu_waits_for_is_known_before_anything_else_is_tried(runner, train):
+    """Steps of a small model consist mostly of launches, which a captured step does not have."""
+    base = msgspec.structs.replace(
+        train, settings={"batch": 1, "sequence": 64}, toggles={"adamw": "loop", "triton": "off"}
+    )
+    study = optimize(runner, base, include=["attention", "checkpointing", "adamw", "cuda_graphs"])
+    first = rows(study, CANDIDATES)[1]
+    assert "cuda_graphs=on" in first["title"] and "adamw=fused" in first["title"]
+    assert "cuda_graphs=on" in best_row(study)["title"]
