@@ -17,22 +17,26 @@ from sessions.verdicts.verdict_words import p_text, pair_count, verdict_word
 from sessions.verdicts.work import DIFFERENCE
 
 
-def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
-    """Return one row for each comparison: arms, ratio, interval, overall verdict, numbers."""
+def verdicts_table(comparisons: Sequence[PairedComparison], most: int | None = None) -> Table:
+    """Return one row for each comparison: arms, ratio, interval, overall verdict, numbers.
+
+    ``most``: so many of the newest. Verdicts are corrected for the number of all comparisons.
+    """
+    listed = side_by_side(comparisons)[-(most or len(comparisons)) :]
     columns = [
         *(Column(name) for name in ("A", "B")),
         *(Column(name, STEP_TIME) for name in ("ratio", "ratio from", "ratio to")),
         *(Column(name) for name in ("pairs", "verdict", "p (Holm)", "uncorrected", "numbers")),
     ]
-    has_predictions = any(prediction.of(comparison) for comparison in comparisons)
+    has_predictions = any(prediction.of(comparison) for comparison in listed)
     if has_predictions:
         columns.append(Column("predicted", STEP_TIME))
-    energies = [energy_of_pairs(comparison) for comparison in comparisons]
+    energies = [energy_of_pairs(comparison) for comparison in listed]
     has_energy = any(energy and energy.ratio for energy in energies)
     if has_energy:
         columns += [Column(name) for name in ("energy ratio", "energy from", "energy to")]
     rows: list[list[Cell]] = []
-    for comparison in side_by_side(comparisons):
+    for comparison in listed:
         rows.append(
             [
                 *[*comparison.arms, "", ""][:2],

@@ -47,6 +47,8 @@ class Verdicts(QObject):
         self._settings: Settings | None = None
         self._baseline = 0  # the segment that the runner's baseline was taken from
         self._known: list[calibration.Calibration] = []  # of the runner's machine
+        # The comparisons for which verdicts that hold together were found, and these verdicts.
+        self._judged: tuple[list[PairedComparison], list[PairedComparison]] = [], []
         # Of a calibration: how many comparisons there were before it.
         self._calibrated_after: int | None = None
         configuration.catalogueChanged.connect(self._read_floor)
@@ -89,7 +91,10 @@ class Verdicts(QObject):
     @property
     def all(self) -> list[PairedComparison]:
         """The comparisons of the shown session, with verdicts that hold together."""
-        return side_by_side(self._session.shown.comparisons)
+        comparisons = self._session.shown.comparisons
+        if comparisons != self._judged[0]:
+            self._judged = [*comparisons], side_by_side(comparisons)
+        return self._judged[1]
 
     @property
     def newest(self) -> PairedComparison | None:

@@ -1,4 +1,4 @@
-"""All comparisons of a session, the newest last; verdicts are corrected for their number."""
+"""The comparisons of a session, the newest last; verdicts are corrected for their number."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state.theme import ThemeModel
 
 SHOWN = 4  # rows; one scrolls to the others
+MOST_VERDICTS = 200  # rows of the table; each takes a third of a millisecond
 _LEAST = 2
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
@@ -34,6 +35,7 @@ class VerdictsTable(PlainTable):
         super().__init__(parent)
         self._theme = theme
         self._shown: object = None
+        self.first = 0  # index of the first row's comparison in the session
         self._names = NamesShare(self)
         blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
         blank.fill(Qt.GlobalColor.transparent)
@@ -44,12 +46,14 @@ class VerdictsTable(PlainTable):
         self.hide()
 
     def show_comparisons(self, comparisons: Sequence[PairedComparison], shown: int) -> None:
-        """Fill the rows, and mark the comparison that is shown above.
+        """Fill the rows with the newest comparisons, and mark the one that is shown above.
 
         ``comparisons`` are those of the session, without the correction.
         """
-        shown %= max(1, len(comparisons))
-        table = with_interval(verdicts_table(comparisons), "ratio", "ratio from", "ratio to")
+        self.first = max(0, len(comparisons) - MOST_VERDICTS)
+        shown = shown % max(1, len(comparisons)) - self.first
+        table = verdicts_table(comparisons, MOST_VERDICTS)
+        table = with_interval(table, "ratio", "ratio from", "ratio to")
         filled = (self._theme.current.name, table.rows, shown)
         if filled == self._shown:
             return
@@ -62,7 +66,7 @@ class VerdictsTable(PlainTable):
             heading.setTextAlignment(RIGHT if numbers else LEFT)
         marked = table.column(_MARKED)
         with self.filling():
-            for row, comparison in enumerate(comparisons):
+            for row, comparison in enumerate(comparisons[self.first :]):
                 item = self.item(row, marked)
                 assert item is not None
                 self._mark(item, comparison)
@@ -80,7 +84,8 @@ class VerdictsTable(PlainTable):
                     item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
         self._names.set_columns([table.column(name) for name in _WIDE])
-        self.scrollToItem(self.item(shown, 0))
+        if shown >= 0:
+            self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
 
     def sizeHint(self) -> QSize:

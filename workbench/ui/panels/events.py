@@ -238,7 +238,7 @@ class EventModel(QAbstractTableModel):
         """Take the entries that were added, or all of another session."""
         entries, count = self._log(), len(self.entries)
         if self._shown is not self._session.shown or entries[:count] != self.entries:
-            self.reset()
+            self._replace(entries)
         elif len(entries) > count:
             self.beginInsertRows(QModelIndex(), count, len(entries) - 1)
             self.entries = entries
@@ -246,9 +246,12 @@ class EventModel(QAbstractTableModel):
 
     def reset(self) -> None:
         """Read everything again."""
+        self._replace(self._log())
+
+    def _replace(self, entries: list[Event]) -> None:
         self.beginResetModel()
         self._shown, self._axis = self._session.shown, shared_axis(self._session.shown)
-        self.entries = self._log()
+        self.entries = entries
         self.endResetModel()
 
     def _log(self) -> list[Event]:

@@ -26,7 +26,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
-from workbench.ui.panels._verdicts_table import VerdictsTable
+from workbench.ui.panels._verdicts_table import MOST_VERDICTS, VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.process.thread_pool import Tasks
@@ -81,6 +81,7 @@ class VerdictPanel(QWidget):
         verdicts.defaultsChanged.connect(lambda: self.budget.setValue(verdicts.budget_s))
         self.table = VerdictsTable(theme)
         self.table.cellActivated.connect(self._choose)
+        self._left_out = _widgets.note()
         self._rows = QVBoxLayout()
         self._pages = QStackedWidget()
         self.empty = Empty(
@@ -128,6 +129,7 @@ class VerdictPanel(QWidget):
         self._split = _widgets.split(Qt.Orientation.Horizontal, (self.chart, 5), (self._notes, 3))
         column.addWidget(self._split, 1)
         column.addWidget(self.table)
+        column.addWidget(self._left_out)
         return body
 
     def minimumSizeHint(self) -> QSize:
@@ -172,7 +174,7 @@ class VerdictPanel(QWidget):
 
     def _choose(self, row: int) -> None:
         """Show the comparison of a row again."""
-        self._chosen = row
+        self._chosen = row + self.table.first
         self._show()
 
     def _draw(self) -> None:
@@ -200,6 +202,11 @@ class VerdictPanel(QWidget):
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
         self.table.show_comparisons(session.comparisons, index)
+        self._left_out.setVisible(self.table.first > 0)
+        self._left_out.setText(
+            f"The newest {MOST_VERDICTS} of {len(comparisons):,} verdicts. All of them: workbench "
+            "export FILE --table verdicts."
+        )
         self._show_actions(measuring, newest)
         self.chart.show_runs([Run(session, comparison=index)])
         self._show_details(comparison)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import fake_session
 import pytest
 import synthetic
 from PySide6.QtCore import QEventLoop, Qt, QTimer
@@ -21,6 +22,7 @@ from sessions.storage import hdf5
 from sessions.storage._lazy import LazyColumns
 from workbench import protocol
 from workbench.charts import drawn
+from workbench.client.recorder import Recorder
 from workbench.client.runner_process import Runner
 from workbench.client.throttle import PER_PERIOD, Throttle, bounded_lines
 from workbench.ui.panels.lazy_panel import LazyPanel
@@ -130,8 +132,17 @@ def with_many_events() -> Session:
     return session
 
 
+def many_verdicts() -> Session:
+    recorder = Recorder(Session(title="judged"))
+    for message in fake_session.messages("verdict"):
+        recorder.record(message)
+    recorder.session.comparisons *= 2000
+    return recorder.session
+
+
 SESSIONS = {
     "words": with_words,
+    "verdicts": many_verdicts,
     "devices": many_devices,
     "events": with_many_events,
     "segments": many_segments,

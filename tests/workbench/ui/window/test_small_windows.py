@@ -39,7 +39,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
-from workbench.ui.panels._verdicts_table import VerdictsTable
+from workbench.ui.panels._verdicts_table import MOST_VERDICTS, SHOWN_HERE, VerdictsTable
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.compare import NOTHING, ComparePanel, work_out
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
@@ -229,12 +229,30 @@ def test_a_verdict_asks_for_no_more_room_than_a_small_window_has(qtbot, verdict_
 
 def test_a_table_of_verdicts_announces_its_cells_at_once(workspace, verdict_panel):
     """The header measured its columns after each cell: 300 verdicts took 3.3 s."""
-    verdicts, changes = 100 * workspace.session.shown.comparisons, []
+    verdicts, changes = 60 * workspace.session.shown.comparisons, []
     table = verdict_panel.table
     table.show_comparisons(verdicts, 0)
     table.model().dataChanged.connect(lambda *_: changes.append(1))
     table.show_comparisons(verdicts, 1)
     assert table.rowCount() == len(verdicts) and 1 <= len(changes) <= 2
+
+
+def test_the_newest_verdicts_are_listed_and_each_can_be_shown(workspace, verdict_panel):
+    comparisons = workspace.session.shown.comparisons
+    comparisons[:] = [
+        msgspec.structs.replace(comparisons[0], arms=[f"arm {index}", "other"])
+        for index in range(MOST_VERDICTS + 50)
+    ]
+    workspace.session.sessionChanged.emit()
+    table = verdict_panel.table
+    assert table.rowCount() == MOST_VERDICTS and table.item(0, 0).text() == "arm 50"
+    assert not verdict_panel._left_out.isHidden()
+    assert "newest 200 of 250" in verdict_panel._left_out.text()
+    table.cellActivated.emit(0, 0)
+    assert table.item(0, 0).toolTip().endswith(SHOWN_HERE)
+    del comparisons[3:]
+    workspace.session.sessionChanged.emit()
+    assert table.rowCount() == 3 and verdict_panel._left_out.isHidden()
 
 
 def test_no_part_of_a_verdict_covers_another_at_any_height(qtbot, verdict_panel):
