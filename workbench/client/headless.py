@@ -217,6 +217,8 @@ class _Driver:
         # A decode state may take long to write, and is what the run was for.
         self._interrupt.patience_s = None if getattr(command, "save_state", "") else PATIENCE_S
         runner.send(command)
+        if self._interrupt.pressed:  # before: Cancel arrived before the command, and ended nothing
+            runner.cancel(self._interrupt.patience_s)
         if math.isfinite(self._plan.allowed_s):
             self._timer = threading.Timer(
                 self._plan.allowed_s, self._cancel_late, (runner, command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import threading
@@ -129,6 +130,28 @@ def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
     press_ctrl_c()
     outcome = run(lambda _: pytest.fail("it was started"))
     assert outcome.reason == "cancelled" and not outcome.session.segments
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_a_command_is_prepared_ends_its_run(monkeypatch):
+    """Cancel overtakes the command, and an idle runner has nothing to cancel."""
+    idle = protocol.encode(protocol.State(state="idle"))
+    end = protocol.encode(protocol.Finished(reason="cancelled", steps=0))
+    script(
+        monkeypatch,
+        wire_samples.catalogue(),
+        then="commands = iter(sys.stdin.readline, '')\n"
+        f"assert 'cancel' in next(commands); os.write(1, {idle!r})\n"
+        "assert 'start' in next(commands) and 'cancel' in next(commands)\n"
+        f"os.write(1, {end!r}); sys.stdin.read()",
+    )
+
+    def press_and_choose(catalogue):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # Cancel has been sent, and the runner has answered
+        return choose(catalogue)
+
+    assert run(press_and_choose).reason == "cancelled"
 
 
 def test_ctrl_c_while_a_runner_starts_ends_it_at_once_and_blames_nobody(monkeypatch):
