@@ -102,8 +102,10 @@ class World:
             store = self._connect_workers()
             self.await_answers()
             with self.end_on_error():
-                join(size, device, store)
-            self._group = dist.group.WORLD
+                try:
+                    join(size, device, store)
+                finally:
+                    self._group = dist.group.WORLD
         except BaseException:
             self.close()
             raise
@@ -186,11 +188,11 @@ class World:
         self._leave()
 
     def _leave(self) -> None:
-        """Leave the process group, unless it is already that of a later world.
+        """Leave this world's process group, if it has joined one.
 
-        A thread that notices the end of a rank may be late.
+        A thread that notices the end of a rank may be late: the group of a later world stays.
         """
-        if self._group is None or self._group is dist.group.WORLD:
+        if self._group is not None and self._group is dist.group.WORLD:
             abort()
 
     def await_answers(self) -> list[Ready]:
