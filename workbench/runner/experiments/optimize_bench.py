@@ -94,7 +94,7 @@ class RunnerBench:
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one.
 
-        Where it knows nothing of a captured step, the base's waits for launches are its saving.
+        Of a captured step that the roofline does not know, the base's waits for launches are saved.
         """
         self.alternation.handle_commands()
         ratio = None
@@ -103,9 +103,9 @@ class RunnerBench:
                 ratio = self._context.predictor.of(
                     self._base.configuration, self._configuration(point)
                 ).ratio
-        if not ratio and self._captures(point):
+        if not ratio and self._waiting > 0 and self._captures(point):
             ratio = 1 - self._waiting
-        return math.log(ratio * self._scale(point)) if ratio and ratio > 0 else math.nan
+        return math.nan if not ratio else math.log(ratio * self._scale(point))
 
     def _captures(self, point: Point) -> bool:
         """Return True if steps of a point are captured, and those of the base are not."""

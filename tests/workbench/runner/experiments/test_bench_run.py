@@ -20,7 +20,7 @@ from workbench.runner.experiments.bench import BenchRun
 
 def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
     before = len(runner.session.segments)
-    runner.send(protocol.Bench(operators=["swiglu"], dtype="float32"))
+    runner.send(protocol.Bench(operators=["swiglu"], cases=["2048x2048"], dtype="float32"))
     finished = runner.finish()
     segments = runner.session.segments[before:]
     assert finished.reason == "done", runner.describe()
