@@ -38,6 +38,7 @@ from workbench.ui.state.theme import ThemeModel
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
 _PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
 LEAST_PX = 240  # lowest height; text wraps at the actual width, not at the least
+ROOMY_PX = 320  # from which height on a note under the table has room
 
 
 class VerdictPanel(QWidget):
@@ -148,6 +149,7 @@ class VerdictPanel(QWidget):
 
     def _fit(self) -> None:
         """Leave out the budget, or the chart, or both, in a panel that is too low for them."""
+        self._left_out.setVisible(self.table.first > 0 and self.height() >= ROOMY_PX)
         self._measure_again()
         budget_px = self._noise.minimumSizeHint().height() + self._head.spacing()
         notes_px = self._notes.minimumSizeHint().height()
@@ -202,7 +204,6 @@ class VerdictPanel(QWidget):
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))
         self.table.show_comparisons(session.comparisons, index)
-        self._left_out.setVisible(self.table.first > 0)
         self._left_out.setText(
             f"The newest {MOST_VERDICTS} of {len(comparisons):,} verdicts. All of them: workbench "
             "export FILE --table verdicts."

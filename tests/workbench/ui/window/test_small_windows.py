@@ -35,7 +35,7 @@ from workbench.theming import stylesheet
 from workbench.theming.theme import DARK, LIGHT
 from workbench.titles import Titles
 from workbench.ui import panel_list
-from workbench.ui.panels import _widgets
+from workbench.ui.panels import _verdicts_table, _widgets
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
@@ -243,6 +243,7 @@ def test_the_newest_verdicts_are_listed_and_each_can_be_shown(workspace, verdict
         msgspec.structs.replace(comparisons[0], arms=[f"arm {index}", "other"])
         for index in range(MOST_VERDICTS + 50)
     ]
+    verdict_panel.resize(800, 500)
     workspace.session.sessionChanged.emit()
     table = verdict_panel.table
     assert table.rowCount() == MOST_VERDICTS and table.item(0, 0).text() == "arm 50"
@@ -255,11 +256,17 @@ def test_the_newest_verdicts_are_listed_and_each_can_be_shown(workspace, verdict
     assert table.rowCount() == 3 and verdict_panel._left_out.isHidden()
 
 
-def test_no_part_of_a_verdict_covers_another_at_any_height(qtbot, verdict_panel):
+@pytest.mark.parametrize("most", [MOST_VERDICTS, 2])
+def test_no_part_of_a_verdict_covers_another_at_any_height(
+    qtbot, workspace, verdict_panel, monkeypatch, most
+):
     panel = verdict_panel
+    monkeypatch.setattr(_verdicts_table, "MOST_VERDICTS", most)  # fewer: a note is below the table
+    workspace.session.sessionChanged.emit()
 
     def fits():
         parts = [panel.headline, panel.ratio, panel.more, panel.budget, panel.chart, panel.table]
+        parts.append(panel._left_out)
         shown = [part for part in parts if part.isVisible()]
         spans = [(part.mapTo(panel, QPoint()).y(), part.height()) for part in shown]
         apart = all(top + height <= below for (top, height), (below, _) in pairwise(spans))
