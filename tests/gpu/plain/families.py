@@ -246,47 +246,52 @@ class PlainMixer(nn.Module):
         return y.flatten(1, 2)[:, :length]
 
 
-class HydraBlock(nn.Module):
+class AttentionBlock(nn.Module):
+    """Attention behind a norm; subclasses add a second layer."""
+
+    def __init__(self, config: Any, dim: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, config.norm_eps)
+        self.attention = attention_of(config, dim)
+
+    def states(self) -> list[nn.Module]:
+        """Return the layers that have a decode state."""
+        return [self.attention]
+
+    def attended(self, x: Tensor, state: tuple[Tensor, ...], position: Tensor | None) -> Tensor:
+        """Add the attention to the stream."""
+        return x + self.attention(self.attention_norm(x), state, position)
+
+
+class HydraBlock(AttentionBlock):
     """Attention and MLP."""
 
     def __init__(self, config: Any, hidden: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.attention = attention_of(config, config.dim)
+        super().__init__(config, config.dim)
         self.mlp_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.mlp = PlainMLP(config.dim, hidden)
 
-    def states(self) -> list[nn.Module]:
-        """Return the layers that have a decode state."""
-        return [self.attention]
-
     def forward(
         self, x: Tensor, states: Sequence[tuple[Tensor, ...]], position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Add both to the stream."""
-        x = x + self.attention(self.attention_norm(x), states[0], position)
+        x = self.attended(x, states[0], position)
         return x + self.mlp(self.mlp_norm(x)), None
 
 
-class ExpertBlock(nn.Module):
+class ExpertBlock(AttentionBlock):
     """Attention and experts."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.input_dim, config.norm_eps)
-        self.attention = attention_of(config, config.input_dim)
+        super().__init__(config, config.input_dim)
         self.mixture_norm = nn.RMSNorm(config.input_dim, config.norm_eps)
         self.mixture = PlainMixture(config)
-
-    def states(self) -> list[nn.Module]:
-        """Return the layers that have a decode state."""
-        return [self.attention]
 
     def forward(
         self, x: Tensor, states: Sequence[tuple[Tensor, ...]], position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Add both to the stream."""
-        x = x + self.attention(self.attention_norm(x), states[0], position)
+        x = self.attended(x, states[0], position)
         y, loss = self.mixture(self.mixture_norm(x))
         return x + y, loss
 

@@ -4,8 +4,10 @@ Their time is counted and not measured, so that a busy machine changes nothing.
 """
 
 import dataclasses
+import gc
 import json
 import logging
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,6 +186,19 @@ def test_measuring_leaves_inputs_gradients_and_saved_tensor_hooks_alone(with_imp
     assert x.grad is None and torch.equal(x, before)
     y.sum().backward()
     assert x.grad is not None
+
+
+def test_a_call_that_fails_while_it_is_timed_leaves_no_graph(with_implementations):
+    outputs = []
+
+    def fails(x, weight, eps):
+        outputs.append(weakref.ref(y := x.sigmoid()))  # an output that its operator saves
+        raise RuntimeError(f"no kernel image for {y.dtype}")
+
+    op = with_implementations(slow=slow(0.001), fast=slow(0.0), failing=fails)
+    dispatch.run(op, None, torch.randn(40, 8, requires_grad=True), torch.ones(8), 1e-6)
+    gc.collect()
+    assert outputs and not any(output() is not None for output in outputs)
 
 
 def test_no_time_is_stated_where_there_was_nothing_to_compare():

@@ -42,7 +42,7 @@ from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import MOST_VERDICTS, SHOWN_HERE, VerdictsTable
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.compare import NOTHING, ComparePanel, work_out
-from workbench.ui.panels.verdict import JUDGE, VerdictPanel
+from workbench.ui.panels.verdict import JUDGE
 from workbench.ui.state import config_edit
 
 LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
@@ -67,15 +67,8 @@ def verdict_panel(qtbot, workspace, judged):
     host = QWidget()
     qtbot.addWidget(host)
     host.resize(BESIDE_PX, 1000)
-    panel = VerdictPanel(
-        workspace.session,
-        workspace.run,
-        workspace.configuration,
-        workspace.verdicts,
-        workspace.theme,
-        workspace.tasks,
-        host,
-    )
+    panel = panel_list.verdict(workspace)
+    panel.setParent(host)
     host.show()
     yield panel
 

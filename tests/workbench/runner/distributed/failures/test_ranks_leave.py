@@ -14,6 +14,7 @@ from rank_checks import needs_cores, needs_gpus
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed import world
+from workbench.runner.failures import RankError
 from workbench.runner.variants.variant import Variant
 
 DEVICES = [pytest.param("cpu", marks=needs_cores), pytest.param("cuda", marks=needs_gpus)]
@@ -118,4 +119,20 @@ def test_ranks_that_ended_do_not_end_the_process_group_of_those_after_them(devic
     world.close()
     world.of(2, torch.device(device))
     first._leave()  # by a thread that was late
+    assert torch.distributed.is_initialized()
+
+
+def test_ranks_that_never_met_do_not_end_the_process_group_of_those_after_them(device, monkeypatch):
+    met = []
+
+    def fail(self):
+        met.append(self)
+        raise RankError("a rank did not start")
+
+    world.close()  # of an earlier test
+    with monkeypatch.context() as patch, pytest.raises(RankError, match="did not start"):
+        patch.setattr(world.World, "await_answers", fail)
+        world.of(2, torch.device(device))
+    world.of(2, torch.device(device))
+    met[0]._leave()  # by a thread that was late
     assert torch.distributed.is_initialized()
