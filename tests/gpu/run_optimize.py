@@ -91,20 +91,22 @@ def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
         )
         for effect in verdicts.effects
     }  # fmt: skip
-    numbers = {
+    numbers: dict[str, Any] = {
         "space": {d.name: list(d.options) for d in search.dimensions},
         "best": search.best.title,
         "complete": search.is_complete,
         "candidates": [
-            [candidate.title, candidate.state, candidate.reason, candidate.step_ms]
+            [candidate.title, candidate.state, candidate.reason, candidate.step_ms,
+             candidate.numerics.text if candidate.numerics else ""]
             for candidate in search.candidates
         ],
+        "refused": list(search.knowledge.refused.values()),
         "search_s": searched_s,
         "total_s": time.perf_counter() - began,
         "seconds": search.seconds,
         "payoff_steps": verdicts.payoff_steps(),
         "effects": effects,
-    }
+    }  # fmt: skip
     return numbers, search
 
 

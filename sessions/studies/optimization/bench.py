@@ -21,6 +21,12 @@ class Bench(Protocol):
         Of two options that exclude each other, either may be replaced.
         """
 
+    def saved_waits(self, point: Point) -> float:
+        """Return the log ratio of step time to the start's without its waits, as measured.
+
+        NaN if the point does not avoid them, or if they are not known.
+        """
+
     def predict(self, point: Point) -> float:
         """Return the predicted log ratio of step time to the start's; NaN if there is none."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sessions.studies.optimization.space import Candidate, Point
+from sessions.studies.optimization.bench import Bench
+from sessions.studies.optimization.space import Candidate, Dimension, Point, by_turns, replaced
 
 Option = tuple[int, str]  # index of a dimension, and one of its options
 
@@ -18,6 +20,25 @@ class Knowledge:
     predicted: dict[Option, float] = field(default_factory=dict)  # with what they need
     refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
     costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
+
+    def predict(
+        self, bench: Bench, dimensions: Sequence[Dimension], start: Point, until_s: float
+    ) -> None:
+        """Predict the single changes of the start, until the bench's clock shows ``until_s``.
+
+        The waits of the start's steps were measured, so that it takes no time to know what saves
+        them.
+        """
+        usable: dict[Option, Point] = {}
+        for option in by_turns(dimensions, start):
+            point, _ = bench.usable(replaced(start, [option]))
+            if point is not None and point[option[0]] == option[1]:
+                usable[option] = point  # with what the option needs
+        for option, point in usable.items():
+            self.predicted[option] = bench.saved_waits(point)
+        for option, point in usable.items():
+            if math.isnan(self.predicted[option]) and bench.now() <= until_s:
+                self.predicted[option] = bench.predict(point)
 
     def effect(self, option: Option) -> float:
         """Return the effect of an option: measured, predicted, or 0."""

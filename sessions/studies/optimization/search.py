@@ -46,6 +46,7 @@ from sessions.studies.optimization.space import (
     Measurement,
     Point,
     StartFailed,
+    by_turns,
     changes,
     replaced,
     title_of,
@@ -108,7 +109,9 @@ class Search:
             raise StartFailed(failure.reason)
         self.start.state = RACED
         self.check(self.start)
-        self._predict()
+        with self.timed("prediction"):
+            until_s = self.bench.now() + PREDICTION_SHARE * self.goal.budget_s
+            self.knowledge.predict(self.bench, self.dimensions, self.start.point, until_s)
         while batch := self._next_batch():
             self._race(batch)
         self.is_complete = not self._is_over and not any(
@@ -203,19 +206,6 @@ class Search:
 
     # Proposals
 
-    def _predict(self) -> None:
-        """Predict every single change of the start, as far as the time for it allows."""
-        until = self.spent_s + PREDICTION_SHARE * self.goal.budget_s
-        with self.timed("prediction"):
-            for axis, dimension in enumerate(self.dimensions):
-                for option in dimension.options:
-                    point = replaced(self.start.point, [(axis, option)])
-                    if point == self.start.point or self.spent_s > until:
-                        continue
-                    usable, _ = self.bench.usable(point)  # with what the option needs
-                    if usable is not None and usable[axis] == option:
-                        self.knowledge.predicted[axis, option] = self.bench.predict(usable)
-
     def _next_batch(self) -> list[Candidate]:
         """Return the candidates of the next race; none when nothing is left or time is over."""
         for proposals in (self._together, self._singles, self._smaller, self._open, self._pairs):
@@ -285,22 +275,18 @@ class Search:
 
     def _singles(self) -> list[Point]:
         """Propose the single changes of the best candidate that nothing speaks against."""
-        points: dict[Point, int] = {}  # with the rank of the option in its dimension
-        for axis, dimension in enumerate(self.dimensions):
-            for rank, option in enumerate(dimension.options):
-                point = replaced(self.best.point, [(axis, option)])
-                if point == self.best.point:
-                    continue
-                score = self.knowledge.score(point, self.best.point)
-                if (reason := self.knowledge.refused.get((axis, option))) is not None:
-                    self._leave_out(point, reason)
-                elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
-                    percent = 100 * math.expm1(score)
-                    self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
-                else:
-                    points[point] = rank
-        # Where nothing is known, each dimension has a turn before another option of the same one.
-        return self._untried(sorted(points, key=lambda point: points[point]))
+        points = []
+        for axis, option in by_turns(self.dimensions, self.best.point):
+            point = replaced(self.best.point, [(axis, option)])
+            score = self.knowledge.score(point, self.best.point)
+            if (reason := self.knowledge.refused.get((axis, option))) is not None:
+                self._leave_out(point, reason)
+            elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
+                percent = 100 * math.expm1(score)
+                self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
+            else:
+                points.append(point)
+        return self._untried(points)
 
     def _smaller(self) -> list[Point]:
         """Propose what is too large alone beside each change that saves enough memory."""
@@ -493,7 +479,7 @@ class Search:
             if outcomes[candidate] != BETTER and self.proposable(incumbent):
                 continue
             if not self.check(candidate) and candidate.numerics and incumbent.is_right:
-                self.knowledge.refuse(candidate, incumbent, "its numbers were not right")
+                self.knowledge.refuse(candidate, incumbent, self.objection(candidate))
             if self.proposable(candidate):
                 self.best = candidate
                 return

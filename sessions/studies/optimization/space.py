@@ -188,6 +188,17 @@ def title_of(dimensions: Sequence[Dimension], point: Point) -> str:
     return ", ".join(f"{name}={option}" for name, option in changed) or "start"
 
 
+def by_turns(dimensions: Sequence[Dimension], point: Point) -> list[tuple[int, str]]:
+    """Return the options that a point lacks: the first of each dimension, then the second ones."""
+    ranked = [
+        (rank, axis, option)
+        for axis, dimension in enumerate(dimensions)
+        for rank, option in enumerate(dimension.options)
+        if option != point[axis]
+    ]
+    return [(axis, option) for _, axis, option in sorted(ranked)]
+
+
 def replaced(point: Point, options: Iterable[tuple[int, str]]) -> Point:
     """Return the point with other options on some axes."""
     changed = list(point)

@@ -328,6 +328,36 @@ def test_an_option_that_needs_another_one_is_predicted_together_with_it():
     assert search.candidates[1].title == "toggle0=b, toggle1=b"
 
 
+def test_saved_waits_are_known_where_predictions_take_all_their_time():
+    """Each prediction takes a second, as of large models, and 5 s are left for them."""
+    space = dimensions(6, 6, 2)
+    predictions = {(1, "b"): -0.1, (0, "f"): -0.9}
+    bench = SimulatedBench(
+        space, {}, predictions=predictions, prediction_s=1.0, waits={(2, "b"): -0.5}
+    )
+    search = Search(space, bench, Goal(budget_s=100.0))
+    search.run()
+    known = {option for option, ratio in search.knowledge.predicted.items() if ratio == ratio}
+    assert known == {(2, "b"), (1, "b")}, "the second dimension has a turn before a sixth option"
+    assert search.candidates[1].title == "toggle1=b, toggle2=b"
+
+
+@pytest.mark.parametrize(
+    ("ok", "reason"), [(False, "wrong numbers"), (None, "its numbers could not be checked")]
+)
+def test_an_option_that_a_check_refuses_is_left_out_with_the_reason(ok, reason):
+    class Checking(SimulatedBench):
+        def check(self, candidate):
+            good = candidate.point[0] == "a"
+            return Numerics(reference="float64", ok=True if good else ok, text="x")
+
+    bench = Checking(dimensions(2, 2), {(0, "b"): -0.5, (1, "b"): -0.3}, noise=0.003)
+    search = Search(bench.dimensions, bench, Goal(budget_s=600.0))
+    search.run()
+    assert search.best.title == "toggle1=b"
+    assert search.knowledge.refused[0, "b"].startswith(reason)
+
+
 def test_where_nothing_is_known_every_dimension_has_a_turn_before_a_second_option_of_one():
     space = dimensions(5, 6, 3)
     search = Search(space, SimulatedBench(space, {}), Goal(budget_s=100.0))

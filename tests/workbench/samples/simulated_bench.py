@@ -48,6 +48,8 @@ class SimulatedBench:
     build_noise: float = 0.0  # standard deviation of what a build adds to all of its blocks
     clock_s: float = 0.0
     predictions: Mapping[Option, float] = field(default_factory=dict)
+    prediction_s: float = 0.01
+    waits: Mapping[Option, float] = field(default_factory=dict)  # log ratios of what saves them
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -95,8 +97,11 @@ class SimulatedBench:
                 return replaced(point, [(axis, start)]), f"cannot be combined with {choice}"
         return point, ""
 
+    def saved_waits(self, point: Point) -> float:
+        return next((self.waits[o] for o in enumerate(point) if o in self.waits), math.nan)
+
     def predict(self, point: Point) -> float:
-        self.clock_s += 0.01
+        self.clock_s += self.prediction_s
         known = [self.predictions[o] for o in enumerate(point) if o in self.predictions]
         return sum(known) if known else math.nan
 

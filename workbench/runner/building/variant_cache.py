@@ -92,19 +92,33 @@ class VariantCache:
         self._variants[key] = variant
         return variant
 
+    def make_room(self, wanted_bytes: int, variant: Variant) -> None:
+        """Free the least recently used variants until ``wanted_bytes`` are free, but not this one.
+
+        What is in use elsewhere stays in memory.
+        """
+        keys = [key for key, other in self._variants.items() if other is not variant]
+        while keys and wanted_bytes and free_bytes(variant.situation.device) < wanted_bytes:
+            self._free(keys.pop(0))
+            free_memory()
+        self._others.clear()
+
     def _make_room(self, situation: Situation) -> None:
         """Free the least recently used variants, and their weights, if there is too little room."""
-        while self._variants and (
-            len(self._variants) >= KEPT_VARIANTS or is_short(situation.device)
-        ):
-            old = self._variants.pop(next(iter(self._variants)))
-            references = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
-            del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
-            if is_short(situation.device) or any(x() is not None for x in references):
-                gc.collect()
-        if is_short(situation.device):
+        device = situation.device
+        while self._variants and (len(self._variants) >= KEPT_VARIANTS or is_short(device)):
+            self._free(next(iter(self._variants)))
+        if is_short(device):
             situations = [variant.situation for variant in self._variants.values()]
             self._weights.keep_structures([*situations, situation])
+
+    def _free(self, key: bytes) -> None:
+        old = self._variants.pop(key)
+        device = old.situation.device
+        references = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
+        del old  # compiled code holds its model in a cycle; a collection takes 0.1 s
+        if is_short(device) or any(x() is not None for x in references):
+            gc.collect()
 
     def others_bytes(self, variant: Variant) -> int:
         """Return bytes on the device that belong to other variants alone.

@@ -91,26 +91,26 @@ class RunnerBench:
             self._usable[point] = self._find_usable(point)
         return self._usable[point]
 
-    def predict(self, point: Point) -> float:
-        """Return the log ratio of step time to the base's by the roofline; NaN without one.
+    def saved_waits(self, point: Point) -> float:
+        """Return the log ratio of step time to the base's if the GPU waits for no launches.
 
-        Of a captured step that the roofline does not know, the base's waits for launches are saved.
+        NaN if the point's steps are not captured, if the base's are, or if no wait was seen.
         """
-        self.alternation.handle_commands()
-        ratio = None
-        if self._context.roof.measured is not None:  # to measure it takes longer than it saves
-            with self._context.unwatched():
-                ratio = self._context.predictor.of(
-                    self._base.configuration, self._configuration(point)
-                ).ratio
-        if not ratio and self._waiting > 0 and self._captures(point):
-            ratio = 1 - self._waiting
-        return math.nan if not ratio else math.log(ratio * self._scale(point))
+        captures = self.situation(point).has(Trait.CAPTURED)
+        if not captures or self._base.has(Trait.CAPTURED) or not self._waiting > 0:
+            return math.nan
+        return math.log((1 - self._waiting) * self._scale(point))
 
-    def _captures(self, point: Point) -> bool:
-        """Return True if steps of a point are captured, and those of the base are not."""
-        situation = self.situation(point)
-        return situation.has(Trait.CAPTURED) and not self._base.has(Trait.CAPTURED)
+    def predict(self, point: Point) -> float:
+        """Return the log ratio of step time to the base's by the roofline; NaN without one."""
+        self.alternation.handle_commands()
+        if self._context.roof.measured is None:  # to measure it takes longer than it saves
+            return math.nan
+        with self._context.unwatched():
+            ratio = self._context.predictor.of(
+                self._base.configuration, self._configuration(point)
+            ).ratio
+        return math.nan if not ratio else math.log(ratio * self._scale(point))
 
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""

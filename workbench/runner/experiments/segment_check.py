@@ -86,6 +86,7 @@ class SegmentCheck:
         context.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         context.state("running", "Checking results")
         context.phases.check()
+        context.variants.make_room(comparison.bytes_wanted(variant), variant)
         numerics = comparison.check(variant, variant.situation, between)
         context.variants.keep_numbers(variant.situation, numerics)
         self._send_numerics(numerics)

@@ -63,9 +63,28 @@ from workbench.runner.structures import map_tensors
 from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Variant
 
+CURVE_ROOM = 2  # times the memory of the models that train must be free: activations need some
+
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
     """A check was abandoned for something more urgent, without a result."""
+
+
+def bytes_wanted(variant: Variant) -> int:
+    """Return how many bytes of a GPU should be free for all parts of a check.
+
+    0 if the check has no training steps, or if the GPU is too small for them.
+    """
+    device = variant.situation.device
+    if device.type != "cuda" or not variant.situation.workload.trains:
+        return 0
+    total = torch.cuda.mem_get_info(device)[1]
+    weights, dtype = variant.plain_weights(), variant.weights_dtype
+    wanted = (
+        CURVE_ROOM * training_curve.bytes_needed(weights, dtype, reference)
+        for reference in (torch.float64, torch.float32)
+    )
+    return next((count for count in wanted if count < total), 0)
 
 
 def check(variant: Variant, situation: Situation, between: Between = go_on) -> Numerics:
@@ -236,7 +255,7 @@ def _curve(
         return "the captured graph computes in training mode, and the check in evaluation mode"
     if variant.divided is None and (names := overlapping(variant.plain_weights())):
         return f"{names} share memory, so each step moves both twice"
-    room, why = free_bytes(situation.device) / 2, ""
+    room, why = free_bytes(situation.device) / CURVE_ROOM, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         needed = training_curve.bytes_needed(variant.plain_weights(), variant.weights_dtype, dtype)
         if needed > room:

@@ -29,6 +29,7 @@ class Built:
     """The parts of an arm, and of a model, that freeing them needs."""
 
     trainer = divided = None
+    situation = SimpleNamespace(device=torch.device("cpu"))
 
     def __init__(self, model=None) -> None:
         self.model = model
@@ -55,6 +56,16 @@ def test_the_least_recently_used_go_while_memory_is_short(arms, monkeypatch):
     monkeypatch.setattr(variant_cache, "is_short", lambda device: arms.count > 1)
     arms.get(situation("d"), None)
     assert stored(arms, "abcd") == "ad"
+
+
+@pytest.mark.parametrize(("wanted", "left"), [(0, "abcd"), (6, "abcd"), (7, "bcd"), (99, "b")])
+def test_a_check_frees_only_as_many_as_it_needs_and_not_its_own(arms, monkeypatch, wanted, left):
+    for option in "acdb":
+        arms.get(situation(option), None)
+    checked = arms.get(situation("b"), None)
+    monkeypatch.setattr(variant_cache, "free_bytes", lambda device: 10 - arms.count)
+    arms.make_room(wanted, checked)
+    assert stored(arms, "abcd") == left
 
 
 def test_the_number_kept_is_bounded(arms, monkeypatch):

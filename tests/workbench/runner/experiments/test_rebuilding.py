@@ -19,11 +19,13 @@ from sessions.storage import hdf5
 from sessions.verdicts.verdict_words import remarks
 from workbench import protocol
 from workbench.client.recorder import Recorder
+from workbench.runner.building import variant_cache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired import interleaving, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender
+from workbench.runner.numerics import comparison as numerics
 
 CPU = torch.device("cpu")
 
@@ -148,3 +150,29 @@ def test_two_builds_are_refused_because_they_do_not_show_how_far_builds_differ(r
     failure = runner.until(protocol.Failure)
     assert failure.kind == "mistake" and "build_count = 2: expected 1" in failure.sentence
     runner.finish()
+
+
+def test_a_check_frees_the_other_arm_if_memory_is_short_and_the_comparison_goes_on(
+    context, small, monkeypatch
+):
+    """A reference in FP64 may not fit beside captured arms, and "not checked" is no result."""
+    monkeypatch.setattr(interleaving, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(interleaving, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(variant_cache, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(numerics, "bytes_wanted", lambda variant: 1)
+    in_memory, check = [], numerics.check
+
+    def remember(variant, situation, between):
+        gc.collect()
+        in_memory.append(context.variants.count)
+        return check(variant, situation, between)
+
+    monkeypatch.setattr(numerics, "check", remember)
+    other = msgspec.structs.replace(small, toggles={**small.toggles, "rope_cache": "per_layer"})
+    command = protocol.Compare(base=small, other=other, budget_s=3.0, build_count=1)
+    CompareRun(context, command).execute()
+    measured, session = recorded(context)
+    assert in_memory == [1, 1]
+    assert math.isfinite(measured.ratio) and len(set(measured.pairs)) > 1
+    assert all(segment.ledger["numbers_right"] for segment in session.segments)
+    assert not measured.facts.get("rebuilt_each_block")

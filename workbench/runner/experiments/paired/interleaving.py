@@ -33,7 +33,7 @@ from workbench.runner.failures import (
     is_fatal,
     trying_again,
 )
-from workbench.runner.instruments.memory import free_memory
+from workbench.runner.instruments.memory import free_bytes, free_memory
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
@@ -134,6 +134,7 @@ class Alternation:
             return known
         context.segment = contender.segment
         context.state("running", f"Checking results of {contender.name}")
+        self._make_room_to_check(contender)
         assert contender.variant is not None  # no name of its own: it may have to make room below
         with context.unwatched():
             numerics = comparison.check(
@@ -345,6 +346,17 @@ class Alternation:
         if contender.variant is None:
             self._context.variants.forget_variants()
             free_memory()
+
+    def _make_room_to_check(self, contender: Contender) -> None:
+        """Free arms whose memory the reference needs; their next blocks build them again."""
+        variant = contender.variant
+        assert variant is not None
+        wanted_bytes = comparison.bytes_wanted(variant)
+        if free_bytes(self._context.device) < wanted_bytes:
+            for other in self.contenders:
+                if other is not contender:
+                    other.variant = None  # what is not freed is used again
+            self._context.variants.make_room(wanted_bytes, variant)
 
     def _attempt(
         self, contender: Contender, run: Callable[[RunnerContext, Contender], TimedBlock | None]
