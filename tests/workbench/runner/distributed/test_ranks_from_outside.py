@@ -133,7 +133,7 @@ def assert_verdict(hosts: Hosts, capsys: pytest.CaptureFixture[str], *, budget_s
     data = json.loads(out)
     assert code == 0, (err, hosts.log.read_text())
     assert data["reason"] == "done" and not data["failures"] and not data["wrong"]
-    assert data["pairs"] > 0 and data["ratio"] > 0
+    assert data["pairs"] > 0 and data["ratio"] > 0, data["voids"]
     if data["low"] is None:  # too few pairs in a second on a busy machine
         assert data["verdict"] == "UNDECIDED"
     else:
