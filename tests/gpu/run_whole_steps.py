@@ -10,9 +10,9 @@ without a plain model run their own modules with PyTorch's operators alone. All 
 weights: in AMP BF16 in training, and in BF16 in inference. A decoding step adds one token to each
 sequence after the prompt. A contender whose loss (in inference, the size of the logits) differs by
 more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ratio is ours over the
-best contender that is not ours, with a 95 % interval; below 1 ours is faster. The settings with one
-operator by Triton show which kernels cost more under torch.compile than what Inductor fuses. Writes
-JSON after each family. ``--device cpu`` only tries the script out.
+best contender that is not ours, with a 95 % interval and the verdict that the window would give. The
+settings with one operator by Triton show which kernels cost more under torch.compile than what
+Inductor fuses. Writes JSON after each family. ``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -383,8 +383,9 @@ def result_of(
         if name.startswith(OURS) and best:
             logs = [math.log(a / b) for a, b in zip(times[name], times[best], strict=True)]
             span = verdict.interval(logs)
+            word, _ = verdict.decide(span, math.log1p(verdict.REGION))
             ends = (span.mean, span.low, span.high)
-            ratios[name] = [round(math.exp(log), 4) for log in ends]
+            ratios[name] = [word, *[round(math.exp(log), 4) for log in ends]]
     measured = {
         f"{op} [{shape}]": value.text(True) for (op, shape), value in kernels.measurements().items()
     }
@@ -402,11 +403,11 @@ def result_of(
 def table(family: str, result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     lines = [f"\n{family} {result['preset']}; best that is not ours: {result['best_other']}", ""]
-    lines += ["| contender | ms | ratio | 95 % |", "|---|---:|---:|---|"]
+    lines += ["| contender | ms | verdict | ratio | 95 % |", "|---|---:|---|---:|---|"]
     for name, ms in result["median_ms"].items():
-        ratio, low, high = result["ratios"].get(name, (None,) * 3)
-        ends = "" if ratio is None else f"{ratio:.3f} | {low:.3f} to {high:.3f}"
-        lines.append(f"| {name} | {ms:.3f} | {ends or ' | '} |")
+        word, ratio, low, high = result["ratios"].get(name, (None,) * 4)
+        ends = "" if word is None else f"{word} | {ratio:.3f} | {low:.3f} to {high:.3f}"
+        lines.append(f"| {name} | {ms:.3f} | {ends or ' |  | '} |")
     lines += [f"- {name}: {why}" for name, why in result["failures"].items()]
     lines += [f"- {what}: {text}" for what, text in result["measured"].items()]
     return "\n".join(lines)

@@ -479,7 +479,8 @@ class Search:
             if outcomes[candidate] != BETTER and self.proposable(incumbent):
                 continue
             if not self.check(candidate) and candidate.numerics and incumbent.is_right:
-                self.knowledge.refuse(candidate, incumbent, self.objection(candidate))
+                reason = self.objection(candidate).partition(":")[0]
+                self.knowledge.refuse(candidate, incumbent, reason)
             if self.proposable(candidate):
                 self.best = candidate
                 return
