@@ -10,7 +10,7 @@ without a plain model run their own modules with PyTorch's operators alone. All 
 weights: in AMP BF16 in training, and in BF16 in inference. A decoding step adds one token to each
 sequence after the prompt. A contender whose loss (in inference, the size of the logits) differs by
 more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ratio is ours over the
-best contender that is not ours, with a 95 % interval and the window's kind of verdict. The
+best contender that is not ours, with a 95 % interval and a verdict by the window's rules. The
 settings with one operator by Triton show which kernels cost more under torch.compile than what
 Inductor fuses. Writes JSON after each family. ``--device cpu`` only tries the script out.
 """
