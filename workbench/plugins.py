@@ -18,8 +18,10 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import util
-from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Descriptor = TypeVar("Descriptor")
 PREFIX = "workbench."  # of the groups of entry points
@@ -141,5 +143,7 @@ def _files(path: Iterable[str]) -> list[str]:
 @functools.cache
 def _points(group: str) -> list[EntryPoint]:
     """Return a group's entry points; reading those of all distributions takes some milliseconds."""
+    from importlib.metadata import entry_points  # brings the e-mail library
+
     points = entry_points(group=f"{PREFIX}{group}")
     return sorted(points, key=lambda point: (point.name, point.value))
