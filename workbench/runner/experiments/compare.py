@@ -128,6 +128,7 @@ class CompareRun:
             self._announce()
             for contender in self._alternation.contenders:
                 self._look_at(contender)
+            self._alternation.build_freed()
             self._measure()
             self._ended = self._alternation.now()
             self._measure_energy()

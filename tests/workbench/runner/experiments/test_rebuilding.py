@@ -169,10 +169,11 @@ def test_a_check_frees_the_other_arm_if_memory_is_short_and_the_comparison_goes_
 
     monkeypatch.setattr(numerics, "check", remember)
     other = msgspec.structs.replace(small, toggles={**small.toggles, "rope_cache": "per_layer"})
-    command = protocol.Compare(base=small, other=other, budget_s=3.0, build_count=1)
+    command = protocol.Compare(base=small, other=other, budget_s=3.0, build_count=3)
     CompareRun(context, command).execute()
     measured, session = recorded(context)
     assert in_memory == [1, 1]
     assert math.isfinite(measured.ratio) and len(set(measured.pairs)) > 1
+    assert len(set(measured.builds)) > 1, "both are built again before builds are planned"
     assert all(segment.ledger["numbers_right"] for segment in session.segments)
     assert not measured.facts.get("rebuilt_each_block")

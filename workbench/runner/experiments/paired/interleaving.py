@@ -287,6 +287,14 @@ class Alternation:
         for contender in order:
             self.warm_up(contender)
 
+    def build_freed(self) -> None:
+        """Build and warm up the arms whose memory a check has needed."""
+        for contender in self.contenders:
+            if contender.variant is None and not self.alone:
+                self._context.state("building", f"Building {contender.name}")
+                self.build(contender)
+                self.warm_up(contender)
+
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
         for contender in self.contenders:
