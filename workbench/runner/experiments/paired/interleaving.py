@@ -63,6 +63,7 @@ class Alternation:
         self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
         self.steps = 0
         self._paused_s = 0.0
+        self._freed: list[Contender] = []  # by a check, until ``build_freed``
 
     def now(self) -> float:
         """Return seconds of ``perf_counter``, which stops during a pause."""
@@ -289,11 +290,12 @@ class Alternation:
 
     def build_freed(self) -> None:
         """Build and warm up the arms whose memory a check has needed."""
-        for contender in self.contenders:
+        for contender in self._freed:
             if contender.variant is None and not self.alone:
                 self._context.state("building", f"Building {contender.name}")
                 self.build(contender)
                 self.warm_up(contender)
+        self._freed.clear()
 
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
@@ -362,8 +364,9 @@ class Alternation:
         wanted_bytes = comparison.bytes_wanted(variant)
         if free_bytes(self._context.device) < wanted_bytes:
             for other in self.contenders:
-                if other is not contender:
+                if other is not contender and other.variant is not None:
                     other.variant = None  # what is not freed is used again
+                    self._freed.append(other)
             self._context.variants.make_room(wanted_bytes, variant)
 
     def _attempt(
