@@ -4,8 +4,6 @@ The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line th
 ``hang`` stops answering, ``oom`` fails the run, ``fails`` a comparison, ``deaf`` does not hear
 Cancel, ``compiles`` never ends a build with ``compile=max-autotune``. While the file that
 ``FAKE_RUNNER_HOLD`` names is there, what is measured stays half done.
-
-Hundreds of tests start it: what only some commands need is imported by those.
 """
 
 from __future__ import annotations
@@ -20,11 +18,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
 
+import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402
+import optimization_samples  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
+from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
+from fake_sweep import swept  # noqa: E402
 
 from sessions.model import Phase, Prediction  # noqa: E402
+from sessions.verdicts import intervals  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
@@ -34,6 +37,9 @@ MADE = Prediction(
     ratio=0.9, text="at the measured ceilings, A needs at least 10 ms and B 9 ms",
     base_us=1e4, other_us=9e3,
 )  # fmt: skip
+
+# The bootstrap's library takes a second to load, and what is tested here is the window.
+intervals._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
 
 
 def main() -> None:
@@ -78,8 +84,6 @@ def main() -> None:
                     end(run, "stopped")
                 active = paused = False
                 begin(run, command.base, "configuration 0: start")
-                import optimization_samples
-
                 story = optimization_samples.messages(run.now, index=studies)
                 end(run, send_paced(story, protocol.Progress, commands))
                 studies += 1
@@ -87,8 +91,6 @@ def main() -> None:
                 if active:
                     end(run, "stopped")
                 active = paused = False
-                from fake_session import checked
-
                 send(run.begin(command.configuration, "checked"))
                 send(protocol.State(state="running", text="Checking: Memory"))
                 end(run, send_paced(checked(run, index=studies), protocol.StudyRows, commands))
@@ -97,8 +99,6 @@ def main() -> None:
                 if active:
                     end(run, "stopped")
                 active = paused = False
-                from fake_sweep import swept
-
                 send(protocol.State(state="building", text="Building"))
                 end(run, send_paced(swept(run, command, studies), protocol.StudyRows, commands))
                 studies += 1
@@ -151,15 +151,6 @@ def end(run: FakeRun, reason: str) -> None:
 
 def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> str:
     """Alternate until the pairs are done, or a command comes; return how it ended."""
-    from fake_session import comparison
-
-    from sessions.verdicts import intervals
-
-    def fixed(series, alpha):
-        mean = float(series.mean())
-        return mean - 1e-3, mean, 1e-3
-
-    intervals._fixed = fixed  # the bootstrap's library takes a second to load
     send(protocol.State(state="building", text="Building A"))
     if "fails" in (command.base.data, command.other.data):
         misbehave("oom")
@@ -181,8 +172,6 @@ def predicted(message, command: protocol.Compare):
 
 def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:
     """Alternate until the rounds are done, or a command comes; return how it ended."""
-    import attribution_samples
-
     begin(run, command.base, "arm 0: base")
     messages = attribution_samples.messages(
         run.now, command.toggles, command.mode, index=index, looks=16
