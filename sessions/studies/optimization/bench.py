@@ -22,9 +22,9 @@ class Bench(Protocol):
         """
 
     def saved_waits(self, point: Point) -> float:
-        """Return the log ratio of step time to the start's without its waits, as measured.
+        """Return the log ratio of step time to the start's if a point avoids the start's waits.
 
-        NaN if the point does not avoid them, or if they are not known.
+        NaN if it does not avoid them, or if they were not measured.
         """
 
     def predict(self, point: Point) -> float:

@@ -93,9 +93,9 @@ class VariantCache:
         return variant
 
     def make_room(self, wanted_bytes: int, variant: Variant) -> None:
-        """Free the least recently used variants until ``wanted_bytes`` are free, but not this one.
+        """Free variants until ``wanted_bytes`` are free, the least recently used first.
 
-        What is in use elsewhere stays in memory.
+        ``variant`` stays, as does the memory of variants that are in use elsewhere.
         """
         keys = [key for key, other in self._variants.items() if other is not variant]
         while keys and wanted_bytes and free_bytes(variant.situation.device) < wanted_bytes:
