@@ -131,11 +131,11 @@ def _rows_torch(
 ) -> None:
     counts_N1 = (target_N != ignore_index)[:, None]
     hit_N1 = torch.where(counts_N1, target_N[:, None], 0)
-    wide = logits.to(losses_N.dtype)
-    lse_N1 = wide.logsumexp(-1, keepdim=True)
-    losses_N.copy_(torch.where(counts_N1, lse_N1 - wide.gather(1, hit_N1), 0).squeeze(1))
+    logs = logits.to(losses_N.dtype).log_softmax(-1)
+    hit_logs_N1 = logs.gather(1, hit_N1)
+    losses_N.copy_(torch.where(counts_N1, -hit_logs_N1, 0).squeeze(1))
     if gradient:
-        share = (wide - lse_N1).exp_().scatter_add_(1, hit_N1, -torch.ones_like(lse_N1))
+        share = logs.exp_().scatter_add_(1, hit_N1, -torch.ones_like(hit_logs_N1))
         logits.copy_(share.masked_fill_(~counts_N1, 0))
 
 

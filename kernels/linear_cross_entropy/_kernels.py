@@ -43,9 +43,10 @@ def linear_cross_entropy_row_kernel(
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(b_x - higher), axis=0)
         top = higher
     # Where tokens count, a target out of range makes loss and gradients NaN.
-    lse = tl.where(inside, top + tl.log(total), float("nan"))
+    # ``top`` is not added to it: FP32 would round a small loss of large logits to 0.
+    log_total = tl.where(inside, tl.log(total), float("nan"))
     hit = tl.load(logits_ptr + tl.where(inside, target, 0)).to(tl.float32)
-    tl.store(loss_ptr + i_n, tl.where(counts, lse - hit, 0.0))
+    tl.store(loss_ptr + i_n, tl.where(counts, log_total + (top - hit), 0.0))
     if GRADIENT:
         # All threads have read the target's logit before any logit is overwritten.
         tl.debug_barrier()
@@ -53,7 +54,7 @@ def linear_cross_entropy_row_kernel(
             m = start + o_v < V
             if V > BLOCK:
                 b_x = tl.load(logits_ptr + start + o_v, mask=m, other=0.0).to(tl.float32)
-            b_d = tl.exp(b_x - lse) - tl.where(start + o_v == target, 1.0, 0.0)
+            b_d = tl.exp(b_x - top - log_total) - tl.where(start + o_v == target, 1.0, 0.0)
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 

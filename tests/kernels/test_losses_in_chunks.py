@@ -1,5 +1,6 @@
 """linear_cross_entropy with its tokens in several chunks, and the sum over them."""
 
+import math
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from kernels.core.triton_helpers import missing
 
 OP = OPS["linear_cross_entropy"]
 MODULE = sys.modules["kernels.linear_cross_entropy"]  # the package has the function of that name
+OURS = ("triton", "triton_small", "chunked", "torch")
 CASE = next(case for case in OP.cases if not case.bench)  # 63 tokens, some of which do not count
 
 
@@ -24,6 +26,16 @@ def test_the_chunks_together_are_the_whole(impl, tokens, monkeypatch):
     monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * n_words * tokens)
     wrong = [str(c) for c in Exact(OP, inputs).compare(OP.implementations[impl]) if not c.right]
     assert not wrong
+
+
+@pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
+def test_a_small_loss_of_large_logits_keeps_its_digits(impl):
+    n_words, hit, other = 1000, 213.0, 200.0
+    weight_VD = other + (hit - other) * torch.eye(n_words, 16, device=DEVICE)
+    x, target = torch.eye(16, device=DEVICE), torch.arange(16, device=DEVICE)
+    loss = linear_cross_entropy(x, weight_VD, target, impl=impl)
+    expected = math.log1p((n_words - 1) * math.exp(other - hit))
+    assert float(loss) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("gradient", ["x", "weight_VD"])

@@ -166,7 +166,7 @@ def _judge(
     if not outcome.fits and finite and not variant.quantization:
         between()
         outcome.widen(nudges)
-    curve = _curve(variant, situation, name, nudges, between)
+    curve = _curve(variant, situation, reference, name, nudges, between)
     text = f"{mode.words}{outcome.text()}"
     right: bool | None = False
     if outcome.means_nothing:
@@ -246,7 +246,12 @@ def _with_curve(
 
 
 def _curve(
-    variant: Variant, situation: Situation, name: str, nudges: Nudges, between: Between
+    variant: Variant,
+    situation: Situation,
+    outputs: Outputs,
+    name: str,
+    nudges: Nudges,
+    between: Between,
 ) -> Curve | str:
     """Return the losses over some training steps, or why there are none; empty in inference."""
     if not situation.workload.trains:
@@ -263,7 +268,9 @@ def _curve(
             why = f"the reference needs {copies}, but half of the free memory is only {free}"
             continue
         try:
-            return training_curve.check(variant, dtype, between, lambda: nudges.size)
+            return training_curve.check(
+                variant, dtype, between, lambda: nudges.size, outputs.largest
+            )
         except Exception as error:
             if not lacks_memory(error):
                 raise

@@ -184,7 +184,7 @@ def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> fl
     return (
         SLACK * loss_error
         + training_curve.SCATTER * scatter
-        + training_curve.rounding(reference.loss)
+        + training_curve.rounding(reference.loss, reference.largest)
     )
 
 

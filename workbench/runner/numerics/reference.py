@@ -7,6 +7,7 @@ shows how far rounding alone takes a model from that reference.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,9 +64,21 @@ class Outputs:
         """Each output."""
         return self.several or (self.values,)
 
+    @property
+    def largest(self) -> float:
+        """The largest absolute value of the outputs that are finite."""
+        return max(map(_largest, self.all))
+
     def at(self, index: int) -> Outputs:
         """Return a copy whose ``values`` are the output ``index``."""
         return replace(self, values=self.all[index])
+
+
+def _largest(values: torch.Tensor) -> float:
+    largest = float(torch.linalg.vector_norm(values, math.inf))  # needs no copy
+    if math.isfinite(largest):
+        return largest
+    return float(torch.linalg.vector_norm(values.nan_to_num(0, 0, 0), math.inf))
 
 
 @dataclass(frozen=True)

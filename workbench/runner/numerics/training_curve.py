@@ -97,9 +97,11 @@ def check(
     dtype: torch.dtype,
     between: Between = go_on,
     nudge: Callable[[], float] = lambda: 0.0,
+    largest: float = 0.0,
 ) -> Curve:
     """Compare ``STEPS`` losses and the weight updates with the reference's in ``dtype``.
 
+    ``largest``: the largest absolute output of the reference, where it is known.
     ``nudge`` is called if the losses are too far off. It returns the relative size of noise to add
     to the reference's weights, which detects choices that rounding decides; 0: none.
     """
@@ -112,7 +114,7 @@ def check(
         plain, actual = _train_both(variant, between, fresh=rough)
         measured = _losses_off_by_rounding(variant, dtype, between, plain, reference, fresh=rough)
         worst = _largest_distance(actual.losses, reference.losses)
-        allowed = bound(measured, reference.losses)
+        allowed = bound(measured, reference.losses, largest)
         if rough:
             allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
         if allowed < worst < math.inf and (size := nudge()):
@@ -174,18 +176,24 @@ def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
     return math.inf if scaler is None else scaler.get_scale()
 
 
-def bound(plain: list[float], reference: list[float]) -> float:
-    """Return how far losses may be off, from the plain model's losses in the same precision."""
+def bound(plain: list[float], reference: list[float], largest: float = 0.0) -> float:
+    """Return how far losses may be off, from the plain model's losses in the same precision.
+
+    ``largest``: see ``rounding``.
+    """
     deviations = [first - second for first, second in zip(plain, reference, strict=True)]
     scatter = math.sqrt(sum(deviation * deviation for deviation in deviations) / len(deviations))
-    return (
-        SLACK * max(map(abs, deviations)) + SCATTER * scatter + rounding(max(map(abs, reference)))
-    )
+    rounded = rounding(max(map(abs, reference)), largest)
+    return SLACK * max(map(abs, deviations)) + SCATTER * scatter + rounded
 
 
-def rounding(loss: float) -> float:
-    """Return the error of a loss that is due to its summation in FP32."""
-    return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
+def rounding(loss: float, largest: float = 0.0) -> float:
+    """Return the error of a loss that is due to FP32: its summation, and the size of its terms.
+
+    ``largest``: the largest absolute output. A cross entropy is the difference of two numbers of
+    that size, and each has been rounded: once a model has learned its batches, more than the loss.
+    """
+    return torch.finfo(torch.float32).eps * (ROUNDINGS * abs(loss) + largest)
 
 
 def _losses_off_by_rounding(

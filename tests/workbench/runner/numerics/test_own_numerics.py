@@ -11,7 +11,7 @@ from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Mistake
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.numerics import comparison, distances
+from workbench.runner.numerics import comparison, distances, training_curve
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.structures import map_tensors, tensors
@@ -60,6 +60,58 @@ def build(tmp_path):
         return VariantCache().get(situation, PhaseTracker(lambda phase: None)), situation
 
     return build
+
+
+LEARNED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(30 + 18 * torch.eye(64))
+
+    def forward(self, x):
+        return self.logits[x]
+
+def build():
+    batches = lambda batch: torch.arange(64).repeat(batch)
+    return Learned(), batches, lambda logits, x: F.cross_entropy(logits, x)
+"""
+
+
+@pytest.fixture
+def build_learned(tmp_path):
+    """Build a model that has learned its batches: a loss of 1e-6 of logits of 48."""
+    path = tmp_path / "learned.py"
+    path.write_text(LEARNED)
+    configuration = Configuration(
+        family="own", preset="file", workload="train", model={"source": str(path)}
+    )
+    situation = resolve(configuration, CPU)
+    return VariantCache().get(situation, PhaseTracker(lambda phase: None)), situation
+
+
+@pytest.mark.parametrize(("offset", "right"), [(0.0, True), (2e-5, False)])
+def test_a_small_loss_of_large_logits_may_be_off_by_the_rounding_of_its_log_sum_and_not_by_more(
+    build_learned, monkeypatch, offset, right
+):
+    def from_log_sum(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        hit = logits.gather(1, target[:, None])
+        return (logits.logsumexp(1, keepdim=True) - hit).mean() + offset
+
+    losses_of = training_curve._variant_losses
+
+    def otherwise(*given):
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.functional, "cross_entropy", from_log_sum)
+            return losses_of(*given)
+
+    monkeypatch.setattr(training_curve, "_variant_losses", otherwise)
+    result = comparison.check(*build_learned)
+    assert result.ok is right, result.text
+    assert result.curve_difference > 5e-7
 
 
 STRUCTURES = {
