@@ -182,6 +182,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     loss_difference: float | None = None  # in training
     curve_steps: int | None = None  # of training, whose losses were compared
     curve_difference: float | None = None  # the largest of their differences
+    curve_allowed: float | None = None  # of these differences
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):

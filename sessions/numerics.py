@@ -1,8 +1,8 @@
 """The facts in a segment's ledger about its results: right or not, beside a reference.
 
 The ledger has ``numbers``, in words, ``numbers_right``, which is missing if unknown, and
-``numbers_tolerance``, the relative error that was allowed. A segment without a check has none of
-them.
+``numbers_tolerance``, the relative error that was allowed. In training, ``losses_tolerance`` is the
+absolute difference of losses that was allowed. A segment without a check has none of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from sessions.model import Numerics, Scalar
 
 TEXT, RIGHT, TOLERANCE = "numbers", "numbers_right", "numbers_tolerance"
+LOSSES_TOLERANCE = "losses_tolerance"
 WRONG = "WRONG"
 MARKS = {True: "right", False: WRONG, None: "unknown"}
 
@@ -27,6 +28,8 @@ def facts(numerics: Numerics) -> dict[str, Scalar]:
         ledger[RIGHT] = numerics.ok
         if numerics.tolerance is not None:
             ledger[TOLERANCE] = numerics.tolerance
+        if numerics.curve_allowed is not None:
+            ledger[LOSSES_TOLERANCE] = numerics.curve_allowed
     return ledger
 
 

@@ -42,6 +42,7 @@ class _Ledger(_Facts, frozen=True):
     numbers: str = ""
     numbers_right: bool | None = None
     numbers_tolerance: Amount = 0.0
+    losses_tolerance: Amount = 0.0
     result_sketch: str = ""
     early_loss: Number | str | None = None
     model_commit: str = ""

@@ -2,7 +2,8 @@
 
 Results are compared by a sketch of the first step's outputs, which every session keeps, and in
 training by the loss after some steps. Two right computations of the same mathematics differ by at
-most the sum of what the numerical check allows each of them.
+most the sum of what the numerical check allows each of them. That bound is absolute for a loss,
+which may be close to 0.
 """
 
 from __future__ import annotations
@@ -127,13 +128,13 @@ def compare_results(base: Segment, current: Segment) -> Finding:
     difference = sketch_difference(sketches[0], sketches[1])
     change = f"differ by {difference:.2g} (relative), at most {allowed:.2g} allowed"
     first, second = (segment.ledger.get(EARLY_LOSS) for segment in (base, current))
-    loss_difference = 0.0
+    is_same = difference <= allowed
     if isinstance(first, int | float) and isinstance(second, int | float):
-        loss_difference = abs(second - first) / max(abs(first), 1e-12)
-        most = max(LOSS_TOLERANCE, allowed)
+        loss_difference = abs(second - first)
+        of_checks = sum(side.ledger.get(numerics.LOSSES_TOLERANCE, 0.0) for side in (base, current))
+        most = max(max(LOSS_TOLERANCE, allowed) * abs(first), of_checks)
         change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
-    # A loss that is not finite is not within any limit.
-    is_same = difference <= allowed and loss_difference <= max(LOSS_TOLERANCE, allowed)
+        is_same &= math.isfinite(loss_difference) and loss_difference <= most
     return Finding("results", before, after, change, not is_same)
 
 

@@ -72,7 +72,7 @@ _ERRORS = (  # of a check, each with its limit if it has one
     ("mse", "mean squared error", ""),
     ("cosine", "cosine", ""),
     ("loss_difference", "difference of the loss", ""),
-    ("curve_difference", "largest difference of the losses", ""),
+    ("curve_difference", "largest difference of the losses", "curve_allowed"),
 )
 
 

@@ -96,10 +96,18 @@ def test_a_loss_that_went_another_way_is_a_regression():
     assert compare_results(base, other).regressed is True
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_a_regression(loss):
+@pytest.mark.parametrize(("loss", "regressed"), [(-1e-6, False), (1e-4, True)])
+def test_a_loss_close_to_0_may_differ_by_what_the_checks_allow(loss, regressed):
+    checked = {numerics.TOLERANCE: 1e-6, numerics.LOSSES_TOLERANCE: 1e-6}
+    sketch = {SKETCH: encode_sketch(np.ones(BUCKETS)), **checked}
+    base, current = (segment(**sketch, **{EARLY_LOSS: value}) for value in (1e-7, loss))
+    assert compare_results(base, current).regressed is regressed
+
+
+@pytest.mark.parametrize("losses", [(2.0, math.nan), (2.0, math.inf), (math.inf, 2.0)])
+def test_a_loss_that_is_not_finite_is_a_regression(losses):
     sketch = {SKETCH: encode_sketch(np.ones(BUCKETS)), numerics.TOLERANCE: 1e-6}
-    base, current = (segment(**sketch, **{EARLY_LOSS: value}) for value in (2.0, loss))
+    base, current = (segment(**sketch, **{EARLY_LOSS: value}) for value in losses)
     assert compare_results(base, current).regressed is True
 
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from shown_window import opened
 
+from workbench.client import runner_process
 from workbench.client.runner_process import Runner
 from workbench.ui import panel_list
 from workbench.ui.connection import runner_link
@@ -32,8 +33,9 @@ def hold(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_runner_hangs(monkeypatch):
-    """The fake runner may have to wait for a core."""
+    """The fake runner may have to wait for a core, before it answers and before it ends."""
     monkeypatch.setattr(runner_link, "ANSWER_S", HANG_S)
+    monkeypatch.setattr(runner_process, "GRACE_S", HANG_S)
 
 
 @pytest.fixture

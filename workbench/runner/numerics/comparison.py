@@ -196,6 +196,7 @@ def _numerics(
         loss_difference=None if difference is None else _finite(difference),
         curve_steps=None if curve is None else len(curve.losses),
         curve_difference=None if curve is None else _finite(curve.difference),
+        curve_allowed=None if curve is None else _finite(curve.allowed),
     )
 
 
