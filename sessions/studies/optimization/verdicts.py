@@ -324,15 +324,34 @@ class Verdicts:
         return next((effect for effect in effects if effect.contrast.kind == kind), None)
 
     def payoff_steps(self) -> float:
-        """Return after how many steps the longer build of the best candidate has paid off.
+        """Return after how many steps, at most, the longer build of the best candidate pays off.
 
-        0 if it is also built sooner; NaN if nothing is known, or no verdict says that it is faster.
+        0 if its build is not longer; NaN if nothing is known, or no verdict says that it is faster.
         """
-        effect, start, best = self.gain(), self.search.start, self.search.best
+        effect, best = self.gain(), self.search.best
         judgement = None if effect is None or best.state != RACED else effect.judgement
         if judgement is None or judgement.ratio is None or judgement.verdict != "FASTER":
             return math.nan
-        return payoff_steps(best.build_s - start.build_s, start.step_ms, judgement.ratio)
+        return payoff_steps(self._longer_s(), self.search.start.step_ms, judgement.ratio)
+
+    def _longer_s(self) -> float:
+        """Return the seconds, at most, by which the best candidate's build is the longer one.
+
+        The start's build loads libraries for all. The first candidate that has an option compiles
+        for it, and later ones may find that in caches. So the times of all that first had an option
+        of the best candidate count, as far as they are longer than the shortest build.
+        """
+        start, best = self.search.start, self.search.best
+        built = [c for c in self.search.candidates if not math.isnan(c.build_s)]
+        shortest_s = min(c.build_s for c in built)
+        wanted = set(changed_options(best.point, start.point))
+        longer_s = 0.0
+        for candidate in built:  # in this order
+            first_here = wanted.intersection(changed_options(candidate.point, start.point))
+            if first_here or candidate is best:
+                longer_s += candidate.build_s - shortest_s
+            wanted -= first_here
+        return longer_s
 
 
 def is_look(rounds: int) -> bool:

@@ -206,7 +206,7 @@ def payoff_words(facts: Mapping[str, Any]) -> str:
         return ""
     if steps == 0:
         return "It takes no longer to build than the start."
-    return f"Its longer build pays off after {counted(round(steps), 'step')}."
+    return f"Its longer build pays off after at most {counted(round(steps), 'step')}."
 
 
 def question(study: Study) -> Mapping[str, Any]:
