@@ -28,14 +28,19 @@ def test_the_chunks_together_are_the_whole(impl, tokens, monkeypatch):
     assert not wrong
 
 
+@pytest.mark.parametrize(("ahead", "rel"), [(13.0, 1e-3), (20.0, 0.25)])
 @pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
-def test_a_small_loss_of_large_logits_keeps_its_digits(impl):
-    n_words, hit, other = 1000, 213.0, 200.0
-    weight_VD = other + (hit - other) * torch.eye(n_words, 16, device=DEVICE)
-    x, target = torch.eye(16, device=DEVICE), torch.arange(16, device=DEVICE)
+def test_a_small_loss_of_large_logits_and_its_gradient_keep_their_digits(impl, ahead, rel):
+    n_words, n_tokens = 1000, 16
+    weight_VD = 200 + ahead * torch.eye(n_words, n_tokens, device=DEVICE)
+    weight_VD.requires_grad_()
+    x, target = torch.eye(n_tokens, device=DEVICE), torch.arange(n_tokens, device=DEVICE)
     loss = linear_cross_entropy(x, weight_VD, target, impl=impl)
-    expected = math.log1p((n_words - 1) * math.exp(other - hit))
-    assert float(loss) == pytest.approx(expected, rel=1e-3)
+    (gradient,) = torch.autograd.grad(loss, [weight_VD])
+    expected = math.log1p((n_words - 1) * math.exp(-ahead))
+    assert loss.item() == pytest.approx(expected, rel=rel)
+    of_targets = gradient.diagonal().tolist()
+    assert of_targets == pytest.approx([math.expm1(-expected) / n_tokens] * n_tokens, rel=rel)
 
 
 @pytest.mark.parametrize("gradient", ["x", "weight_VD"])
