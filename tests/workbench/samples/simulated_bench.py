@@ -24,6 +24,14 @@ Option = tuple[int, str]
 GIB = 2.0**30
 
 
+def dimensions(*counts: int) -> list[Dimension]:
+    """Return dimensions with as many options each, called a, b and so on; the start has a."""
+    return [
+        Dimension(f"toggle{axis}", tuple("abcdef"[:count]), "a")
+        for axis, count in enumerate(counts)
+    ]
+
+
 @dataclass
 class SimulatedBench:
     """Step times are ``base_ms`` times the exponential of all effects, of drift and of noise."""
