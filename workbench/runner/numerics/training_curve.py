@@ -51,6 +51,7 @@ STEPS = 8
 SLACK = 2.0  # times the plain model's largest error, as for a single step
 SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
 ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
+LOGIT = 1000.0  # larger outputs are not the logits of a cross entropy
 ROUGH = 0.1  # of what training changes of the loss
 MOST_RUNS = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
@@ -193,7 +194,7 @@ def rounding(loss: float, largest: float = 0.0) -> float:
     ``largest``: the largest absolute output. A cross entropy is the difference of two numbers of
     that size, and each has been rounded: once a model has learned its batches, more than the loss.
     """
-    return torch.finfo(torch.float32).eps * (ROUNDINGS * abs(loss) + largest)
+    return torch.finfo(torch.float32).eps * (ROUNDINGS * abs(loss) + min(largest, LOGIT))
 
 
 def _losses_off_by_rounding(

@@ -297,6 +297,10 @@ def test_losses_may_be_off_by_what_the_precision_makes_them_and_not_by_more():
     assert training_curve.bound(reference, reference) == training_curve.rounding(5.5) < 1e-5
 
 
+def test_large_outputs_that_are_no_logits_do_not_hide_a_wrong_loss():
+    assert training_curve.rounding(0.1, 1e9) == training_curve.rounding(0.1, 1e3) < 0.1 * 2e-3
+
+
 class EightBits(torch.optim.AdamW):
     """Stands for the libraries' optimizers: moments in few bits, under names of their own."""
 
