@@ -17,6 +17,7 @@ from workbench.client import runner_process
 from workbench.client.runner_process import Runner
 from workbench.ui import panel_list
 from workbench.ui.connection import runner_link
+from workbench.ui.controllers import run_control
 from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.settings import Settings
 from workbench.ui.workspace import Workspace
@@ -36,6 +37,13 @@ def no_runner_hangs(monkeypatch):
     """The fake runner may have to wait for a core, before it answers and before it ends."""
     monkeypatch.setattr(runner_link, "ANSWER_S", HANG_S)
     monkeypatch.setattr(runner_process, "GRACE_S", HANG_S)
+
+
+@pytest.fixture
+def impatient(no_runner_hangs, monkeypatch):
+    """A runner that does not react to Cancel or does not end is soon ended by force."""
+    monkeypatch.setattr(run_control, "PATIENCE_MS", 100)
+    monkeypatch.setattr(runner_process, "GRACE_S", 0.3)
 
 
 @pytest.fixture

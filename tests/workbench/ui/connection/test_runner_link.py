@@ -14,12 +14,10 @@ from PySide6.QtCore import QThread, QTimer
 from PySide6.QtWidgets import QPushButton
 
 from workbench import protocol
-from workbench.client import runner_process
 from workbench.client.journal import recover
 from workbench.client.runner_process import Runner
 from workbench.ui.connection import runner_link
 from workbench.ui.connection.stream_reader import StreamReader
-from workbench.ui.controllers import run_control
 from workbench.ui.workspace import Workspace
 
 
@@ -118,9 +116,7 @@ def test_a_runner_that_does_not_answer_is_reported_once(qtbot, ready, monkeypatc
     qtbot.waitUntil(lambda: ready.workspace.run.state == "dead")
 
 
-def test_a_runner_deaf_to_cancel_is_ended_by_force(qtbot, ready, monkeypatch):
-    monkeypatch.setattr(run_control, "PATIENCE_MS", 100)
-    monkeypatch.setattr(runner_process, "GRACE_S", 0.5)
+def test_a_runner_deaf_to_cancel_is_ended_by_force(qtbot, impatient, ready):
     run(qtbot, ready, "deaf")
     qtbot.waitUntil(lambda: ready.workspace.run.state == "running")
     before = children()

@@ -10,9 +10,8 @@ from workbench.ui.status import StatusBar
 
 
 @pytest.fixture
-def compiling(qtbot, workspace, panel, monkeypatch):
+def compiling(qtbot, workspace, panel, impatient):
     """A run that compiles for ever after a toggle, and what the window says of the runner."""
-    monkeypatch.setattr(run_control, "PATIENCE_MS", 100)
     status = StatusBar(
         workspace.session,
         workspace.run,
@@ -51,8 +50,7 @@ def test_a_cancelled_compile_goes_on_with_the_last_working_configuration(
     assert run_control.RESUMED in [event.text for event in workspace.session.shown.events]
 
 
-def test_a_cancelled_first_build_leaves_an_idle_runner(qtbot, workspace, panel, monkeypatch):
-    monkeypatch.setattr(run_control, "PATIENCE_MS", 100)
+def test_a_cancelled_first_build_leaves_an_idle_runner(qtbot, workspace, panel, impatient):
     toggles = {**workspace.configuration.edited.toggles, "compile": "max-autotune"}
     workspace.configuration.edit(
         msgspec.structs.replace(workspace.configuration.edited, data="compiles", toggles=toggles)

@@ -143,10 +143,9 @@ def test_claims_that_are_stopped_are_not_measured_and_say_so(qtbot, ready, panel
 
 
 def test_a_command_that_takes_too_long_is_cut_off_and_the_next_goes_on_with_another_runner(
-    qtbot, ready, panel, monkeypatch
+    qtbot, impatient, ready, panel, monkeypatch
 ):
     monkeypatch.setattr(_course, "SLACK_S", 0.3)
-    monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
     first, second = documents()["moe"].experiments[:2]
     monkeypatch.setitem(vars(first), "build_s", 0.1)
     commands = first.commands
