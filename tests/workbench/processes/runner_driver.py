@@ -79,6 +79,12 @@ class Driver:
         for _ in range(count):
             self.until(protocol.Steps)
 
+    def apply(self, toggles: dict[str, str]) -> None:
+        """Apply toggles while the run goes on, until their evidence: the run's may come late."""
+        self.send(protocol.Apply(toggles=toggles))
+        self.until(protocol.SegmentStarted)
+        self.until(protocol.EvidenceFound)
+
     def finish(self, command: protocol.Command | None = None) -> protocol.Finished:
         """Send what ends the run, if anything; returns its end once the runner is idle again."""
         if command is not None:

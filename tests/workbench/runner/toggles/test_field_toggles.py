@@ -85,8 +85,7 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     driver.until_steps(2)
     first = len(driver.session.segments) - 1
     for toggles in ({"use_fourier": "on"}, {"attention_every": "2"}, {"use_fourier": "off"}):
-        driver.send(protocol.Apply(toggles=toggles))
-        driver.until(protocol.EvidenceFound)
+        driver.apply(toggles)
         driver.until_steps(2)
     driver.send(protocol.Apply(toggles={"use_fourier": "follow", "attention_every": "follow"}))
     back = driver.until(protocol.SegmentStarted)

@@ -93,8 +93,7 @@ def test_options_that_need_no_knowledge_of_it_take_effect(runner):
         {"precision": "fp32", "compile": "default"},
         {"compile": "off", "adamw": "fused"},
     ):
-        runner.send(protocol.Apply(toggles=toggles))
-        runner.until(protocol.EvidenceFound)
+        runner.apply(toggles)
         runner.until_steps(2)
     runner.finish(protocol.Stop())
     segments = runner.session.segments[first:]
