@@ -330,23 +330,23 @@ class Verdicts:
         """
         effect, best = self.gain(), self.search.best
         judgement = None if effect is None or best.state != RACED else effect.judgement
-        if judgement is None or judgement.ratio is None or judgement.verdict != "FASTER":
+        if judgement is None or judgement.high is None or judgement.verdict != "FASTER":
             return math.nan
-        return payoff_steps(self._longer_s(), self.search.start.step_ms, judgement.ratio)
+        return payoff_steps(self._longer_s(), self.search.start.step_ms, judgement.high)
 
     def _longer_s(self) -> float:
         """Return the seconds, at most, by which the best candidate's build is the longer one.
 
         The start's build loads libraries for all. The first candidate that has an option compiles
         for it, and later ones may find that in caches. So the times of all that first had an option
-        of the best candidate count, as far as they are longer than the shortest build.
+        of the best candidate count, as far as they are longer than the shortest build. NaN if one
+        of them failed: how long it compiled is not known.
         """
-        start, best = self.search.start, self.search.best
-        built = [c for c in self.search.candidates if not math.isnan(c.build_s)]
-        shortest_s = min(c.build_s for c in built)
+        start, best, candidates = self.search.start, self.search.best, self.search.candidates
+        shortest_s = min(c.build_s for c in candidates if not math.isnan(c.build_s))
         wanted = set(changed_options(best.point, start.point))
         longer_s = 0.0
-        for candidate in built:  # in this order
+        for candidate in candidates:  # in the order of their first builds
             first_here = wanted.intersection(changed_options(candidate.point, start.point))
             if first_here or candidate is best:
                 longer_s += candidate.build_s - shortest_s
@@ -369,7 +369,9 @@ def is_look(rounds: int) -> bool:
 
 def payoff_steps(extra_s: float, step_ms: float, ratio: float) -> float:
     """Return after how many steps ``extra_s`` of building are saved by a ratio of step times."""
-    if not extra_s > 0:
+    if extra_s <= 0:
         return 0.0 if ratio < 1 else math.nan
+    if math.isnan(extra_s):
+        return math.nan
     saved_ms = step_ms * (1 - ratio)
     return math.ceil(1000 * extra_s / saved_ms) if saved_ms > 0 else math.inf

@@ -21,6 +21,7 @@ from sessions.studies.optimization.verdicts import Verdicts, payoff_steps
 def test_a_longer_build_pays_off_after_the_steps_that_save_as_much(extra_s, ratio, steps):
     assert payoff_steps(extra_s, 100.0, ratio) == steps
     assert math.isnan(payoff_steps(-1.0, 100.0, 1.5)), "nothing is saved, and nothing was spent"
+    assert math.isnan(payoff_steps(math.nan, 100.0, 0.5))
 
 
 def test_a_build_pays_off_only_where_a_verdict_says_that_steps_are_faster():
@@ -35,9 +36,12 @@ def test_a_build_pays_off_only_where_a_verdict_says_that_steps_are_faster():
     slightly = msgspec.structs.replace(effect.judgement, ratio=0.999, verdict="SAME")
     verdicts.effects = [dataclasses.replace(effect, judgement=slightly)]
     assert math.isnan(verdicts.payoff_steps())
-    faster = msgspec.structs.replace(slightly, verdict="FASTER")
-    verdicts.effects = [dataclasses.replace(effect, judgement=faster)]
-    assert verdicts.payoff_steps() > 0
+    steps = []
+    for high in (0.9, 0.95):  # the least that is saved by the interval
+        faster = msgspec.structs.replace(slightly, ratio=0.8, high=high, verdict="FASTER")
+        verdicts.effects = [dataclasses.replace(effect, judgement=faster)]
+        steps.append(verdicts.payoff_steps())
+    assert steps[1] == pytest.approx(2 * steps[0], abs=2) and steps[0] > 0
 
 
 def test_what_others_compiled_counts_for_the_build_and_what_the_start_loads_does_not():
@@ -51,3 +55,6 @@ def test_what_others_compiled_counts_for_the_build_and_what_the_start_loads_does
     assert verdicts._longer_s() == (6.0 - 2.0) + (8.0 - 2.0)
     search.best = search.candidate(("b", "a"))
     assert verdicts._longer_s() == 6.0 - 2.0
+    search.best.build_s = math.nan  # it failed, and may have compiled for the next ones
+    search.best = search.candidate(("b", "b"))
+    assert math.isnan(verdicts._longer_s())

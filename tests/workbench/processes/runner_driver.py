@@ -80,7 +80,7 @@ class Driver:
             self.until(protocol.Steps)
 
     def apply(self, toggles: dict[str, str]) -> None:
-        """Apply toggles while the run goes on, until their evidence: the run's may come late."""
+        """Apply toggles during a run, until the evidence of the new segment, not the last one's."""
         self.send(protocol.Apply(toggles=toggles))
         self.until(protocol.SegmentStarted)
         self.until(protocol.EvidenceFound)

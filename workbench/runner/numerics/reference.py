@@ -75,6 +75,8 @@ class Outputs:
 
 
 def _largest(values: torch.Tensor) -> float:
+    if values.dtype.itemsize == 1:  # torch has no norms in FP8
+        values = values.float()
     largest = float(torch.linalg.vector_norm(values, math.inf))  # needs no copy
     if math.isfinite(largest):
         return largest

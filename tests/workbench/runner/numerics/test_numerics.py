@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
@@ -299,6 +301,13 @@ def test_losses_may_be_off_by_what_the_precision_makes_them_and_not_by_more():
 
 def test_large_outputs_that_are_no_logits_do_not_hide_a_wrong_loss():
     assert training_curve.rounding(0.1, 1e9) == training_curve.rounding(0.1, 1e3) < 0.1 * 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e4m3fn])
+def test_the_largest_finite_output_of_all_is_known_in_every_dtype(dtype):
+    masked = torch.tensor([1.0, -math.inf])
+    outputs = plain.Outputs.of((masked, torch.tensor([0.5, -7.0]).to(dtype)), None)
+    assert outputs.largest == 7.0
 
 
 class EightBits(torch.optim.AdamW):
