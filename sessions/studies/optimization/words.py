@@ -16,7 +16,7 @@ from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.words import rows
 from sessions.studies.optimization.rows import BEST, START
 from sessions.studies.optimization.space import BATCH, ENERGY, MEMORY, RACED
-from sessions.studies.optimization.verdicts import GAIN
+from sessions.studies.optimization.verdicts import GAIN, WITHOUT
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
 from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
@@ -175,7 +175,8 @@ def remarks(study: Study) -> list[str]:
     facts = study.facts
     words = []
     if facts.get("final"):
-        words.append(f"{payoff_words(facts)} {_certainty(study)}".strip())
+        brief = payoff_words(facts), _unshown_words(study), _certainty(study)
+        words.append(" ".join(filter(None, brief)))
         words.append(_format_times(facts))
         seconds = float(facts["seconds"])
         words.append(
@@ -222,6 +223,24 @@ def _certainty(study: Study) -> str:
     if facts.get("complete"):
         return f"Search complete: {words}, with every single change of the result that may help."
     return f"Search incomplete: the budget was spent. {words}; a larger budget tries more."
+
+
+def _unshown_words(study: Study) -> str:
+    """Name the options without which the result was not shown to be slower or to need more."""
+    effects = rows(study, EFFECTS)
+    helping = {
+        row["name"]
+        for row in effects
+        if row["verdict"] == "FASTER"
+        or (row["quantity"] == MEMORY and row["ratio"] < 1 - _region(study))
+    }
+    names = [
+        str(row["name"])
+        for row in effects
+        if row["kind"] == WITHOUT and row["quantity"] == "time" and row["verdict"]
+    ]
+    unshown = [name for name in names if name not in helping]
+    return f"Not shown to help: {', '.join(unshown)}." if unshown else ""
 
 
 def _format_times(facts: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from PySide6.QtCore import Qt
 
 from sessions.model import Session
 from sessions.numbers import text
-from sessions.studies.optimization.words import headline, question, verdicts_table
+from sessions.studies.optimization.words import headline, question, remarks, verdicts_table
 from workbench import protocol
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run
@@ -76,6 +76,24 @@ def test_where_only_the_start_was_measured_nothing_is_claimed_of_others():
     for count, words in ((2, claim.format(1, "")), (1, "only the start was measured")):
         tables = {name: {c: v[:count] for c, v in t.items()} for name, t in study.tables.items()}
         assert headline(dataclasses.replace(study, tables=tables)) == words
+
+
+def test_options_of_the_result_that_were_not_shown_to_help_are_named():
+    study = optimization_samples.study()
+    effects = {name: np.array(column) for name, column in study.tables["effects"].items()}
+    study.tables["effects"] = effects
+    singles = effects["kind"] == "without"
+    name = str(effects["name"][singles & (effects["quantity"] == "time")][0])
+    assert "Not shown" not in remarks(study)[0], "all of them help"
+    own = singles & (effects["name"] == name)
+    effects["verdict"][own & (effects["quantity"] == "time")] = "UNDECIDED"
+    effects["ratio"][own & (effects["quantity"] == "memory")] = 1.0
+    assert f"Not shown to help: {name}. Search" in remarks(study)[0]
+    effects["ratio"][own & (effects["quantity"] == "memory")] = 0.9
+    assert "Not shown" not in remarks(study)[0], "it saves memory"
+    effects["ratio"][own & (effects["quantity"] == "memory")] = 1.0
+    effects["verdict"][own & (effects["quantity"] == "time")] = ""  # another option needs it
+    assert "Not shown" not in remarks(study)[0]
 
 
 def test_a_gain_of_energy_has_its_interval_wherever_it_is_shown():
