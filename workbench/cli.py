@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
-            print_status(
-                f"workbench: unknown command {arguments[0]!r}; expected one of {', '.join(names)}"
-            )
+            sentence = f"unknown command {arguments[0]!r}; expected one of {', '.join(names)}"
+            print_status(f"workbench: {sentence}")
+            _answer(argparse.Namespace(json="--json" in arguments), MISTAKE, sentence)
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted
 

@@ -59,7 +59,8 @@ def _tensorboard(session: Session, segment: Segment, name: str, folder: Path) ->
     summaries = _library("tensorboard", "tensorboard.compat.proto.summary_pb2")
     files = _library("tensorboard", "tensorboard.summary.writer.event_file_writer")
     folder.mkdir(parents=True, exist_ok=True)
-    writer = files.EventFileWriter(str(folder / name))
+    # A title that is a path (of files that share a name) would lead out of the folder.
+    writer = files.EventFileWriter(str(folder / name.replace("/", "_")))
     for number, start_s, values in _scalars(segment):
         rows = [summaries.Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
         summary = summaries.Summary(value=rows)

@@ -127,6 +127,10 @@ class _Comparison(_Facts, frozen=True):
     rebuilt_each_block: bool = False
     rebuilt_because: str | None = ""
     order: str | None = ""
+    builds: Count = 1
+    one_build: str = ""
+    difference: str = ""
+    differing: Texts = []
 
 
 class _AttributionFacts(_Facts, frozen=True):

@@ -1,6 +1,7 @@
 """Sessions become offline runs of trackers, by the trackers' own libraries."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,23 @@ def test_tensorboard_gets_an_event_for_each_step(file, monkeypatch):
     folder = file.parent / "runs"
     assert main(["export", str(file), "--format", "tensorboard", "-o", str(folder)]) == 0
     assert [name for name, _, _ in writer] == [*["add_event"] * 60, "close"]
+
+
+def test_files_of_one_name_become_runs_inside_of_the_folder(file, monkeypatch):
+    written = []
+    stand_in = SimpleNamespace(EventFileWriter=lambda path: written.append(path) or Calls())
+    stand_in.Event = stand_in.Summary = type("Stub", (dict,), {"Value": dict})
+    for name in (
+        "compat.proto.event_pb2", "compat.proto.summary_pb2", "summary.writer.event_file_writer"
+    ):  # fmt: skip
+        monkeypatch.setitem(sys.modules, f"tensorboard.{name}", stand_in)
+    second = file.parent / "other" / file.name
+    second.parent.mkdir()
+    save_one(second)
+    folder = file.parent / "runs"
+    files = [str(file), str(second)]
+    assert main(["export", *files, "--format", "tensorboard", "-o", str(folder)]) == 0
+    assert len(set(written)) == 2 and {Path(path).parent for path in written} == {folder}
 
 
 @pytest.mark.parametrize("form", ["tensorboard", "trackio", "wandb"])

@@ -8,10 +8,12 @@ cannot be written (a full disk) ends no run: it ends there, and one failure repo
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from sessions.numbers import counted, moment
 from sessions.storage import atomic_write
 from workbench import protocol, state_folder
 from workbench.client.recorder import Recorder
+from workbench.client.throttle import bounded_lines
 
 KEPT = 20  # journals of unsaved sessions that are kept
 CHECK_S = 1.0  # between two checks that the file is still in its folder
@@ -122,10 +125,13 @@ def discard(path: Path) -> None:
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
     """Yield the journal's messages in order; skip other text, such as an incomplete last line.
 
-    Zeros after a power cut, or a damaged line end, lose none of the messages beside them.
+    Zeros after a power cut, or a damaged line end, lose none of the messages beside them. Raises
+    ``OSError`` also for a device or a pipe, which may have no end.
     """
+    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):  # open() refuses
+        raise OSError(errno.EINVAL, "it is not a regular file")
     with path.open("rb") as lines:
-        for line in lines:
+        for line in bounded_lines(lines):  # other files may have no line end at all
             for part in (line, *_messages_within(line)):
                 try:
                     yield protocol.decode_message(part)

@@ -73,7 +73,7 @@ def load(path: Path) -> Session:
     try:
         return foreign.load(path) if is_foreign(path) else hdf5.load(path)
     except SessionError:
-        with contextlib.suppress(PermissionError):  # which the first error names
+        with contextlib.suppress(OSError):  # which the first error names
             if not path.exists():
                 raise Mistaken(f"{path}: there is no such file") from None
         raise
@@ -131,12 +131,12 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
         raise Mistaken(
             f"{path}: unknown suffix {path.suffix!r}; expected one of {', '.join(suffixes)}"
         )
-    if not path.parent.is_dir():
-        raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
-    if path.is_dir():
-        raise Mistaken(f"{path} is a folder; name a file in it")
-    folder = path.resolve().parent  # a file is written beside it, then renamed
-    try:
+    try:  # also of pathlib's questions: they fail for long names and folders without permission
+        if not path.parent.is_dir():
+            raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
+        if path.is_dir():
+            raise Mistaken(f"{path} is a folder; name a file in it")
+        folder = path.resolve().parent  # a file is written beside it, then renamed
         atomic_write.check_target(path)
     except (OSError, RuntimeError) as error:
         raise Mistaken(f"{path}: {atomic_write.reason(error)}; choose another place") from None

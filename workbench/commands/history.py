@@ -47,10 +47,14 @@ def _run(arguments: argparse.Namespace) -> int:
     output = arguments.output
     if output is not None:
         check_output(output, (*plot_export.SUFFIXES, *_TABLE_SUFFIXES))
-    if not arguments.folder.is_dir():
-        raise Mistaken(f"{arguments.folder} is not a folder")
+    try:
+        files = sorted(path for path in arguments.folder.iterdir() if path.suffix == ".h5")
+    except (FileNotFoundError, NotADirectoryError):
+        raise Mistaken(f"{arguments.folder} is not a folder") from None
+    except OSError as error:
+        raise Mistaken(f"{arguments.folder} cannot be listed: {error.strerror}") from None
     paths, sessions = [], []
-    for path in sorted(arguments.folder.glob("*.h5")):
+    for path in files:
         try:
             sessions.append(load(path))
             paths.append(path)

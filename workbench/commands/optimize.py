@@ -47,6 +47,7 @@ from workbench.commands._command import (
     Command,
     Failed,
     answer_json,
+    check_output,
     check_session,
 )
 from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
@@ -123,7 +124,9 @@ def duration(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_session(arguments.output)
+    check_session(arguments.output, arguments.save_preset)
+    if arguments.save_preset is not None:
+        check_output(arguments.save_preset, (presets.SUFFIX,))
     limit = arguments.memory_limit
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Optimize:

@@ -117,9 +117,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _share(text: str) -> float:
     """Read a part of the time; raises what argparse expects."""
-    share = float(text)
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
     if not 0 <= share <= protocol.MOST_PAIRING_SHARE:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 to {protocol.MOST_PAIRING_SHARE:g}")
+        most = f"{protocol.MOST_PAIRING_SHARE:g}"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to {most}")
     return share
 
 

@@ -114,7 +114,7 @@ class DockArea(QMainWindow):
 
     def proportion(self) -> None:
         """Give the docks their default sizes, once they are laid out."""
-        QTimer.singleShot(0, self._resize)
+        QTimer.singleShot(0, self, self._resize)
 
     def _place(self) -> None:
         left, right = LEFT_AREA, Qt.DockWidgetArea.RightDockWidgetArea

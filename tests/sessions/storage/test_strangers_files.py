@@ -127,6 +127,16 @@ def number_for_text(file):
     file["segments/0000"].attrs["ledger"] = json.dumps(ledger)
 
 
+def text_for_a_count(file):
+    facts = json.loads(file["comparisons/0000"].attrs["facts"]) | {"builds": "3"}
+    file["comparisons/0000"].attrs["facts"] = json.dumps(facts)
+
+
+def list_for_a_text(file):
+    facts = json.loads(file["comparisons/0000"].attrs["facts"]) | {"difference": ["x", 3]}
+    file["comparisons/0000"].attrs["facts"] = json.dumps(facts)
+
+
 def long_label(file):
     file["segments/0000"].attrs["label"] = "x" * 5000
 
@@ -167,6 +177,8 @@ def barely_outside(file):
         (arms, "comparison 0 has 0 arms"),
         (places, "refers to segments that do not exist"),
         (number_for_text, "the facts of its segment 0 are not usable"),
+        (text_for_a_count, "the facts of its comparison 0 are not usable"),
+        (list_for_a_text, "the facts of its comparison 0 are not usable"),
         (long_label, "label of segment 0 has 5,000 characters"),
         (fixed_text, "its attribute title of / is bytes, expected str"),
         (no_text, "its attribute title of / is Empty, expected str"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import wire_samples
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sessions.model import Session
 from workbench import protocol, state_folder
-from workbench.client import journal
+from workbench.client import journal, throttle
 from workbench.client.journal import Journal, recover, replay, unfinished
 from workbench.client.recorder import Recorder
 
@@ -134,6 +135,18 @@ def test_a_missing_journal_is_an_os_error(tmp_path):
         recover(tmp_path / "none.journal")
     with pytest.raises(IsADirectoryError):
         list(replay(tmp_path))
+
+
+def test_a_device_without_an_end_or_a_file_of_one_line_is_no_journal(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="it is not a regular file"):
+        recover(Path("/dev/zero"))
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(1 << 20))
+    sizes = []
+    monkeypatch.setattr(protocol, "decode_message", lambda line: sizes.append(len(line)))
+    monkeypatch.setattr(throttle.bounded_lines, "__defaults__", (1000,))
+    list(replay(path))
+    assert max(sizes) <= 1001
 
 
 def test_a_journal_is_unfinished_once_its_process_is_gone_and_not_before():

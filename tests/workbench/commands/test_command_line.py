@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -89,6 +90,10 @@ def test_an_unknown_command_is_answered_with_those_there_are(capsys):
     err = capsys.readouterr().err
     assert err == f"workbench: unknown command 'measure'; expected one of {', '.join(COMMANDS)}\n"
     assert main(["_command"]) == 2
+    capsys.readouterr()
+    assert main(["measure", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["reason"] == "mistake" and "unknown command" in answer["failures"][0]["sentence"]
 
 
 def test_a_session_that_was_saved_without_a_suffix_opens_in_the_window(tmp_path, monkeypatch):
@@ -153,6 +158,16 @@ def test_what_cannot_be_written_is_refused_before_anything_is_done(
     assert f"there is no folder {tmp_path / 'none'}" in refused(tmp_path / "none" / "out.csv")
     (tmp_path / "folder.csv").mkdir()
     assert "is a folder; name a file in it" in refused(tmp_path / "folder.csv")
+    assert "name too long; choose another place" in refused(tmp_path / f"{'x' * 300}.csv")
+
+
+@pytest.mark.parametrize("line", [*READERS, ["history", "FILE"]], ids=" ".join)
+def test_a_path_that_cannot_even_be_looked_up_is_one_sentence(line, tmp_path, capsys):
+    names = {"FILE": str(tmp_path / ("x" * 300)), "OUT": str(tmp_path / "out")}
+    words = [names.get(part, part.replace("OUT", names["OUT"])) for part in line]
+    assert main(words) in (1, 2)
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "File name too long" in printed.err
 
 
 def test_the_demo_refuses_a_folder_that_cannot_be_made(pair, capsys):

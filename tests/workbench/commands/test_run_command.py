@@ -301,3 +301,10 @@ def test_ctrl_c_without_a_file_tells_where_what_was_measured_is_kept(ran, sent, 
     left = capsys.readouterr().err.strip().rpartition("workbench recover ")[2]
     assert main(["recover", left, "-o", str(tmp_path / "a.h5")]) == 0
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+
+
+@pytest.mark.parametrize("share", ["half", "nan", "0.9"])
+def test_a_share_is_answered_with_those_that_are_allowed(share, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "hydra", "--pairing-share", share])
+    assert f"'{share}': expected a number from 0 to 0.5" in capsys.readouterr().err

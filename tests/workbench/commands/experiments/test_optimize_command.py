@@ -101,3 +101,13 @@ def test_a_mistake_of_the_runner_is_one_sentence(ran, sent, capsys):
     sent(ran.catalogue, failure, protocol.Finished(reason="failed", steps=0))
     assert main(["optimize", "hydra", "--include", "window"]) == 2
     assert "toggle window makes another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["none/best.json", "best.txt"])
+def test_a_preset_that_cannot_be_written_is_refused_before_the_search(
+    name, ran, sent, tmp_path, capsys
+):
+    messages = sent(*answers(ran.catalogue))
+    preset = str(tmp_path / name)
+    assert main(["optimize", "moe", "--save-preset", preset]) == 2
+    assert preset in capsys.readouterr().err and not messages

@@ -10,6 +10,7 @@ import pytest
 from hang_limit import HANG_S
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QTabBar
+from shown_window import opened
 
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.process import platform_check
@@ -163,3 +164,9 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     again.show()
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(again))
+
+
+def test_a_window_that_is_gone_before_its_docks_are_laid_out_is_no_error(qapp, workspace, settings):
+    with opened(qapp, workspace, settings):
+        pass
+    qapp.processEvents()  # pytest-qt fails the test for an exception in the event loop
