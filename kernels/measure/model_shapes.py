@@ -142,7 +142,7 @@ def _model_of(name: str) -> str:
     for model in MODELS:
         if model.lower() == name.lower():
             return model
-    raise Mistake(f"model shapes: unknown model {name!r}; expected one of {tuple(MODELS)}")
+    raise Mistake(f"model shapes: unknown model {name!r}; expected one of {', '.join(MODELS)}")
 
 
 def _title(sizes: dict[str, Any], models: list[str]) -> str:

@@ -75,6 +75,14 @@ def percent(text: str) -> float:
     return float(_positive(text, float, "a percentage above 0 and below 100", below=100))
 
 
+def integer(text: str) -> int:
+    """Parse a whole number, for argparse."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
 def positive_int(text: str) -> int:
     """Parse an integer above 0, for argparse."""
     return int(_positive(text, int, "a whole number above 0"))

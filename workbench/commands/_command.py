@@ -145,16 +145,16 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
 
 
 def check_session(path: Path | None, other: Path | None = None) -> None:
-    """Check the session's output path, if any; ``other`` is another file that is written.
+    """Check the session's output path, if any; ``other`` is another file of the command.
 
     A session takes the place of a session only: ``-o model.py`` is a slip.
     """
     if path is None:
         return
     check_output(path)
-    if path == other:
+    if other is not None and os.path.realpath(path) == os.path.realpath(other):
         raise Mistaken(
-            f"{path} is named twice, for the session and for another result; name two files"
+            f"{path} is named twice, for the session and for another file; name two files"
         )
     with contextlib.suppress(OSError):  # what cannot be read cannot be told
         if path.is_file() and (size := path.stat().st_size):

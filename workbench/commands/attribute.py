@@ -22,7 +22,12 @@ from sessions.studies.attribution.words import (
 from workbench import calibration, protocol
 from workbench.client import headless
 from workbench.client.headless import Outcome
-from workbench.commands._arguments import budget_argument, region_argument, result_arguments
+from workbench.commands._arguments import (
+    budget_argument,
+    integer,
+    region_argument,
+    result_arguments,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -62,7 +67,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     budget_argument(parser, BUDGET_S)
     region_argument(parser)
     parser.add_argument(
-        "--orders", type=int, default=ORDERS, help=f"orders that shapley samples; default: {ORDERS}"
+        "--orders",
+        type=integer,
+        default=ORDERS,
+        help=f"orders that shapley samples; default: {ORDERS}",
     )
     result_arguments(parser)
 

@@ -37,6 +37,7 @@ from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
+    integer,
     percent,
     positive_int,
     region_argument,
@@ -78,7 +79,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", type=Path, required=True, metavar="BASE.h5")
     parser.add_argument(
         "--segment",
-        type=int,
+        type=integer,
         metavar="N",
         help="segment of the baseline; default: the one with the most steady steps",
     )
@@ -115,7 +116,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_session(arguments.output)
+    check_session(arguments.output, arguments.baseline)
     if arguments.builds == 2:
         raise Mistaken(
             "--builds 2: two are too few to estimate how far processes differ; expected 1 or 3"

@@ -15,7 +15,7 @@ from typing import Any
 
 from sessions.storage import atomic_write
 from workbench import interrupts
-from workbench.commands._arguments import whole_number
+from workbench.commands._arguments import integer, whole_number
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="a field of the model, or batch or sequence, which are fixed in the file",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of weights and inputs; default: 0"
+        "--seed", type=integer, default=0, help="seed of weights and inputs; default: 0"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.onnx")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

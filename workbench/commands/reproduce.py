@@ -205,7 +205,7 @@ def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
     ]
     for name in only:
         if all(name != experiment.name for _, experiment in offered):
-            allowed = ", ".join(experiment.name for _, experiment in offered)
+            allowed = ", ".join(dict.fromkeys(experiment.name for _, experiment in offered))
             raise Mistaken(f"--only: unknown {name!r}; expected one of {allowed}")
     return [pair for pair in offered if not only or pair[1].name in only]
 

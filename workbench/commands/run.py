@@ -21,7 +21,12 @@ from sessions.verdicts.comparison import steady_peak_bytes
 from workbench import calibration, presets, protocol
 from workbench.client import headless, runner_command
 from workbench.commands import _script
-from workbench.commands._arguments import positive_float, positive_int, verbose_argument
+from workbench.commands._arguments import (
+    integer,
+    positive_float,
+    positive_int,
+    verbose_argument,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -74,7 +79,9 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         help="an optimization; the name alone is enough if it has an option 'on' or only two "
         "options; @SET or @FILE.json: all usable options of a toggle set; later ones win",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data; default: 0")
+    parser.add_argument(
+        "--seed", type=integer, default=0, help="seed of weights and data; default: 0"
+    )
     parser.add_argument("--data", default=SYNTHETIC, help="a text file, whose bytes are tokens")
 
 

@@ -145,7 +145,7 @@ def failed(exit_code: int, steps: int) -> protocol.Failure | None:
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script ended with exit code {exit_code}{signalled}.",
         fix="The script's own messages give the reason; "
-        + ("the session has the earlier steps." if steps else "no steps were measured before."),
+        + ("the session has the earlier steps." if steps else "no steps were recorded."),
     )
 
 

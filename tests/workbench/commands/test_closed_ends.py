@@ -149,9 +149,13 @@ def test_a_session_takes_the_place_of_no_other_kind_of_file(tmp_path, monkeypatc
         f"workbench run: {model} exists and is not a session; name another file\n"
     )
     same = str(tmp_path / "a.state")
-    words = ["run", "hydra", "--workload", "decode", "--save-state", same, "-o", same]
-    assert main(words) == 2
-    assert "is named twice, for the session and for another result" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    for other in (same, str(tmp_path / "folder" / ".." / "a.state")):
+        words = ["run", "hydra", "--workload", "decode", "--save-state", same, "-o", other]
+        assert main(words) == 2
+        assert "is named twice, for the session and for another file" in capsys.readouterr().err
+    assert main(["check", "--baseline", str(pair[0]), "-o", str(pair[0])]) == 2
+    assert "is named twice, for the session and for another file" in capsys.readouterr().err
     monkeypatch.setattr("workbench.client.headless.run", full)
     with pytest.raises(OSError, match="No space left"):  # another session may be replaced
         main(["run", "hydra", "-o", str(pair[0])])

@@ -215,3 +215,19 @@ def test_a_character_that_the_terminal_lacks_does_not_end_the_command(tmp_path, 
     out, err = child.communicate(timeout=HANG_S)
     assert (child.returncode, err) == (0, b"")
     assert b"? ?s ?" in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run", "hydra", "--seed", "x"],
+        ["onnx", "hydra", "--seed", "1.5"],
+        ["attribute", "hydra", "--orders", ""],
+        ["check", "--baseline", "a.h5", "--segment", "first"],
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_is_none_is_answered_with_what_is_expected(line, capsys):
+    with pytest.raises(SystemExit):
+        main(line)
+    assert f"{line[-1]!r} is not a whole number" in capsys.readouterr().err

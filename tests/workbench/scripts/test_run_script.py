@@ -52,7 +52,7 @@ def test_a_failing_script_passes_its_exit_code_on_and_its_session_is_kept(run, w
 def test_a_script_that_fails_before_its_first_step_promises_no_steps(run, write):
     result = run("run", script=(write("raise SystemExit(3)"),), saved=False)
     assert result.code == 3
-    assert result.err.strip().endswith("no steps were measured before.")
+    assert result.err.strip().endswith("no steps were recorded.")
 
 
 @pytest.mark.parametrize(
