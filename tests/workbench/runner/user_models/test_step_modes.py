@@ -77,6 +77,31 @@ def step(tmp_path):
     return stepped
 
 
+@pytest.mark.parametrize(
+    ("body", "loss", "needed"),
+    [
+        (PLAIN, PENALTY, False),
+        (OWN_FORCES, MEAN, False),
+        (FORCES, MEAN, True),
+        (BOTH_MODES, MEAN, False),
+    ],
+    ids=["gradient penalty", "forces", "forces of the given inputs", "forces in any mode"],
+)
+def test_a_model_that_differentiates_trains_and_is_checked(step, body, loss, needed):
+    variant, result = step(body, loss, needed=needed)
+    assert result.ok and result.reference == "float64", result.text
+    assert result.curve_steps, result.text
+    assert variant.record.facts["model_flops"] > 0
+    assert variant.probe.needs_gradients == (body != BOTH_MODES)
+    assert not any(parameter.grad is not None for parameter in variant.model.parameters())
+
+
+def test_a_model_without_an_evaluation_mode_trains_and_is_checked(step):
+    variant, result = step(TRAINS_ONLY)
+    assert result.ok, result.text
+    assert all(module.training for module in variant.model.modules())
+
+
 def test_what_a_model_compiles_as_one_graph_is_no_obstacle_to_counting_flops(step):
     variant, result = step("return whole(self.net(x))")
     assert result.ok, result.text
@@ -93,3 +118,9 @@ def test_what_is_compiled_in_a_check_can_be_called_after_it(step):
         for _ in range(2):
             variant.ready()
             variant.step()
+
+
+def test_a_linear_layer_that_returns_several_tensors_is_seen(step):
+    variant, result = step("return self.net(self.wide(x)[0])")
+    assert result.ok, result.text
+    assert {"module.wide", "module.net.0"} <= variant.probe.ran
