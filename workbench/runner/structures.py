@@ -56,9 +56,16 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     return copied
 
 
+def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return a tensor's dtype in a model of ``dtype``: complex numbers and integers stay such."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """Return ``value`` with every floating-point tensor in ``dtype``."""
-    return map_tensors(value, lambda x: x.to(dtype) if x.is_floating_point() else x)
+    """Return ``value`` with the numbers of every tensor as in a model of ``dtype``."""
+    return map_tensors(value, lambda x: x.to(kind(x, dtype)))
 
 
 def listed_modules(module: nn.Module) -> Iterator[nn.Module]:

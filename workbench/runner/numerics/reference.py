@@ -31,7 +31,7 @@ from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
-from workbench.runner.structures import cast_floats, map_tensors, tensors
+from workbench.runner.structures import cast_floats, kind, map_tensors, tensors
 from workbench.runner.training.trainer import Parameters
 from workbench.runner.user_models import user_model
 from workbench.runner.variants.variant import Variant
@@ -135,7 +135,7 @@ class Plain:
         """Return a model of these weights, or of copies of them in another dtype."""
         weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
-            cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
+            cast = {n: x.detach().to(kind(x, dtype)) for n, x in self.weights.items()}
             cast = constants_of(self.variant.remembered, cast, dtype)
             weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
             for name, value in weights.items():  # as in the variant, for a model that needs them
