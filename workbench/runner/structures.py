@@ -68,6 +68,17 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     return map_tensors(value, lambda x: x.to(kind(x, dtype)))
 
 
+def slots(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that its classes keep in ``__slots__``."""
+    contents = {}
+    for owner in type(value).__mro__:
+        names = owner.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                contents[name] = getattr(value, name)
+    return contents
+
+
 def listed_modules(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the entries of the outermost lists of modules inside a module."""
     for child in module.children():
@@ -97,6 +108,4 @@ def _children(value: Any) -> dict[Any, Any]:
         return dict(enumerate(value))
     if isinstance(value, _OPAQUE):
         return {}
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**named, **getattr(value, "__dict__", {})}
+    return {**slots(value), **getattr(value, "__dict__", {})}

@@ -247,13 +247,9 @@ class RunState:
         if isinstance(attributes := getattr(value, "__dict__", None), dict):
             self._restores.append(_restoring_dict(attributes))
             contents += [(f"{name}.{key}", attribute) for key, attribute in attributes.items()]
-        for kind in type(value).__mro__:
-            for slot in slots(kind):
-                if not hasattr(value, slot):
-                    continue
-                content = getattr(value, slot)
-                self._restores.append(functools.partial(object.__setattr__, value, slot, content))
-                contents.append((f"{name}.{slot}", content))
+        for slot, content in slots(value).items():
+            self._restores.append(functools.partial(object.__setattr__, value, slot, content))
+            contents.append((f"{name}.{slot}", content))
         return [*contents, (type(value).__name__, type(value))]
 
 
