@@ -58,6 +58,7 @@ from workbench.runner.structures import SUPPORTED, is_named_tuple, kind, tensors
 from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
 from workbench.runner.user_models.arguments import Arguments
 from workbench.runner.user_models.example_inputs import inputs_like, with_example
+from workbench.runner.user_models.modes import set_mode
 from workbench.runner.user_models.parameter_aliases import adopt_parameters
 
 BUILD = "build"
@@ -126,12 +127,8 @@ class OwnModel(Model):
         self._arguments = Arguments.of(module)
 
     def train(self, mode: bool = True) -> OwnModel:
-        """Set the mode of every module, even if the user's ``train()`` raises."""
-        try:
-            super().train(mode)
-        except Exception:  # noqa: BLE001 - it may raise anything
-            for module in self.modules():
-                module.training = mode
+        """Set the mode of every module, and change no weights."""
+        set_mode(self, mode)
         return self
 
     def forward(self, *inputs: Any) -> Any:
