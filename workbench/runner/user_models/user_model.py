@@ -167,7 +167,7 @@ class OwnModel(Model):
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OwnFamily(Family):
     """Family of the models that users' files build."""
 
