@@ -108,7 +108,7 @@ class Batches:
         index = self.advances % RING
         self._fill(self._buffers, index)
         if self.loose:
-            self.inputs = map_tensors(self.loose[index], _copied)
+            self.inputs = map_tensors(self.loose[index], leaf_copy)
         self.advances += 1
 
     def _fill(self, buffers: Sequence[tuple[Tensor, Tensor | LoadedBatches]], index: int) -> None:
@@ -121,6 +121,6 @@ class Batches:
             buffer.requires_grad_()
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def leaf_copy(tensor: Tensor) -> Tensor:
     """Return a copy without history, which a model may overwrite."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)

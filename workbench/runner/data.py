@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models import Family
-from workbench.runner.batches import RING, SYNTHETIC, Batches, Tensors
+from workbench.runner.batches import RING, SYNTHETIC, Batches, Tensors, leaf_copy
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation, Trait
@@ -62,7 +62,8 @@ def make_batches(
     cast = [cast_floats(inputs, dtype) for inputs, _ in drawn]
     if not _can_be_stacked(cast):
         loose = [map_tensors(inputs, lambda x: x.to(device)) for inputs in cast]
-        return Batches(loose[0], (), loose[0], [], loose)
+        first = map_tensors(loose[0], leaf_copy)
+        return Batches(first, (), first, [], loose)
     targets = [targets for _, targets in drawn]
     rings = [ring.to(device) for ring in (*_rings(cast), *_rings(targets))]
     buffers = [ring[0].clone() for ring in rings]
@@ -100,7 +101,16 @@ def batches_of(situation: Situation, dtype: torch.dtype, loading: Loading | None
 
 
 def _rings(batches: Sequence[Tensors]) -> list[Tensor]:
-    return [torch.stack(parts).detach() for parts in zip(*map(tensors, batches), strict=True)]
+    return [_stack(parts) for parts in zip(*map(tensors, batches), strict=True)]
+
+
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    """Stack tensors, each in the memory layout of the first one (for example channels last)."""
+    like = torch.empty_like(parts[0])
+    ring = like.new_empty_strided((len(parts), *like.shape), (like.numel(), *like.stride()))
+    for row, part in zip(ring, parts, strict=True):
+        row.copy_(part.detach())
+    return ring
 
 
 def _can_be_stacked(batches: Sequence[Tensors]) -> bool:

@@ -56,9 +56,27 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     return copied
 
 
+def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return a tensor's dtype in a model of ``dtype``: complex numbers and integers stay such."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """Return ``value`` with every floating-point tensor in ``dtype``."""
-    return map_tensors(value, lambda x: x.to(dtype) if x.is_floating_point() else x)
+    """Return ``value`` with the numbers of every tensor as in a model of ``dtype``."""
+    return map_tensors(value, lambda x: x.to(kind(x, dtype)))
+
+
+def slots(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that its classes keep in ``__slots__``."""
+    contents = {}
+    for owner in type(value).__mro__:
+        names = owner.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                contents[name] = getattr(value, name)
+    return contents
 
 
 def listed_modules(module: nn.Module) -> Iterator[nn.Module]:
@@ -90,6 +108,4 @@ def _children(value: Any) -> dict[Any, Any]:
         return dict(enumerate(value))
     if isinstance(value, _OPAQUE):
         return {}
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**named, **getattr(value, "__dict__", {})}
+    return {**slots(value), **getattr(value, "__dict__", {})}

@@ -202,7 +202,7 @@ class VariantCache:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             with probed(model, situation.device):
-                observed = probe(model, batches.few, cast, compiles_itself=situation.is_own_model)
+                observed = probe(model, batches.few, cast, is_own_model=situation.is_own_model)
             assembled = assemble(build, model, weights, batches, divided)
         bench, compute = assembled.bench, assembled.compute
         if divided is not None:

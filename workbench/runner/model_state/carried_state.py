@@ -30,8 +30,8 @@ from workbench.runner.model_state.variables import (
     attributes,
     variables,
 )
-from workbench.runner.structures import of_type, tensors
-from workbench.runner.user_models.user_model import OwnModel, kind
+from workbench.runner.structures import kind, of_type, tensors
+from workbench.runner.user_models.user_model import OwnModel
 
 
 class NotCarried(Exception):  # noqa: N818 - a reason, not an error

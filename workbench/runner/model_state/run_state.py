@@ -247,13 +247,9 @@ class RunState:
         if isinstance(attributes := getattr(value, "__dict__", None), dict):
             self._restores.append(_restoring_dict(attributes))
             contents += [(f"{name}.{key}", attribute) for key, attribute in attributes.items()]
-        for kind in type(value).__mro__:
-            for slot in slots(kind):
-                if not hasattr(value, slot):
-                    continue
-                content = getattr(value, slot)
-                self._restores.append(functools.partial(object.__setattr__, value, slot, content))
-                contents.append((f"{name}.{slot}", content))
+        for slot, content in slots(value).items():
+            self._restores.append(functools.partial(object.__setattr__, value, slot, content))
+            contents.append((f"{name}.{slot}", content))
         return [*contents, (type(value).__name__, type(value))]
 
 
@@ -323,18 +319,31 @@ def void(_: object) -> None:
 
 
 def _restoring_dict(contents: dict[Any, Any]) -> Restore:
-    before = dict(contents)
+    skipped = _double_underscored(contents)
+    before = {key: value for key, value in contents.items() if key not in skipped}
 
     def restore() -> None:
         if "training" in before and "training" in contents:  # a mode, which ``recorded`` puts back
             before["training"] = contents["training"]
-        if len(contents) != len(before) or any(
-            key not in before or before[key] is not value for key, value in list(contents.items())
+        expected = {**_double_underscored(contents), **before}
+        if len(contents) != len(expected) or any(
+            key not in expected or expected[key] is not value
+            for key, value in list(contents.items())
         ):
             contents.clear()
-            contents.update(before)
+            contents.update(expected)
 
     return restore
+
+
+def _double_underscored(contents: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the names of a file that are no state: Python's, and those that Dynamo has added.
+
+    Code that Dynamo has compiled looks them up among the file's global variables.
+    """
+    if "__builtins__" not in contents:
+        return {}
+    return {key: value for key, value in contents.items() if str(key).startswith("__")}
 
 
 def _is_not(first: object, second: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.runner.structures import slots
 from workbench.runner.user_models.user_model import OwnModel
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -159,17 +160,9 @@ def _may_hold_state(value: Any) -> bool:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, those in ``__slots__`` too."""
-    names = [name for kind in type(value).__mro__ for name in slots(kind) if hasattr(value, name)]
     named = getattr(value, "__dict__", None)
     own = dict(named) if isinstance(named, dict) else {}
-    return own | {name: getattr(value, name) for name in names}
-
-
-def slots(kind: type) -> list[str]:
-    """Return the names in the ``__slots__`` of a class that hold values."""
-    names = kind.__dict__.get("__slots__", ())
-    names = (names,) if isinstance(names, str) else tuple(names)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+    return own | slots(value)
 
 
 def add_variable(model: OwnModel, name: str, value: Any) -> bool:

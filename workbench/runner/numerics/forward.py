@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workbench.runner.profiling.eager import eager
+from workbench.runner.structures import map_tensors
 
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Variant
@@ -17,11 +18,13 @@ OUTPUTS, LOSS = "outputs", "loss"
 
 
 def outputs(variant: Variant) -> Any:
-    """Return the outputs of its model, uncompiled; the variant is entered."""
-    with _by_all(variant, OUTPUTS), eager(), torch.no_grad():
+    """Return the outputs of its model, uncompiled and detached; the variant is entered."""
+    records = variant.probe.needs_gradients
+    with _by_all(variant, OUTPUTS), eager(), torch.set_grad_enabled(records):
         if variant.divided is not None:
             return variant.divided.outputs(variant)
-        return variant.autocast(variant.model)(*variant.batches.inputs)
+        values = variant.autocast(variant.model)(*variant.batches.inputs)
+        return map_tensors(values, torch.Tensor.detach)
 
 
 def loss(variant: Variant) -> torch.Tensor:

@@ -21,7 +21,7 @@ from workbench.runner.model_state.carried_state import Carried, Remembered
 from workbench.runner.model_state.run_state import RunState, recorded
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.profiling.eager import eager
-from workbench.runner.structures import cast_floats, map_tensors
+from workbench.runner.structures import cast_floats, kind, map_tensors
 from workbench.runner.user_models import global_flags, user_model
 from workbench.runner.user_models.user_model import OwnModel
 
@@ -102,9 +102,7 @@ def constants_of(
     """Return ``weights`` with parameters that are constants taken from the fresh build."""
     exact = {} if remembered is None else remembered.exact
     return {
-        name: exact[name].to(value.device, user_model.kind(value, dtype))
-        if name in exact
-        else value
+        name: exact[name].to(value.device, kind(value, dtype)) if name in exact else value
         for name, value in weights.items()
     }
 
@@ -192,9 +190,7 @@ def _constants(
 
     def after(size: tuple[float, int], *inputs: Any) -> list[dict[str, Any]]:
         weights = {
-            name: nudged(
-                weight.detach().to(user_model.kind(weight, torch.float32), copy=True), size, index
-            )
+            name: nudged(weight.detach().to(kind(weight, torch.float32), copy=True), size, index)
             for index, (name, weight) in enumerate(plain_weights.items())
         }
         model = situation.family.share(situation.config, weights)

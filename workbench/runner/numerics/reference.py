@@ -31,7 +31,7 @@ from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
-from workbench.runner.structures import cast_floats, map_tensors, tensors
+from workbench.runner.structures import cast_floats, kind, map_tensors, tensors
 from workbench.runner.training.trainer import Parameters
 from workbench.runner.user_models import user_model
 from workbench.runner.variants.variant import Variant
@@ -135,9 +135,11 @@ class Plain:
         """Return a model of these weights, or of copies of them in another dtype."""
         weights: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
-            cast = {n: x.detach().to(user_model.kind(x, dtype)) for n, x in self.weights.items()}
+            cast = {n: x.detach().to(kind(x, dtype)) for n, x in self.weights.items()}
             cast = constants_of(self.variant.remembered, cast, dtype)
             weights = {n: nudged(x, nudge, index) for index, (n, x) in enumerate(cast.items())}
+            for name, value in weights.items():  # as in the variant, for a model that needs them
+                value.requires_grad_(self.weights[name].requires_grad)
         model = share(self.situation, self.variant.model, self.variant.remembered, weights, dtype)
         fake_quantize_as(model, self.variant.model)
         model.train(self.situation.workload.trains)
@@ -156,7 +158,7 @@ class Plain:
         batch_inputs, targets = batch or (batches.inputs, batches.targets)
         inputs = self.inputs(cast_floats(batch_inputs, dtype))
         # Code that the user's file compiles itself has one recompile limit for all its copies.
-        with torch.no_grad(), eager():
+        with torch.set_grad_enabled(self.variant.probe.needs_gradients), eager():
             put_back = kept_state(model, batches, self.situation.device)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = rng.states(model, self.situation.device)
@@ -169,11 +171,12 @@ class Plain:
             drew = rng.states(model, self.situation.device) != before  # ``put_back`` restores some
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
-            values = map_tensors(values, torch.clone)
+            values = map_tensors(values, lambda x: x.detach().clone())
             put_back()
             if workload.trains:
                 before = rng.states(model, self.situation.device)
-                loss = float(wrap(model.loss)(*cast_floats(batch_inputs, dtype), *targets))
+                value = wrap(model.loss)(*cast_floats(batch_inputs, dtype), *targets)
+                loss = float(value.detach())
                 drew |= rng.states(model, self.situation.device) != before
                 put_back()
         values = self.compared(values)

@@ -77,7 +77,7 @@ def _unsuitable(model: Plain) -> str:
 
 def _error(model: Plain) -> float:
     variant = model.variant
-    with torch.no_grad(), eager():
+    with torch.set_grad_enabled(variant.probe.needs_gradients), eager():
         with plain_kernels(), fp32_products(tf32=False):
             plain = model.model(torch.float32)
             copy_choices(plain, variant.model)
@@ -85,7 +85,7 @@ def _error(model: Plain) -> float:
             # Separate inputs for each call, because a model may overwrite them.
             inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
                       for _ in range(2)]  # fmt: skip
-            expected = [y.clone() for y in measurable(plain(*inputs[0]))]
+            expected = [y.detach().clone() for y in measurable(plain(*inputs[0]))]
             restore()
         values = {
             **dict(plain.named_parameters(remove_duplicate=False)),
@@ -98,9 +98,8 @@ def _error(model: Plain) -> float:
             variant.remembered.carried.put_into(variant.model, torch.float32)
         device = variant.situation.device.type
         with variant.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
-            actual = measurable(
-                functional_call(variant.model, values, inputs[1], tie_weights=False)
-            )
+            outputs = functional_call(variant.model, values, inputs[1], tie_weights=False)
+            actual = [y.detach() for y in measurable(outputs)]
     if [y.shape for y in actual] != [y.shape for y in expected]:
         return math.inf
     return max(distance(y, exact).relative_error for y, exact in zip(actual, expected, strict=True))

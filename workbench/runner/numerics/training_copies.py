@@ -15,8 +15,8 @@ from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.model_state import rng
 from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
+from workbench.runner.structures import kind
 from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
-from workbench.runner.user_models.user_model import kind
 from workbench.runner.variants.variant import Variant
 
 

@@ -1,8 +1,7 @@
-"""Probe: one small eager forward pass that shows the dtypes of all linear layers."""
+"""Probe: one small eager call that shows the dtypes of all linear layers."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from models import Model
 from workbench.runner.batches import Tensors
 from workbench.runner.profiling.eager import eager
+from workbench.runner.structures import tensors
 from workbench.runner.workloads import Compute
 
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
@@ -21,25 +21,31 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 
 @dataclass(frozen=True)
 class Probe:
-    """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers."""
+    """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers.
+
+    ``needs_gradients``: the model cannot be called without recording gradients, because it
+    differentiates in its forward pass or in its loss.
+    """
 
     linear_dtypes: frozenset[torch.dtype]
     ran: frozenset[str]
+    needs_gradients: bool = False
 
 
 def probe(
-    model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute], *, compiles_itself: bool
+    model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute], *, is_own_model: bool
 ) -> Probe:
     """Run ``model`` once on few inputs in the precision of its steps, and look at linear layers.
 
-    ``compiles_itself``: the model may compile parts of itself, if it comes from the user's own
-    file; nothing is compiled here.
+    ``is_own_model``: it comes from the user's own file. It may support only what its steps do, so
+    it runs in their mode, with the loss if they train; nothing that it compiles is compiled here.
     """
     dtypes: dict[str, torch.dtype] = {}
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
-        def seen(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-            dtypes[name] = output.dtype
+        def seen(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            for tensor in tensors(output)[:1]:  # a class derived from it may return several
+                dtypes[name] = tensor.dtype
 
         return module.register_forward_hook(seen)
 
@@ -48,14 +54,39 @@ def probe(
         for name, module in model.named_modules()
         if isinstance(module, _PRODUCTS)
     ]
-    training = model.training
-    # Of the bundled models, attention by flex would hold all weights if it were not compiled.
-    alone = eager() if compiles_itself else contextlib.nullcontext()
     try:
-        with torch.no_grad(), alone:
+        needs_gradients = is_own_model and _call_own(model, inputs, wrap)
+        if not is_own_model:
+            _call_bundled(model, inputs, wrap)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Probe(frozenset(dtypes.values()), frozenset(dtypes), needs_gradients)
+
+
+def _call_bundled(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> None:
+    """Call the model in evaluation mode.
+
+    It may compile: attention by flex would hold all weights otherwise.
+    """
+    training = model.training
+    try:
+        with torch.no_grad():
             wrap(model.eval())(*inputs)
     finally:
         model.train(training)
-        for hook in hooks:
-            hook.remove()
-    return Probe(frozenset(dtypes.values()), frozenset(dtypes))
+
+
+def _call_own(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> bool:
+    """Call the user's model in the mode of its steps; return True if it needs gradients."""
+    compute = wrap(model.loss if model.training else model)
+    with eager():
+        try:
+            with torch.no_grad():
+                compute(*inputs)
+            return False
+        except RuntimeError:  # autograd's, if the model needs gradients; others come again
+            if not model.training:
+                raise
+        compute(*inputs)
+    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
@@ -77,11 +78,12 @@ def _evidence(option: str, observed: Observed) -> Finding:
             f"the optimizer has {moments.bytes / max(moments.numbers, 1):.1f} bytes per parameter"
         )
         return effective(text) if moments.eight_bit else no_effect(text)
-    groups = optimizer.param_groups
-    if all(group[option] for group in groups):
-        tensors = sum(len(group["params"]) for group in groups)
-        return effective(f"AdamW updates {tensors} tensors with {option}=True")
-    return no_effect(f"AdamW runs with {option}=False")
+    if not all(group[option] for group in optimizer.param_groups):
+        return no_effect(f"AdamW runs with {option}=False")
+    tensors = optimizers.updated(optimizer)
+    if not tensors:
+        return no_effect("no parameter gets a gradient, so AdamW updates nothing")
+    return effective(f"AdamW updates {counted(tensors, 'tensor')} with {option}=True")
 
 
 def _memory(option: str, situation: Situation) -> dict[str, Any]:

@@ -66,8 +66,11 @@ def _gathered_bytes(situation: Situation, step: dict[str, Any]) -> tuple[int, ..
     These are gathered keys and values, or states. ``step`` holds the arguments of ``models``'
     footprints.
     """
-    ranks, parts = layout_of(situation).context, splittable(situation.family, situation.config)
-    if ranks == 1 or parts.unsplit:
+    ranks = layout_of(situation).context
+    if ranks == 1:  # no model is built to find out
+        return ()
+    parts = splittable(situation.family, situation.config)
+    if parts.unsplit:
         return ()
     compute = PRECISIONS[step["precision"]].compute
     return parts.saved_bytes(step["batch"], step["sequence"], ranks, compute)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models import ConfigurationError
 from models.initialisation import keep_marks
 from workbench.runner.training.optimizers import eight_bit_adamw, parts
 
@@ -37,15 +38,33 @@ class Trainer:
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.after_backward is not None:
             self.after_backward()
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            if self.sync_found_inf is not None:
-                self.sync_found_inf(self.scaler, self.optimizer)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        try:
+            self._update_weights()
+        except RuntimeError:
+            self._require_dense_gradients()
+            raise
         self.optimizer.zero_grad(set_to_none=True)
         forget_graph(loss)
+
+    def _update_weights(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        if self.sync_found_inf is not None:
+            self.sync_found_inf(self.scaler, self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _require_dense_gradients(self) -> None:
+        """Raise ``ConfigurationError`` if a parameter has a sparse gradient."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    raise ConfigurationError(
+                        f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse, "
+                        "but AdamW needs dense gradients; build its layer (nn.Embedding, "
+                        "nn.EmbeddingBag) with sparse=False, or measure workload forward"
+                    )
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the moments and step counts of each parameter."""
@@ -178,6 +197,13 @@ class Weights:
         return self._optimizers[key]
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
+        if options.get("fused"):
+            for name, parameter in self.parameters.items():
+                if parameter.is_complex():
+                    raise ConfigurationError(
+                        f"adamw: the fused kernel needs real parameters, but {name} is complex; "
+                        "choose adamw=foreach or adamw=loop"
+                    )
         optimizer = plain_optimizer(self.parameters.values(), **options)
         before = next(iter(self._optimizers.values()), None)
         if self._source is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.runner.failures import Mistake
 from workbench.runner.structures import of_type, tensors
 
 
@@ -19,7 +20,16 @@ def with_example(returned: Any) -> Any:
 
 
 def inputs_like(example: Any) -> Callable[[int], Any]:
-    """Return a function that draws inputs shaped like an example, for a number of sequences."""
+    """Return a function that draws inputs like an example, for a number of sequences.
+
+    They have its layout in memory. Raises ``Mistake`` for tensors that are not dense.
+    """
+    for tensor in tensors(example):
+        if tensor.layout != torch.strided or tensor.is_nested:
+            raise Mistake(
+                f"own: the example holds a tensor of layout {tensor.layout}; only dense tensors "
+                "(torch.strided) can be drawn like an example; return make_inputs(batch) instead"
+            )
 
     def draw(value: Any, batch: int) -> Any:
         if isinstance(value, tuple | list):
@@ -29,9 +39,22 @@ def inputs_like(example: Any) -> Callable[[int], Any]:
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         shape = (batch, *value.shape[1:])
+        order = _memory_order(value)
+        dimensions = [shape[dimension] for dimension in order]
         if value.dtype.is_floating_point or value.is_complex():
-            return torch.randn(shape, dtype=value.dtype)
-        low, high = int(value.min()), int(value.max())
-        return torch.randint(low, high + 1, shape).to(value.dtype)
+            drawn = torch.randn(dimensions, dtype=value.dtype)
+        else:
+            numbers = value.to(torch.int64) if value.numel() else torch.zeros(1, dtype=torch.int64)
+            drawn = torch.randint(int(numbers.min()), int(numbers.max()) + 1, dimensions)
+        drawn = drawn.to(value.dtype).permute([order.index(axis) for axis in range(value.dim())])
+        return drawn.requires_grad_(value.requires_grad)
 
     return lambda batch: draw(example, batch)
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a tensor, from the outermost to the innermost in memory."""
+    strides = tensor.stride()
+    if 0 in strides:  # expanded
+        return list(range(tensor.dim()))
+    return sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)

@@ -1,4 +1,4 @@
-"""References to parameters outside of their modules: lists, attributes, closures, and hooks.
+"""References to parameters outside of their modules: containers, attributes, functions, and hooks.
 
 A build that takes another model's parameters must use those everywhere. ``nn.LSTM``, for example,
 computes with a list of its parameters, and a loss may add the norm of one that it closes over.
@@ -6,13 +6,15 @@ computes with a list of its parameters, and a loss may add the norm of one that 
 
 from __future__ import annotations
 
+import collections
+import functools
 import types
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from workbench.runner.structures import of_type
+from workbench.runner.structures import of_type, slots
 
 _LEAVES = (types.ModuleType, type, str, bytes, int, float, complex, type(None))
 
@@ -51,17 +53,29 @@ def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         visited[id(value)] = value
         if isinstance(value, dict):
             items: Any = list(value.items())
-        elif isinstance(value, list):
+        elif isinstance(value, list | collections.deque):
             items = list(enumerate(value))
         elif isinstance(value, types.FunctionType):
             for cell in value.__closure__ or ():
                 _replace_content(cell, current)
+            if (defaults := current(value.__defaults__)) is not value.__defaults__:
+                value.__defaults__ = defaults
+            waiting += [value.__kwdefaults__, value.__dict__]
             continue
         elif isinstance(value, types.MethodType):
             waiting += [value.__self__, value.__func__]
             continue
+        elif isinstance(value, functools.partial):
+            if (arguments := current(value.args)) is not value.args:
+                state = (value.func, arguments, value.keywords, value.__dict__)
+                value.__setstate__(state)  # type: ignore[attr-defined]
+            waiting += [value.func, value.keywords, value.__dict__]
+            continue
         else:
             waiting.append(getattr(value, "__dict__", None))
+            for name, child in slots(value).items():
+                if (new_child := current(child)) is not child:
+                    object.__setattr__(value, name, new_child)
             continue
         for key, child in items:
             if (new_child := current(child)) is not child:

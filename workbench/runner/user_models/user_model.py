@@ -5,9 +5,9 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 
 * ``make_inputs(batch)`` returns random inputs of the module on the CPU: a tensor (dense or sparse),
   or a tuple of arguments. Each argument may be a dict, a list, a named tuple, a dataclass or
-  another object that holds tensors. A dict whose keys are parameters of ``forward`` is passed as
-  keyword arguments. The function is called, with a fixed seed, for several batches, which may
-  differ in shape.
+  another object that holds tensors. A dict whose keys are parameters of ``forward``, which may
+  take ``**kwargs``, is passed as keyword arguments. The function is called, with a fixed seed, for
+  several batches, which may differ in shape.
 * Instead of ``make_inputs``, an example is enough: a tensor, or a tuple of arguments. Its first
   dimension is the batch. Floating-point numbers are drawn from a normal distribution, integers from
   the range of the example. A module with ``example_input_array`` may be returned alone.
@@ -33,7 +33,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import inspect
 import itertools
 import sys
 import traceback
@@ -55,9 +54,11 @@ from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner.environment import host
 from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
-from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
+from workbench.runner.structures import SUPPORTED, is_named_tuple, kind, tensors
 from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
+from workbench.runner.user_models.arguments import Arguments
 from workbench.runner.user_models.example_inputs import inputs_like, with_example
+from workbench.runner.user_models.modes import set_mode
 from workbench.runner.user_models.parameter_aliases import adopt_parameters
 
 BUILD = "build"
@@ -123,20 +124,16 @@ class OwnModel(Model):
         self.sources = sources
         self.own_loss = loss
         self.patches: dict[str, Any] = {}  # ``foreign.patches.Patch`` by toggle
-        self._names = frozenset(_parameters_of(module))
+        self._arguments = Arguments.of(module)
 
     def train(self, mode: bool = True) -> OwnModel:
-        """Set the mode of every module, even if the user's ``train()`` raises."""
-        try:
-            super().train(mode)
-        except Exception:  # noqa: BLE001 - it may raise anything
-            for module in self.modules():
-                module.training = mode
+        """Set the mode of every module, and change no weights."""
+        set_mode(self, mode)
         return self
 
     def forward(self, *inputs: Any) -> Any:
         """Return the module's output; a dict of its parameters is passed as keywords."""
-        if len(inputs) == 1 and isinstance(inputs[0], dict) and self._names.issuperset(inputs[0]):
+        if len(inputs) == 1 and self._arguments.are_in(inputs[0]):
             return self.module(**inputs[0])
         return self.module(*inputs)
 
@@ -170,7 +167,7 @@ class OwnModel(Model):
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OwnFamily(Family):
     """Family of the models that users' files build."""
 
@@ -249,13 +246,6 @@ def fresh(config: OwnConfig) -> OwnModel:
     """
     parts = load(config, 0, initialise=False)
     return OwnModel(parts.module, parts.loss, parts.sources)
-
-
-def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return a tensor's dtype in a model of ``dtype``: complex numbers and integers stay such."""
-    if tensor.is_complex():
-        return torch.complex128 if dtype == torch.float64 else torch.complex64
-    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def precision(tensors: Iterable[Tensor]) -> torch.dtype:
@@ -416,18 +406,8 @@ def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generat
         )
     several = isinstance(drawn, tuple | list)
     if is_named_tuple(drawn):  # one argument, unless the module takes its parts
-        several = len(_parameters_of(parts.module, required=True)) > 1
+        several = len(Arguments.of(parts.module).required) > 1
     return (tuple(drawn) if several else (drawn,)), ()
-
-
-def _parameters_of(module: nn.Module, *, required: bool = False) -> list[str]:
-    """Return the names of what ``forward`` takes; none where Python does not know them."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return [p.name for p in named if not required or p.default is p.empty]
 
 
 def _call_user_code(path: Path, description: str, call: Callable[[], Any]) -> Any:

@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 from sessions.model import Scalar
 from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline import sdpa_flops
+
+
+class _NoModules(contextlib.nullcontext[None]):
+    """A tracker of modules for torch's counter that watches none and counts everything.
+
+    Torch's own tracker registers hooks on gradients. They break a step that calls
+    ``torch.autograd.grad``: gradient penalties, forces, meta-learning.
+    """
+
+    parents = frozenset(("Global",))
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
@@ -45,7 +56,9 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     from torch.utils.flop_counter import FlopCounterMode
 
     sdpa_flops.register()
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _NoModules()
+    with eager(), counter:  # what the file compiles itself cannot be traced while torch counts
         yield
     if flops := counter.get_total_flops():
         counted["model_flops"] = flops

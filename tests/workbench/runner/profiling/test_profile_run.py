@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hang_limit import HANG_S
 
+from sessions.model import Configuration
 from sessions.storage import hdf5
 from sessions.studies import breakdown
 from workbench import protocol
@@ -143,3 +144,20 @@ def test_a_profile_ends_when_it_is_cancelled_and_leaves_no_study(runner, small):
     runner.runner.cancel(HANG_S)
     assert runner.finish().reason == "cancelled"
     assert len(runner.session.studies) == before
+
+
+def test_a_users_own_model_is_profiled_and_run_only_as_often_as_it_is_built(shared, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import pathlib, torch\n\ndef build():\n"
+        "    with open(pathlib.Path(__file__).with_suffix('.log'), 'a') as log:\n"
+        "        log.write('built\\n')\n"
+        "    return torch.nn.Linear(3, 3), torch.zeros(1, 3), lambda y, x: y.square().mean()\n"
+    )
+    configuration = Configuration(
+        family="own", preset="file", workload="train", model={"source": str(path)}
+    )
+    (study,) = profile(shared, configuration)
+    table = study.tables["kernels"]
+    assert {"forward", "backward", "optimizer"} <= set(map(str, table["phase"]))
+    assert len(path.with_suffix(".log").read_text().splitlines()) == 2, "weights, and modules"

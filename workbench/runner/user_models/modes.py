@@ -1,0 +1,46 @@
+"""The mode of a user's model, training or evaluation, without other effects on its weights."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def set_mode(model: nn.Module, mode: bool) -> None:
+    """Set the mode of every module, by the ``train()`` of its class, which may raise.
+
+    Classes may override it: to keep a layer in evaluation mode, or to merge weights (LoRA). Weights
+    belong to all configurations, and a second one would merge them again. So if weights change,
+    they and the attributes of the modules are restored, and only the modes remain.
+    """
+    modules = list(model.modules())
+    if all(type(module).train is nn.Module.train for module in modules[1:]):
+        nn.Module.train(model, mode)
+        return
+    copies = {weight: weight.detach().to("cpu", copy=True) for weight in model.parameters()}
+    attributes = [(module, dict(vars(module))) for module in modules]
+    registered = [(module._parameters, dict(module._parameters)) for module in modules]
+    try:
+        nn.Module.train(model, mode)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        for module in modules:
+            module.training = mode
+    same_parameters = all(
+        [*map(id, now.values())] == [*map(id, before.values())] for now, before in registered
+    )
+    if same_parameters and all(_is_same(weight, copy) for weight, copy in copies.items()):
+        return
+    for weight, copy in copies.items():
+        weight.data.copy_(copy)
+    for module, before in attributes:
+        training = module.training
+        vars(module).clear()
+        vars(module).update(before, training=training)
+    for now, before in registered:
+        now.clear()
+        now.update(before)
+
+
+def _is_same(weight: Tensor, copy: Tensor) -> bool:
+    """Return True if numbers are as in the copy; those of quantized layers are NaN."""
+    copy = copy.to(weight.device)
+    return weight.shape == copy.shape and bool(((weight == copy) | (weight != weight)).all())
