@@ -168,6 +168,10 @@ class _Reducer:
 
         state = self._power_sgd
         reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+        if bucket.buffer().device.type == "cpu":
+            # Torch's hook waits in callbacks. Two buckets would occupy both threads of gloo, so
+            # that nobody could send what they wait for.
+            reduced.wait()
         before, self._compressed = self._compressed, state.total_numel_after_compression
         # The first steps compress nothing.
         numbers = int(self._compressed - before) or bucket.buffer().numel()

@@ -20,7 +20,14 @@ import torch
 from built import blocked, collect_evidence, step_without_peer, stepped
 from hang_limit import HANG_S
 from process_end import assert_end
-from rank_checks import CPU, assert_right, needs_cores, switch_on_and_off
+from rank_checks import (
+    CPU,
+    assert_evidence,
+    assert_right,
+    configure,
+    needs_cores,
+    switch_on_and_off,
+)
 from runner_driver import Driver
 
 from sessions.model import Configuration
@@ -89,6 +96,14 @@ def test_two_ranks_train_as_one_device_does(configuration, family):
 
 
 @needs_cores
+def test_several_compressed_buckets_do_not_wait_for_one_another():
+    """PowerSGD begins in the third step, and sends each bucket in several parts."""
+    toggles = {"data_parallel": "2", "gradient_compression": "powersgd"}
+    arm = stepped(configure(sequence=32), steps=5, arms=VariantCache(), **toggles)
+    assert arm.divided.replicate.reductions.buckets > 1
+    assert_evidence(arm, "gradient_compression", "effective", "of gradients per step were sent as")
+
+
 def test_weights_that_another_configuration_trained_are_loaded(configuration):
     arms = VariantCache()
     stepped(configuration, steps=3, arms=arms)
