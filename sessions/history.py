@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sessions.errors import SessionError
-from sessions.model import Configuration, PairedComparison, Segment, Session
+from sessions.model import PairedComparison, Segment, Session
 from sessions.numbers import STEP_TIME, Cell, interval_cells, moment
 from sessions.tables import Column, Table
 from sessions.verdicts import work
@@ -72,8 +72,8 @@ def history(sessions: Sequence[Session], titles: Sequence[str]) -> tuple[list[Po
             continue
     if not chosen:
         return [], len(sessions)
-    newest = chosen[-1][2].configuration
-    same = [row for row in chosen if _is_same(row[2].configuration, newest)]
+    newest = chosen[-1][2]
+    same = [row for row in chosen if _is_same(row[2], newest)]
     first_title, base_ms = same[0][1], summarize(steady_ms(same[0][2])).median
     points = [_point(*row, first_title, base_ms) for row in same]
     points = [point for point in points if math.isfinite(point.ratio)]
@@ -126,7 +126,7 @@ def _paired_of(session: Session) -> PairedComparison | None:
     for comparison in reversed(session.comparisons):
         if comparison.facts.get("identical"):  # two builds of one commit
             continue
-        arms = work.arms_of(session, comparison)
+        arms = work.segments_of(session, comparison)
         ends = comparison.ratio, comparison.low, comparison.high
         is_known = all(map(math.isfinite, ends)) and verdict_word(comparison) in _VERDICTS
         if len(arms) == 2 and is_known and _is_same(*arms):
@@ -134,9 +134,10 @@ def _paired_of(session: Session) -> PairedComparison | None:
     return None
 
 
-def _is_same(first: Configuration, second: Configuration) -> bool:
+def _is_same(first: Segment, second: Segment) -> bool:
     """Return True if two configurations differ by the model's file alone."""
-    return not work.difference(first, second)[0] and first.toggles == second.toggles
+    is_same_work = not work.difference_of_segments(first, second)[0]
+    return is_same_work and first.configuration.toggles == second.configuration.toggles
 
 
 def _point(

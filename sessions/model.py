@@ -78,7 +78,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
             source = str(self.model["source"])
             if source.startswith(HF):
                 return f"{PurePath(source.removeprefix(HF)).name} {self.workload}"
-            return f"{PurePath(source.rpartition(':')[0]).stem} {self.workload}"
+            return f"{PurePath(source.rpartition(':')[0] or source).stem} {self.workload}"
         return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:

@@ -45,6 +45,7 @@ class _Ledger(_Facts, frozen=True):
     losses_tolerance: Amount = 0.0
     result_sketch: str = ""
     early_loss: Number | str | None = None
+    draws_random_numbers: bool = False
     model_commit: str = ""
     model_file: str = ""
     failure: str | None = ""

@@ -30,8 +30,9 @@ from sessions.verdicts.verdict import region_of
 from sessions.verdicts.verdict_words import claim_words, verdict_word
 
 # Facts of a segment: the sketch of its first step's outputs; the loss after the first steps of a
-# check; the commit of a user's model file, and its path in that repository.
-SKETCH, EARLY_LOSS = "result_sketch", "early_loss"
+# check; that the first step drew random numbers (dropout); the commit of a user's model file, and
+# its path in that repository.
+SKETCH, EARLY_LOSS, DRAWS = "result_sketch", "early_loss", "draws_random_numbers"
 MODEL_COMMIT, MODEL_FILE = "model_commit", "model_file"
 
 BUCKETS = 64  # numbers of a sketch; a power of two
@@ -135,6 +136,9 @@ def compare_results(base: Segment, current: Segment) -> Finding:
         most = max(max(LOSS_TOLERANCE, allowed) * abs(first), of_checks)
         change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
         is_same &= math.isfinite(loss_difference) and loss_difference <= most
+    if not is_same and any(side.ledger.get(DRAWS) for side in (base, current)):
+        change += "; the model draws random numbers, and may have drawn others"
+        return Finding("results", before, after, change, None)
     return Finding("results", before, after, change, not is_same)
 
 

@@ -13,4 +13,6 @@ def test_a_model_from_a_file_is_called_by_the_file():
     source = {"source": "/models/of mine/tiny.v2.py:build"}
     mine = Configuration(family=OWN, preset="file", model=source, workload="forward")
     assert mine.title == "tiny.v2 forward"
+    without_function = Configuration(family=OWN, preset="file", model={"source": "nets/tiny.py"})
+    assert without_function.title == "tiny forward"
     assert Configuration(family=OWN, preset="file").title == "own file forward", "no file yet"

@@ -10,6 +10,7 @@ from session_samples import steps
 from sessions.history import history, history_table
 from sessions.model import Configuration, PairedComparison, Segment, Session
 from sessions.verdicts.ratios import PAIRED, UNPAIRED
+from sessions.verdicts.work import MODEL_DIGEST
 
 OWN = Configuration(family="own", preset="file", model={"source": "m.py:build"})
 
@@ -106,3 +107,11 @@ def test_other_configurations_and_sessions_without_steps_are_left_out():
     points, left_out = points_of(plain(1, configuration=other), plain(2), Session(created=3))
     assert len(points) == 1 and left_out == 2
     assert points_of(Session()) == ([], 1)
+
+
+def test_hugging_face_configurations_of_other_models_are_left_out():
+    sessions = [plain(1), plain(2), plain(3)]
+    for session, digest in zip(sessions, ("one layer", "two layers", "two layers"), strict=True):
+        session.segments[0].ledger[MODEL_DIGEST] = digest
+    points, left_out = points_of(*sessions)
+    assert [point.title for point in points] == ["2", "3"] and left_out == 1

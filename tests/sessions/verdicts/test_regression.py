@@ -13,6 +13,7 @@ from sessions.model import STEP_COLUMNS, Configuration, Phase, Segment
 from sessions.verdicts.ratios import SegmentRatio
 from sessions.verdicts.regression import (
     BUCKETS,
+    DRAWS,
     EARLY_LOSS,
     SKETCH,
     compare_memory,
@@ -87,6 +88,17 @@ def test_results_without_a_sketch_are_not_known_unless_they_are_wrong():
     assert compare_results(segment(), segment()).regressed is None
     wrong = segment(**{numerics.RIGHT: False, numerics.TEXT: "relative error 1"})
     assert compare_results(segment(), wrong).regressed is True
+
+
+def test_results_that_depend_on_drawn_numbers_are_never_a_regression_by_their_difference():
+    base, same, other = (
+        segment(**{SKETCH: encode_sketch(np.full(BUCKETS, value)), DRAWS: True})
+        for value in (1.0, 1.0, 2.0)
+    )
+    assert compare_results(base, same).regressed is False
+    assert compare_results(base, other).regressed is None
+    wrong = segment(**other.ledger, **{numerics.RIGHT: False, numerics.TEXT: "relative error 1"})
+    assert compare_results(base, wrong).regressed is True
 
 
 def test_a_loss_that_went_another_way_is_a_regression():

@@ -7,7 +7,7 @@ import torch
 from sessions.model import Configuration
 from workbench.runner.toggles import all_toggles
 
-MOST_LETTERS = 24  # of a value in a title: a path, a checksum
+MOST_LETTERS = 24  # the last ones of a value in a title: a path ends with the file
 
 
 def label(configuration: Configuration, device: torch.device) -> str:
@@ -27,7 +27,7 @@ def title(configuration: Configuration, other: Configuration, device: torch.devi
         return f"{configuration.family} {configuration.preset}: {switched}"
     flat, shared = configuration.flat(), other.flat().items()
     differences = [
-        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
+        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[-MOST_LETTERS:]}"
         for name, value in flat.items()
         if not name.startswith("toggles.") and (name, value) not in shared
     ]

@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from typing import Any
 
 from sessions.model import Scalar
 from sessions.verdicts.work import MODEL_DIGEST, difference
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
+from workbench.runner.user_models import hf_model
 
 
 def model_digest(situation: Situation) -> str:
-    """Return a digest of the model's fields as the toggles change them; "" for a model of a user.
+    """Return a digest of the model's fields as the toggles change them; "" for a user's file.
 
     Fields that leave the mathematics alone do not count, and neither do those that have the default
     of their class: the digest stays the same when a later version adds a field.
     """
     if situation.is_own_model:
-        return ""
+        source = situation.config.source
+        return _digest_of(hf_model.fields_of(source)) if hf_model.is_hf(source) else ""
     alone = {
         name
         for toggle in all_toggles().values()
@@ -34,7 +37,11 @@ def model_digest(situation: Situation) -> str:
         if field.name not in alone
         and (value := getattr(situation.config, field.name)) != field.default
     }
-    text = json.dumps([situation.family.name, fields], sort_keys=True, default=repr)
+    return _digest_of([situation.family.name, fields])
+
+
+def _digest_of(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

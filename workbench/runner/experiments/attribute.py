@@ -225,7 +225,7 @@ class AttributeRun:
             question["orders"] = len(self._orders)
         if same := self._same_model(base):
             question[SAME_MODEL] = same
-        title = f"{configuration.family} {configuration.workload}: {command.mode}"
+        title = f"{configuration.title}: {command.mode}"
         if command.timed == estimation.BACKWARD:
             title += " of the backward pass"
         context.wire.send(

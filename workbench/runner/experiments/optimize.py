@@ -171,7 +171,7 @@ class OptimizeRun:
             protocol.StudyStarted(
                 index=self._study,
                 kind=KIND,
-                title=f"{configuration.family} {configuration.workload}: best configuration",
+                title=f"{configuration.title}: best configuration",
                 request={
                     "family": configuration.family,
                     "preset": configuration.preset,

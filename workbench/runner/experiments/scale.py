@@ -159,7 +159,7 @@ class ScaleRun:
             protocol.StudyStarted(
                 index=self._study,
                 kind=KIND,
-                title=f"{base.family} {base.preset}: {command.mode} scaling",
+                title=f"{base.title}: {command.mode} scaling",
                 request={
                     "mode": command.mode,
                     "batch": int(base.settings["batch"]),

@@ -175,7 +175,7 @@ class SweepRun:
             protocol.StudyStarted(
                 index=self._index,
                 kind=sweep.KIND,
-                title=f"{base.family} {base.workload} over {' and '.join(self._fields)}",
+                title=f"{base.title} over {' and '.join(self._fields)}",
                 request={
                     "fields": [*self._fields],
                     **axes,

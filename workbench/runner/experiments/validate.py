@@ -108,8 +108,7 @@ class ValidateRun:
             "expect_speedup": command.expect_speedup or 0.0,
             "budget_s": command.budget_s,
         }
-        parts = (configuration.family, configuration.preset, configuration.workload)
-        title = f"{' '.join(filter(None, parts))}: {label(configuration, context.device)}"
+        title = f"{configuration.title}: {label(configuration, context.device)}"
         context.wire.send(
             protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
         )

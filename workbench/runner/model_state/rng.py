@@ -1,4 +1,4 @@
-"""Detection of random numbers that a model draws; the generators are restored afterwards.
+"""Detection of random numbers that a model draws; the generators are seeded or restored.
 
 The states of the generators are compared before and after: torch's of the host and of the device,
 those that the user's model holds, Python's, and numpy's if it is loaded.
@@ -20,6 +20,14 @@ from workbench.runner.user_models.user_model import OwnModel
 
 _DEEPEST = 3  # levels of containers and attributes
 _State = tuple[Callable[[], Any], Callable[[Any], object]]  # reading it, and setting it
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of the process: torch's of every device, Python's and numpy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed(seed % 2**32)
 
 
 def states(model: nn.Module, device: torch.device) -> list[str]:

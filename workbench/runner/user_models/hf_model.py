@@ -105,7 +105,7 @@ def load(source: str, *, initialise: bool) -> Parts:
 
     Without ``initialise`` parameters hold no numbers. Raises ``ConfigurationError``.
     """
-    fields, sequence = _fields(source)
+    fields, sequence = fields_of(source)
     transformers = _import()
     try:
         kind = _architecture(transformers, fields)
@@ -136,7 +136,7 @@ def load(source: str, *, initialise: bool) -> Parts:
 
 def sequence(source: str) -> int:
     """Return the number of tokens of an input."""
-    return _fields(source)[1]
+    return fields_of(source)[1]
 
 
 def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
@@ -162,7 +162,7 @@ def _architecture(transformers: Any, fields: Mapping[str, Any]) -> Any:
     return kind[0] if isinstance(kind, tuple) else kind
 
 
-def _fields(source: str) -> tuple[dict[str, Any], int]:
+def fields_of(source: str) -> tuple[dict[str, Any], int]:
     """Return the fields of the configuration and the sequence length after all options."""
     name, options = _split(source)
     path = _file(name)

@@ -15,11 +15,13 @@ from models import Model
 from models.execution.checkpointing import kept_operators, reset_kept_operators
 from models.layers.mixture import count_reuse
 from sessions.model import Evidence, Scalar
+from sessions.verdicts.regression import DRAWS
 from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.interfaces import Situation, StepRecord
+from workbench.runner.model_state import rng
 from workbench.runner.model_state.carried_state import Remembered
 from workbench.runner.profiling.probe import Probe
 from workbench.runner.training.trainer import Parameters, Trainer, Weights
@@ -132,13 +134,21 @@ class Variant:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record the kernels that the first step calls, and the memory that it reuses or keeps."""
+        """Record the kernels that the first step calls, and the memory that it reuses or keeps.
+
+        A model that draws random numbers draws the same ones in every process; that it does is a
+        fact.
+        """
         kernels.reset_usage()
         kernels.reset_tiles()
         reset_kept_operators()
         record, before = self.record, count_reuse(self.model)
+        rng.seed_all(self.situation.configuration.seed)
+        generators = self._generators()
         with counting_flops(self.situation, record.facts):
             yield
+        if self._generators() != generators:
+            record.facts[DRAWS] = True
         record.usage, record.reasons = kernels.usage(), kernels.reasons()
         record.tiles = kernels.tiles()
         record.facts |= attention_facts(record.usage, record.reasons)
@@ -146,6 +156,10 @@ class Variant:
         after = count_reuse(self.model)
         record.placed_additions = after.additions - before.additions
         record.workspace_tensors = after.requests - before.requests
+
+    def _generators(self) -> list[str]:
+        """Return the states of the generators that the model may use; empty if it draws nothing."""
+        return [] if self.model.repeats else rng.states(self.model, self.situation.device)
 
     def observed(self) -> Observed:
         """Return the part of this variant that evidence reads; it must have stepped."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 import torch
 
+from sessions.model import OWN, Configuration
 from sessions.storage import hdf5
 from sessions.verdicts import work
 from workbench import protocol
@@ -62,3 +64,15 @@ def test_a_speed_is_expected_of_one_model_only(runner, small):
     failure = [m for m in runner.messages if isinstance(m, protocol.Failure)][-1]
     assert failure.kind == "mistake"
     assert failure.sentence.startswith("A and B are different models (model.n_layers), so the")
+
+
+def test_hugging_face_configurations_with_other_fields_are_different_models():
+    """A model of one layer got the verdict FASTER against one of two layers."""
+    pytest.importorskip("transformers")
+
+    def of(source):
+        return digest(Configuration(family=OWN, preset="file", model={"source": f"hf:{source}"}))
+
+    assert of("qwen3-0.6b:tiny") != of("qwen3-0.6b:tiny,num_hidden_layers=1")
+    assert of("qwen3-0.6b:tiny") != of("qwen3-0.6b:tiny,sequence=64") != of("gpt2:tiny")
+    assert of("qwen3-0.6b:tiny") == of("qwen3-0.6b:tiny,num_hidden_layers=2")

@@ -86,8 +86,8 @@ def test_a_folder_and_its_file_are_the_same_model_and_a_change_is_noticed(instal
 
 def test_bundled_configurations_are_small_files_that_tiny_scales_down():
     for name in hf_model.bundled():
-        full, _ = hf_model._fields(f"hf:{name}")
-        tiny, sequence = hf_model._fields(f"hf:{name}:tiny")
+        full, _ = hf_model.fields_of(f"hf:{name}")
+        tiny, sequence = hf_model.fields_of(f"hf:{name}:tiny")
         assert full["model_type"] == tiny["model_type"] and sequence == 32
         assert tiny["vocab_size"] == 256 < full["vocab_size"]
         assert len(json.dumps(full)) < 1000

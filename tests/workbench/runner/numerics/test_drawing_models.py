@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sessions.model import Configuration
+from sessions.verdicts.regression import DRAWS, SKETCH
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed.mesh import Layout
@@ -240,3 +241,29 @@ def test_evidence_of_compiling_does_not_count_what_a_check_compiles(build, eager
     assert comparison.check(arm, situation).ok
     stepped(arm)
     assert arm.compiles.read().text() == before and arm.compiles.graphs == 1
+
+
+def test_every_first_step_draws_the_same_numbers_and_the_session_says_that_it_does(
+    runner, tmp_path
+):
+    path = tmp_path / "drawing.py"
+    path.write_text(
+        "import random, numpy, torch\n\nclass Own(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        y = torch.nn.functional.dropout(super().forward(x), 0.5)\n"
+        "        return y * random.random() * numpy.random.rand()\n\n"
+        "def build():\n    return Own(8, 8), torch.zeros(1, 8)\n"
+    )
+    ledgers = []
+    for option in ("allowed", "forbidden"):
+        configuration = Configuration(
+            family="own",
+            preset="file",
+            model={"source": str(path)},
+            toggles={"sdp_math": option},
+        )
+        runner.start(configuration, steps=2)
+        assert runner.finish().reason == "done"
+        ledgers.append(runner.session.segments[-1].ledger)
+    assert ledgers[0][SKETCH] == ledgers[1][SKETCH]
+    assert all(ledger[DRAWS] for ledger in ledgers)

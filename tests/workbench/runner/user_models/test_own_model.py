@@ -420,3 +420,23 @@ def test_a_traceback_begins_with_the_lines_of_the_persons_file(runner, write):
     _, failures, _ = outcome(runner, owned(path, "forward"))
     lines = failures[0].detail.splitlines()
     assert str(path) in lines[1] and "line 5" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        (protocol.Sweep(base=owned(""), axes={"settings.batch": [1, 2]}), " over settings.batch"),
+        (protocol.Attribute(base=owned(""), toggles={"adamw": "fused"}), ": ladder"),
+        (protocol.Optimize(base=owned("")), ": best configuration"),
+        (protocol.Validate(configuration=owned("")), ": defaults"),
+        (protocol.Scale(base=owned(""), ranks=[2], kinds=["data"]), ": strong scaling"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_study_of_it_is_called_by_its_file(runner, write, command, title):
+    configuration = owned(write(FALLING))
+    field = "configuration" if hasattr(command, "configuration") else "base"
+    runner.send(msgspec.structs.replace(command, **{field: configuration}))
+    started = runner.until(protocol.StudyStarted)
+    runner.finish(protocol.Stop())
+    assert started.title == f"mine train{title}"
