@@ -168,6 +168,10 @@ class _Reducer:
 
         state = self._power_sgd
         reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+        if bucket.buffer().device.type == "cpu":
+            # Gloo's threads start the hook's later reductions, when they come to it: beside those
+            # of another bucket, ranks would make them in different orders, which ends the process.
+            reduced.wait()
         before, self._compressed = self._compressed, state.total_numel_after_compression
         # The first steps compress nothing.
         numbers = int(self._compressed - before) or bucket.buffer().numel()
