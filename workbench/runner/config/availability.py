@@ -48,14 +48,25 @@ def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
 
 
 def configured(situation: Situation) -> Any:
-    """Return the model's configuration as the toggles change it; a blocked one changes nothing."""
-    for name, toggle in all_toggles().items():
-        option = situation.option(name)
-        if toggle.configure is None or option == toggle.off or why_blocked(name, option, situation):
-            continue
-        fields = toggle.configure(option, situation.config)
-        config = dataclasses.replace(situation.config, **fields)
-        situation = dataclasses.replace(situation, config=config)
+    """Return the model's configuration as the toggles change it; a blocked one changes nothing.
+
+    An option may become possible by the change of a later one, so passes repeat until none changes.
+    """
+    waiting = [
+        name
+        for name, toggle in all_toggles().items()
+        if toggle.configure is not None and situation.option(name) != toggle.off
+    ]
+    count = -1
+    while count != len(waiting):
+        count = len(waiting)
+        for name in tuple(waiting):
+            option, configure = situation.option(name), all_toggles()[name].configure
+            if configure is None or why_blocked(name, option, situation):
+                continue
+            config = dataclasses.replace(situation.config, **configure(option, situation.config))
+            situation = dataclasses.replace(situation, config=config)
+            waiting.remove(name)
     return situation.config
 
 

@@ -45,9 +45,10 @@ class RankExchange(Exchange):
     ) -> Tensor:
         experts_per_rank, k = self.n_experts // self.ranks, index_BSK.shape[2]
         if not is_communicating(EXPERT):  # its own experts in place of the others'
-            return experts(
-                x_BSD, torch.where(index_BSK < 0, -1, index_BSK % experts_per_rank), weight_BSK
-            )
+            own_A1 = torch.where(index_BSK < 0, -1, index_BSK % experts_per_rank).reshape(-1, 1)
+            rows_AD = x_BSD.flatten(0, 1).repeat_interleave(k, 0)
+            ones_A1 = torch.ones_like(own_A1, dtype=weight_BSK.dtype)
+            return _add_choices(experts(rows_AD, own_A1, ones_A1), x_BSD, weight_BSK)
         # A: choices in the order of their experts; dropped ones are last, and go nowhere.
         index_A = index_BSK.flatten()
         index_A = torch.where(index_A < 0, self.n_experts, index_A)
@@ -69,6 +70,10 @@ class RankExchange(Exchange):
         ones_R1 = torch.ones_like(expert_R1, dtype=weight_BSK.dtype)
         computed_AD = _Moved.apply(experts(rows_RD, expert_R1, ones_R1), sent, received)
         choice_AD = computed_AD.new_zeros(index_A.numel(), computed_AD.shape[1])
-        choice_BSKD = choice_AD.index_copy(0, order_A, computed_AD).view(*index_BSK.shape, -1)
-        weighted_BSKD = choice_BSKD * weight_BSK[..., None]
-        return weighted_BSKD.sum(2).to(x_BSD.dtype)
+        return _add_choices(choice_AD.index_copy(0, order_A, computed_AD), x_BSD, weight_BSK)
+
+
+def _add_choices(choice_AD: Tensor, x_BSD: Tensor, weight_BSK: Tensor) -> Tensor:
+    """Return the weighted sum (B, S, D) of the experts' results for each choice of a token."""
+    weighted_BSKD = choice_AD.view(*weight_BSK.shape, -1) * weight_BSK[..., None]
+    return weighted_BSKD.sum(2).to(x_BSD.dtype)

@@ -15,7 +15,7 @@ A model that chooses (experts, tokens) may choose differently if two candidates 
 rounding of each other. A variant that is too far off is wrong only if ``routing_ties`` finds no
 such ties that explain it.
 
-The user's own model may draw random numbers. If it draws them in training mode only, everything is
+A model may draw random numbers. If it draws them in training mode only, everything is
 compared in evaluation mode, including losses and weights over training steps, and the text says so.
 If two calls of the plain model, with another batch between them, differ nevertheless, it is not
 checked. Every copy continues from the state that steps have left in it (``carried``), and takes
@@ -102,7 +102,8 @@ def check(variant: Variant, situation: Situation, between: Between = go_on) -> N
             reference, name = plain.reference()
             put_back()
             between()
-            mode = CheckMode("") if variant.model.repeats else choose_mode(plain, modes, put_back)
+            repeats = variant.model.repeats and not reference.drew
+            mode = CheckMode("") if repeats else choose_mode(plain, modes, put_back)
             if mode.words:
                 reference, name = plain.reference()
                 put_back()

@@ -85,9 +85,12 @@ def share(
 ) -> Model:
     """Return a plain model around ``weights`` that continues from the state of ``source``.
 
-    In ``dtype``, or in the precision of ``source``.
+    In ``dtype``, or in the precision of ``source``. It places its results in new memory.
     """
-    model: Model = situation.family.share(situation.config, weights)
+    config, placing = situation.config, situation.family.inference_only
+    if placing:
+        config = replace(config, **dict.fromkeys(placing, False))
+    model: Model = situation.family.share(config, weights)
     if remembered is None:
         begin_from(model, source.carried())
     else:

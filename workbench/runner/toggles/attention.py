@@ -75,7 +75,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)
     wide = situation.on_gpu and situation.option("precision") in ("fp32", "tf32")
-    demands = (workload.trains, workload.decodes, window)
+    demands = (workload.trains, _cached_queries(situation), window)
     if not (wide or any(demands)):
         return None
     refusal = functools.partial(_refuses, option, situation.device.type, *demands)
@@ -87,13 +87,20 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return Blocked(reason, "Choose Automatic or another backend.")
 
 
+def _cached_queries(situation: Situation) -> int:
+    """Return how many tokens attend to a cache at once, 8 for more; 0 without a cache."""
+    settings = situation.configuration.settings
+    chunk = int(settings.get("chunk", 0))
+    return min(chunk, 8) if 0 < chunk < int(settings["sequence"]) else situation.workload.decodes
+
+
 @functools.cache
 def _refuses(
-    option: str, device_type: str, trains: bool, decodes: bool, window: int, dtype: torch.dtype
+    option: str, device_type: str, trains: bool, cached: int, window: int, dtype: torch.dtype
 ) -> str | None:
     """Return why a backend cannot compute what a workload needs in a precision.
 
-    A workload may need gradients, one token against a cache, or a window of keys.
+    A workload may need gradients, ``cached`` tokens against a cache, or a window of keys.
     """
     implementation = kernels.OPS["attention"].implementation(option)
     if implementation.refuses is None:
@@ -103,8 +110,8 @@ def _refuses(
     known = contextlib.nullcontext() if device_type == "cpu" else FakeTensorMode()
     with known:
         make = functools.partial(torch.empty, dtype=dtype, device=device_type)
-        q, k = (make(1, 1, n, 64, requires_grad=trains) for n in (1 if decodes else 8, 8))
-        length = make((), dtype=torch.int64) if decodes else None
+        q, k = (make(1, 1, n, 64, requires_grad=trains) for n in (cached or 8, 8))
+        length = make((), dtype=torch.int64) if cached else None
         return implementation.refuses(q, k, k, True, window or None, None, length)
 
 

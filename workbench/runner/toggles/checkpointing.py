@@ -98,7 +98,7 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
-    blocks = observed.model.checkpointed_blocks
+    blocks = observed.record.checkpointed_blocks
     if not blocks:
         return no_effect("no block is checkpointed")
     pipeline = None if observed.divided is None else observed.divided.pipeline

@@ -1,4 +1,4 @@
-"""A model of one's own that draws random numbers in training is checked in evaluation mode."""
+"""A model that draws random numbers in training is checked in evaluation mode."""
 
 from __future__ import annotations
 
@@ -267,3 +267,25 @@ def test_every_first_step_draws_the_same_numbers_and_the_session_says_that_it_do
         ledgers.append(runner.session.segments[-1].ledger)
     assert ledgers[0][SKETCH] == ledgers[1][SKETCH]
     assert all(ledger[DRAWS] for ledger in ledgers)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_router_noise_of_a_bundled_family_is_compared_in_evaluation_mode(precision):
+    configuration = Configuration(
+        family="moe",
+        preset="tiny",
+        workload="train",
+        model={"input_dim": 32, "hidden_dim": 32, "n_layers": 1, "gating": "noisy_topk"},
+        settings={"batch": 2, "sequence": 16},
+        toggles={"precision": precision},
+    )
+    arm = VariantCache().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    stepped(arm)
+    result = comparison.check(arm, arm.situation)
+    assert result.ok and result.text.startswith(EVALUATED), result.text
+    assert all(module.training for module in arm.model.modules())
+    arm.model.blocks[0].register_forward_hook(
+        lambda module, inputs, output: output._replace(x=output.x.flip(-1))
+    )
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is False, result.text

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from built import stepped
+from built import blocked, stepped
 
 from sessions.model import Configuration
 from workbench.runner.toggles import attention
@@ -30,3 +30,14 @@ def test_flex_attention_refuses_a_cache_and_on_the_cpu_gradients(device_type):
     trained = ask("flex", device_type, True, False, 0, torch.float32)
     assert trained == ("flex has no backward pass on the CPU" if device_type == "cpu" else None)
     assert ask("triton", device_type, True, False, 0, torch.float32) is None
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_flex_attention_is_blocked_where_chunks_of_a_prompt_attend_to_a_cache(chunk):
+    requested = Configuration(
+        family="hydra", preset="tiny", settings={"batch": 1, "sequence": 8, "chunk": chunk}
+    )
+    options = blocked(requested, "prefill")["attention"]
+    assert ("flex" in options) == (chunk < 8)
+    if chunk < 8:
+        assert "kv_length" in options["flex"].reason

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from built_arms import blocked, configuration, evidence_of, stepped
+from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 from kernels.core import measured
+from workbench.runner.config.resolve import resolve
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles import Trait, _kernel_toggle, torchscript
 
@@ -54,3 +55,20 @@ def test_kernels_are_compared_with_what_auto_chooses_in_the_same_kind_of_step(tr
     )
     _kernel_toggle._selects_the_same("auto", "attention", arm)
     assert captured == [trait is not None]
+
+
+def test_checkpointing_took_effect_whatever_other_evidence_calls_the_model_for():
+    toggles = {"checkpointing": "full", "in_place": "off"}
+    arm = stepped(configuration("moe", "train", model={"n_layers": 2}, toggles=toggles))
+    by_toggle = {evidence.toggle: evidence for evidence in arm.find_evidence()}
+    assert "outputs are bit-identical" in by_toggle["in_place"].text
+    assert by_toggle["checkpointing"].status == "effective", by_toggle["checkpointing"].text
+    assert "recomputes 2 blocks of 2" in by_toggle["checkpointing"].text
+
+
+def test_an_option_that_a_later_toggle_makes_possible_is_applied():
+    """Shared keys exclude mixture of depths as long as recursions are on."""
+    fields = {"mixture_of_recursions": True, "recursion_kv": "share"}
+    toggles = {"mixture_of_recursions": "off", "mixture_of_depths": "on"}
+    config = resolve(configuration("hydra", model=fields, toggles=toggles), CPU).config
+    assert config.mixture_of_depths and not config.mixture_of_recursions

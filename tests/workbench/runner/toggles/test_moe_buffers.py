@@ -6,7 +6,7 @@ import pytest
 import torch
 from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
-from models.layers.mixture import MixtureOfExperts
+from models.layers.mixture import MixtureOfExperts, StreamBuffer
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
 
@@ -46,6 +46,21 @@ def test_steps_after_the_first_take_no_new_memory_and_give_the_same_as_without()
 
 def test_adding_in_place_to_what_lies_in_the_workspace_is_right():
     requested = configuration("moe", toggles=ON | {"in_place": "on"})
+    judged = comparison.check(stepped(requested), resolve(requested, CPU))
+    assert judged.ok, judged.text
+
+
+def test_a_wrong_addition_in_the_buffer_is_not_repeated_by_the_reference(monkeypatch):
+    total = StreamBuffer.total
+    monkeypatch.setattr(StreamBuffer, "total", lambda self, x, y: total(self, x, y.flip(-1)))
+    requested = configuration("moe", toggles={"reuse_buffers": "on"})
+    judged = comparison.check(stepped(requested), resolve(requested, CPU))
+    assert judged.ok is False, judged.text
+
+
+def test_scales_of_quantized_layers_are_checked_beside_a_buffer_for_inference():
+    toggles = {"reuse_buffers": "on", "quantization": "fp8_tensor"}
+    requested = configuration("moe", toggles=toggles)
     judged = comparison.check(stepped(requested), resolve(requested, CPU))
     assert judged.ok, judged.text
 
