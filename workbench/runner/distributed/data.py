@@ -169,8 +169,8 @@ class _Reducer:
         state = self._power_sgd
         reduced: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
         if bucket.buffer().device.type == "cpu":
-            # Torch's hook sends later parts from gloo's two threads, and waits there. With two buckets
-            # both threads may wait without end, or ranks send in different orders, which ends them.
+            # Torch's hook sends later parts from gloo's two threads, and waits there. With two
+            # buckets both may wait without end, or ranks send in other orders, which ends them.
             reduced.wait()
         before, self._compressed = self._compressed, state.total_numel_after_compression
         # The first steps compress nothing.
