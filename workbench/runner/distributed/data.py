@@ -89,7 +89,7 @@ class Replicate:
         with stream, warnings.catch_warnings():  # later than 2.11, torch renames an option
             warnings.simplefilter("ignore", FutureWarning)
             self._ddp = DistributedDataParallel(self._module, process_group=group, **self._options)
-        self._reducer = _Reducer(self._compression, group)
+        self._reducer = _Reducer(self._compression, self.sent_dtype, group)
         self._ddp.register_comm_hook(self._reducer, _reduce)
 
     def __call__(self, *batch: Any) -> Tensor:
@@ -103,6 +103,11 @@ class Replicate:
                 raise Mistake(_INCOMPLETE) from None
             raise
         return loss
+
+    @property
+    def sent_dtype(self) -> torch.dtype | None:
+        """Dtype that gradients are rounded to before they are averaged; None if they are not."""
+        return torch.bfloat16 if self._compression == "bf16" else None
 
     @property
     def reductions(self) -> Reductions:
@@ -127,10 +132,12 @@ class _Reducer:
     model, the model would never be freed.
     """
 
-    def __init__(self, compression: str, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, compression: str, sent_dtype: torch.dtype | None, group: dist.ProcessGroup
+    ) -> None:
         self.reductions = Reductions()
         self.buffers: dict[int, Tensor] = {}
-        self._compression, self._group = compression, group
+        self._sent_dtype, self._group = sent_dtype, group
         self._works: list[dist.Work] = []
         self._compressed = 0  # numbers that PowerSGD has sent so far
         self._power_sgd: Any = None
@@ -150,7 +157,7 @@ class _Reducer:
         self.buffers[bucket.index()] = buffer
         if self._power_sgd is not None:
             return self._compress(bucket)
-        sent = buffer.bfloat16() if self._compression == "bf16" else buffer
+        sent = buffer if self._sent_dtype is None else buffer.to(self._sent_dtype)
         reductions.sent_bytes += sent.nbytes
         sent.div_(self._group.size())
         work = dist.all_reduce(sent, group=self._group, async_op=True)

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.runner.batches import Batches, Tensors
 from workbench.runner.interfaces import Trait
@@ -318,6 +318,7 @@ def _train_plain(
         if dtype is None:
             copy_choices(model, variant.model)
             trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
+            _round_gradients(variant, copies.values())
         losses = []
         ranks = 1 if variant.divided is None else variant.divided.layout.data
         variant.batches.rewind()
@@ -335,6 +336,16 @@ def _train_plain(
             if parameter.requires_grad
         }
     return TrainingRun([float(loss) for loss in losses], weight_updates, _scale_of(trainer.scaler))
+
+
+def _round_gradients(variant: Variant, parameters: Iterable[nn.Parameter]) -> None:
+    """Round the gradients of ``parameters`` as ranks of the variant do before they send them."""
+    replicate = None if variant.divided is None else variant.divided.replicate
+    if replicate is None or (dtype := replicate.sent_dtype) is None:
+        return
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
 
 
 def _batches_of_ranks(batches: Batches, count: int) -> list[Tensors]:
