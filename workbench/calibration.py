@@ -3,8 +3,9 @@
 One file in the state folder holds floors by machine and by kind. Another device, driver,
 torch, CPU, number of cores or power limit of the GPU makes another machine, which has to be
 calibrated again: the host launches what the GPU runs. Hosts that are alike in all of these share
-their floors. A kind is a family, a workload and a precision: short steps scatter more than long
-ones. A kind that was never calibrated has the machine's largest floor, and the verdict says so.
+their floors. A kind is a family (or a user's own model), a workload and a precision: short steps
+scatter more than long ones. A kind that was never calibrated has the machine's largest floor, and
+the verdict says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sessions.model import Configuration, PairedComparison
+from sessions.model import OWN, Configuration, PairedComparison
 from sessions.numbers import margin_text, moment
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
@@ -37,7 +38,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     created: float  # Unix time
     pairs: int
     seconds: float
-    measured_with: str  # family, preset and workload
+    measured_with: str  # the configuration's title
     kind: str = ""  # as ``kind_of`` says; empty in files from before kinds were recorded
     disturbed: str = ""  # who else used the device meanwhile: a clause
 
@@ -60,10 +61,14 @@ def load(catalogue: Catalogue) -> list[Calibration]:
 
 
 def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
-    """Return a configuration's kind: configurations of one family, workload and precision."""
+    """Return a configuration's kind: configurations of one family, workload and precision.
+
+    A user's own models are as different as families are.
+    """
     defaults = {toggle.name: toggle.default for toggle in catalogue.toggles}
     precision = configuration.toggles.get(PRECISION, defaults.get(PRECISION, ""))
-    kind = f"{configuration.family} {configuration.workload}"
+    of_family = f"{configuration.family} {configuration.workload}"
+    kind = configuration.title if configuration.family == OWN else of_family
     return f"{kind} in {precision}" if precision else kind
 
 
@@ -127,9 +132,7 @@ def calibrated(
         created=time.time(),
         pairs=comparison.facts["pairs"],
         seconds=comparison.facts["seconds"],
-        measured_with=" ".join(
-            (configuration.family, configuration.preset, configuration.workload)
-        ),
+        measured_with=configuration.title,
         kind=kind_of(catalogue, configuration),
         disturbed=comparison.facts.get("others", ""),
     )

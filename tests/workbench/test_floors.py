@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import wire_samples
 
-from sessions.model import PairedComparison
+from sessions.model import OWN, PairedComparison
 from sessions.verdicts.verdict_words import remarks
 from workbench import calibration, protocol
 from workbench.protocol.catalogue import OptionInfo, ToggleInfo
@@ -219,3 +219,17 @@ def test_too_few_pairs_make_no_floor_and_say_how_long_enough_of_them_take(facts,
     )  # fmt: skip
     with pytest.raises(ValueError, match=allow):
         calibration.floor(measured)
+
+
+def test_a_floor_of_one_own_model_is_not_called_that_of_another():
+    """The floor of a small file counted, without a word, for every file and configuration."""
+    small, large, hugging_face = (
+        msgspec.structs.replace(TRAIN, family=OWN, preset="file", model={"source": source})
+        for source in ("/a/small.py:build", "/a/large.py:build", "hf:gpt2")
+    )
+    calibrate(small, 0.05)
+    assert compared(small, small).floor_note == ""
+    without_function = msgspec.structs.replace(small, model={"source": "/a/small.py"})
+    assert compared(without_function, without_function).floor_note == ""
+    assert compared(large, large).floor_note.startswith("large train in fp32 was never calibrated")
+    assert compared(hugging_face, hugging_face).floor_note.endswith("5 % with small train")

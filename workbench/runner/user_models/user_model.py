@@ -190,10 +190,10 @@ class OwnFamily(Family):
     def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
         """Check the sequence, which such inputs do not have; the memory is not known."""
         if sequence != 1:
-            raise ConfigurationError(
-                f"own: sequence = {sequence}, but make_inputs(batch) sets all sizes but the batch; "
-                "leave sequence at 1"
-            )
+            why = "make_inputs(batch) sets all sizes but the batch"
+            if hf_model.is_hf(config.source):
+                why = f"the tokens of an input are an option of hf:CONFIG (:sequence={sequence})"
+            raise ConfigurationError(f"own: sequence = {sequence}, but {why}; leave sequence at 1")
 
     def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
         """Return zeros: not known before it is built."""

@@ -64,9 +64,15 @@ class Sweeps(QObject):
             return {}
         family = config_edit.family_of(catalogue, edited.family)
         workload = config_edit.workload_of(catalogue, edited.workload)
-        titles = {f"settings.{field.name}": field.title for field in workload.fields}
-        for field in family.fields:
-            titles[f"model.{field.name}"] = f"Model: {field.title}"
+        titles = {
+            f"{group}.{field.name}": f"{prefix}{field.title}"
+            for group, prefix, fields in (
+                ("settings", "", workload.fields),
+                ("model", "Model: ", family.fields),
+            )
+            for field in fields
+            if config_edit.applies(family.name, group, field.name)
+        }
         if len(family.presets) > 1:
             titles["preset"] = "Preset"
         return titles
@@ -197,7 +203,8 @@ class Sweeps(QObject):
         offered = self.offered()
         for axis, name in enumerate(self.fields):
             if name and name not in offered and offered:
-                self.fields[axis] = FIRST if axis == 0 else ""
+                first = FIRST if FIRST in offered else next(iter(offered))
+                self.fields[axis] = first if axis == 0 else ""
             if self.values[axis] == self._suggested[axis]:
                 self._suggest(axis)
         self.changed.emit()

@@ -8,7 +8,6 @@ from pathlib import Path
 from PySide6.QtCore import QSignalBlocker
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
-from sessions.model import OWN
 from sessions.plain_text import wrapped
 from workbench.protocol import Catalogue
 from workbench.ui.dialogs import runner_files
@@ -20,13 +19,6 @@ CONTRACT_TIP = (
     "first dimension. make_inputs(batch) draws inputs; loss(output, *inputs) is only needed for "
     "training. Help, Your own model has more."
 )
-# Fields of the family and the workload that say nothing about a file.
-HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}
-
-
-def applies(family: str, group: str, field: str) -> bool:
-    """Return True if a field means something for a family."""
-    return family != OWN or (group, field) not in HIDDEN
 
 
 class OwnModelRow(QWidget):

@@ -21,7 +21,7 @@ from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _editors, _widgets
-from workbench.ui.panels._own_model import OwnModelRow, applies
+from workbench.ui.panels._own_model import OwnModelRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
@@ -230,7 +230,7 @@ class BuildPanel(QWidget):
         configuration = self._configuration.edited
         assert configuration is not None
         for field in fields:
-            if not applies(configuration.family, group, field.name):
+            if not config_edit.applies(configuration.family, group, field.name):
                 self._shows.pop((group, field.name), None)
                 continue
             changed = self._changer(group, field.name)

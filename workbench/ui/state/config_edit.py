@@ -11,6 +11,8 @@ from sessions.model import HF, OWN, Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
 _BUILD = "build"  # the default function of such a file
+# Fields of the family and the workload that say nothing about such a file.
+_HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}
 
 _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
@@ -44,6 +46,11 @@ def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str
     changed = with_family(catalogue, configuration, OWN)
     toggles = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
     return msgspec.structs.replace(changed, model={"source": path}, toggles=toggles)
+
+
+def applies(family: str, group: str, field: str) -> bool:
+    """Return True if a field means something for a family."""
+    return family != OWN or (group, field) not in _HIDDEN
 
 
 def lacks_own_model(configuration: Configuration) -> bool:

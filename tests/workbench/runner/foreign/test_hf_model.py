@@ -125,3 +125,9 @@ def test_a_runner_trains_it_with_toggles_checks_it_and_describes_tokens(runner: 
     status = {evidence.toggle: evidence.status for evidence in segment.evidence}
     assert all(status[name] == "effective" for name in toggles)
     assert segment.configuration.model["source"] == "hf:llama-3.1-8b:tiny"
+
+
+def test_a_sequence_as_a_setting_is_refused_with_the_option_that_sets_it():
+    config = user_model.OwnConfig(source="hf:gpt2:tiny")
+    with pytest.raises(ConfigurationError, match=r"option of hf:CONFIG \(:sequence=64\)"):
+        user_model.FAMILY.check_memory(config, sequence=64)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QComboBox, QLabel, QLineEdit, QPushButton
 
 from sessions.tables import segments_table
 from workbench.protocol import Availability
-from workbench.ui.panels._own_model import CONTRACT, applies, file_title
+from workbench.ui.panels._own_model import CONTRACT, file_title
 from workbench.ui.panels._segment_model import condensed
 from workbench.ui.state import config_edit
 
@@ -90,8 +90,21 @@ def test_until_a_file_is_chosen_the_form_asks_for_it_and_reports_no_error(ready)
 
 
 def test_fields_that_say_nothing_about_a_file_are_left_out():
+    applies = config_edit.applies
     assert not applies("own", "settings", "sequence") and not applies("own", "model", "sha256")
     assert applies("hydra", "settings", "sequence") and applies("own", "settings", "batch")
+
+
+def test_a_sweep_of_it_varies_only_what_applies(ready):
+    """Its first field was the sequence, with values that every point refused."""
+    with_own_family(ready)
+    configuration, sweeps = ready.workspace.configuration, ready.workspace.sweeps
+    assert sweeps.fields[0] == "settings.sequence"
+    configuration.edit(
+        config_edit.with_own_model(configuration.catalogue, configuration.edited, "mine.py")
+    )
+    assert not {"settings.sequence", "model.source", "model.sha256"} & sweeps.offered().keys()
+    assert sweeps.fields[0] in sweeps.offered() and sweeps.points() > 1
 
 
 def test_a_model_of_ones_own_is_named_by_its_file_and_not_by_its_hash(ready):
