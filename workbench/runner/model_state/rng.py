@@ -1,17 +1,17 @@
 """Detection of random numbers that a model draws; the generators are seeded or restored.
 
 The states of the generators are compared before and after: torch's of the host and of the device,
-those that the user's model holds, Python's, and numpy's if it is loaded.
+those that the user's model holds, Python's, and numpy's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy.random  # before a step loads it, which would look like a drawn number
 import torch
 from torch import nn
 
@@ -26,8 +26,7 @@ def seed_all(seed: int) -> None:
     """Seed the generators of the process: torch's of every device, Python's and numpy's."""
     torch.manual_seed(seed)
     random.seed(seed)
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed(seed % 2**32)
+    numpy.random.seed(seed % 2**32)
 
 
 def states(model: nn.Module, device: torch.device) -> list[str]:
@@ -70,7 +69,7 @@ def copy_modes(model: nn.Module, other: nn.Module) -> None:
 
 
 def _generators(model: nn.Module, device: torch.device) -> list[_State]:
-    generators: list[Any] = [torch.default_generator, random, sys.modules.get("numpy.random")]
+    generators: list[Any] = [torch.default_generator, random, numpy.random]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
@@ -96,11 +95,10 @@ def _state(generator: Any) -> _State | None:
         return generator.get_state, generator.set_state
     if generator is random or isinstance(generator, random.Random):
         return generator.getstate, generator.setstate
-    numpy = sys.modules.get("numpy.random")
-    if numpy and isinstance(generator, numpy.Generator):
+    if isinstance(generator, numpy.random.Generator):
         bits = generator.bit_generator
         return lambda: bits.state, lambda state: setattr(bits, "state", state)
-    if numpy and (generator is numpy or isinstance(generator, numpy.RandomState)):
+    if generator is numpy.random or isinstance(generator, numpy.random.RandomState):
         return generator.get_state, generator.set_state
     return None
 
