@@ -60,14 +60,6 @@ def moments(optimizer: torch.optim.Optimizer) -> Moments:
     return Moments(sum(storages.values()), numbers, tensors, eight_bit)
 
 
-def updated(optimizer: torch.optim.AdamW) -> int:
-    """Return how many parameters AdamW has updated: not those without gradients.
-
-    ``Weights`` creates the moments by a step that changes nothing, but counts.
-    """
-    return sum(float(state["step"]) > 1 for state in optimizer.state.values())
-
-
 def parts(value: Any) -> Iterator[Tensor]:
     """Yield the plain tensors of a state's entry; nothing for an entry that is no tensor."""
     if not isinstance(value, Tensor):

@@ -28,15 +28,16 @@ class Own(nn.Module):
         return self.used(self.frozen(self.embedding(tokens))) * self.scale
 
 def build():
-    return Own(), lambda batch: torch.randint(9, (batch,)), lambda y, x: y.abs().square().mean()
+    return Own(), lambda batch: torch.randint(9, (batch,)), {loss}
 """
+MEAN = "lambda y, x: y.abs().square().mean()"
 
 
 @pytest.fixture
 def stepped(tmp_path):
-    def step(*, sparse=False, dtype="torch.float32", **toggles):
+    def step(*, sparse=False, dtype="torch.float32", loss=MEAN, **toggles):
         path = tmp_path / "own.py"
-        path.write_text(FILE.format(sparse=sparse, dtype=dtype))
+        path.write_text(FILE.format(sparse=sparse, dtype=dtype, loss=loss))
         requested = Configuration(
             family="own",
             preset="file",
@@ -47,8 +48,8 @@ def stepped(tmp_path):
         situation = resolve(requested, CPU)
         variant = VariantCache().get(situation, PhaseTracker(lambda phase: None))
         with variant.entered():
-            for _ in range(2):
-                variant.ready()
+            variant.ready()
+            with variant.watched():
                 variant.step()
         return variant
 
@@ -60,6 +61,13 @@ def test_the_evidence_counts_only_tensors_that_are_updated(stepped, option):
     (evidence,) = [x for x in stepped(adamw=option).find_evidence() if x.toggle == "adamw"]
     assert evidence.status == "effective"
     assert evidence.text.startswith("AdamW updates 4 tensors"), "two, an embedding and a scale"
+
+
+def test_an_update_that_overflows_and_is_skipped_is_still_one_of_adamw(stepped):
+    variant = stepped(loss=f"{MEAN} * 1e6", precision="amp_fp16", adamw="fused")
+    assert variant.trainer.scaler.get_scale() < 65536, "the first update was skipped"
+    (evidence,) = [x for x in variant.find_evidence() if x.toggle == "adamw"]
+    assert evidence.text.startswith("AdamW updates 4 tensors"), evidence.text
 
 
 @pytest.mark.parametrize("toggles", [{}, {"adamw": "fused"}, {"precision": "amp_fp16"}])
