@@ -137,7 +137,7 @@ def compare_results(base: Segment, current: Segment) -> Finding:
         change += f"; early loss differs by {loss_difference:.2g}, at most {most:.2g} allowed"
         is_same &= math.isfinite(loss_difference) and loss_difference <= most
     if not is_same and any(side.ledger.get(DRAWS) for side in (base, current)):
-        change += "; the model draws random numbers, and may have drawn others"
+        change += "; the model draws random numbers, and may have drawn different ones"
         return Finding("results", before, after, change, None)
     return Finding("results", before, after, change, not is_same)
 

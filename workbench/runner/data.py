@@ -105,7 +105,7 @@ def _rings(batches: Sequence[Tensors]) -> list[Tensor]:
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """Stack tensors, each in the memory layout of the first one (for example channels last)."""
+    """Stack tensors in the memory layout of the first tensor, for example channels last."""
     like = torch.empty_like(parts[0])
     ring = like.new_empty_strided((len(parts), *like.shape), (like.numel(), *like.stride()))
     for row, part in zip(ring, parts, strict=True):

@@ -145,7 +145,7 @@ def test_the_verdicts_are_about_start_and_runner_up_and_each_change():
     assert runner_up.ratio < 1 and verdicts.runner_up.is_right
     saved_ms = bench.base_ms * (1 - math.exp(-0.3))
     first = next(candidate for candidate in search.candidates if candidate.point[0] == "b")
-    longer_s = 4.0 * len({first.number, search.best.number})  # here nothing is found in caches
+    longer_s = 4.0 * len({first.number, search.best.number})  # this bench has no caches
     assert verdicts.payoff_steps() == pytest.approx(1000 * longer_s / saved_ms, rel=0.1)
     assert search.spent_s <= search.goal.budget_s
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import torch
 
-from sessions.model import Configuration
+from sessions.model import OWN, Configuration
 from workbench.protocol import Blocked
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
@@ -14,6 +16,13 @@ from workbench.runner.experiments import checks
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.profiling.probes import allocations
 from workbench.runner.variants.variant import Variant
+
+
+def owned(source: object, workload: str = "train", **changes: Any) -> Configuration:
+    """Return the configuration of a user's file."""
+    return Configuration(
+        family=OWN, preset="file", workload=workload, model={"source": str(source)}, **changes
+    )
 
 
 def stepped(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from built import owned
 from torch import nn
 
 from sessions.model import Configuration
@@ -40,9 +41,7 @@ def written(tmp_path):
     def write(inputs, body="return self.layer(x)", dtype="torch.float32"):
         path = tmp_path / "own.py"
         path.write_text(FILE.format(inputs=inputs, body=body, dtype=dtype))
-        return Configuration(
-            family="own", preset="file", workload="train", model={"source": str(path)}
-        )
+        return owned(path)
 
     return write
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from built import owned
 from torch import nn
 
-from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
@@ -49,10 +49,7 @@ def test_weights_that_a_mode_merges_are_the_same_in_every_configuration(tmp_path
     path.write_text(FILE.format(merge=merge))
     cache, models = VariantCache(), []
     for number in (0, 1):
-        requested = Configuration(
-            family="own", preset="file", workload=workload, model={"source": str(path)}
-        )
-        situation = resolve(requested, CPU)
+        situation = resolve(owned(path, workload), CPU)
         variant = cache.get(situation, PhaseTracker(lambda phase: None), number)
         models.append(variant.model)
         if not number:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from built import owned
 from runner_driver import Driver
 from torch import nn
 
@@ -41,12 +42,6 @@ import torch
 def build():
     return torch.nn.Linear(3, 3), lambda batch: torch.randn(batch, 3)
 """
-
-
-def owned(source, workload: str = "train", **changes) -> Configuration:
-    return Configuration(
-        family="own", preset="file", workload=workload, model={"source": str(source)}, **changes
-    )
 
 
 @pytest.fixture

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from built import owned, stepped
 
-from sessions.model import Configuration
-from workbench.runner.building.variant_cache import VariantCache
-from workbench.runner.config.resolve import resolve
-from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 
-CPU = torch.device("cpu")
 FILE = """
 import collections, functools, torch
 from torch import nn
@@ -46,8 +42,8 @@ LOSSES = {
     "inside of a partial": "loss = functools.partial(Penalty(weight))",
     "default": "loss = lambda y, x, w=weight: loss_of(w, y, x)",
     "keyword default": "loss = lambda y, x, *, w=weight: loss_of(w, y, x)",
-    "deque": "held = collections.deque([weight]); loss = lambda y, x: loss_of(held[0], y, x)",
-    "attribute of a function": "loss = lambda y, x: loss_of(loss.held, y, x); loss.held = weight",
+    "deque": "queue = collections.deque([weight]); loss = lambda y, x: loss_of(queue[0], y, x)",
+    "attribute of a function": "loss = lambda y, x: loss_of(loss.term, y, x); loss.term = weight",
 }
 
 
@@ -55,19 +51,12 @@ LOSSES = {
 def test_a_reference_to_a_parameter_outside_of_its_module_is_followed(tmp_path, loss):
     path = tmp_path / "own.py"
     path.write_text(FILE.format(loss=loss))
-    requested = Configuration(
-        family="own", preset="file", workload="train", model={"source": str(path)}
-    )
-    situation = resolve(requested, CPU)
-    variant = VariantCache().get(situation, PhaseTracker(lambda phase: None))
+    variant = stepped(owned(path))
     x = variant.batches.inputs[0]
     weight = variant.model.module.layer.weight
     with torch.no_grad():
         weight.fill_(3)
         output = variant.model(x)
         assert variant.model.loss(x) == (output - 1).square().mean() + 9
-    with variant.entered():
-        variant.ready()
-        variant.step()
-    result = comparison.check(variant, situation)
+    result = comparison.check(variant, variant.situation)
     assert result.ok, result.text

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from built import owned, stepped
 
-from sessions.model import Configuration
-from workbench.runner.building.variant_cache import VariantCache
-from workbench.runner.config.resolve import resolve
-from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.numerics import comparison
 
-CPU = torch.device("cpu")
 FILE = """
 import torch
 from torch import nn
@@ -30,7 +25,7 @@ class Own(nn.Module):
         {body}
 
 module = Own()
-whole = torch.compile(lambda x: x.tanh(), backend="aot_eager", fullgraph=True)
+compiled = torch.compile(lambda x: x.tanh(), backend="aot_eager", fullgraph=True)
 
 def loss(y, x):
     {loss}
@@ -61,20 +56,13 @@ TRAINS_ONLY = """
 
 @pytest.fixture
 def step(tmp_path):
-    def stepped(body=PLAIN, loss=MEAN, *, needed=False):
+    def checked(body=PLAIN, loss=MEAN, *, needed=False):
         path = tmp_path / "own.py"
         path.write_text(FILE.format(body=body, loss=loss, needed=needed))
-        requested = Configuration(
-            family="own", preset="file", workload="train", model={"source": str(path)}
-        )
-        situation = resolve(requested, CPU)
-        variant = VariantCache().get(situation, PhaseTracker(lambda phase: None))
-        with variant.entered(), variant.watched():
-            variant.ready()
-            variant.step()
-        return variant, comparison.check(variant, situation)
+        variant = stepped(owned(path))
+        return variant, comparison.check(variant, variant.situation)
 
-    return stepped
+    return checked
 
 
 @pytest.mark.parametrize(
@@ -103,13 +91,13 @@ def test_a_model_without_an_evaluation_mode_trains_and_is_checked(step):
 
 
 def test_what_a_model_compiles_as_one_graph_is_no_obstacle_to_counting_flops(step):
-    variant, result = step("return whole(self.net(x))")
+    variant, result = step("return compiled(self.net(x))")
     assert result.ok, result.text
     assert variant.record.facts["model_flops"] == 2 * 4 * (8 * 16 + 16) * 3 - 2 * 4 * 8 * 16
 
 
 def test_what_is_compiled_in_a_check_can_be_called_after_it(step):
-    body = "return whole(nn.functional.dropout(self.net(x), 0.1, self.training))"
+    body = "return compiled(nn.functional.dropout(self.net(x), 0.1, self.training))"
     variant, result = step(body)
     assert result.ok and "in evaluation mode" in result.text, result.text
     again = comparison.check(variant, variant.situation)

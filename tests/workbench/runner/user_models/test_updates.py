@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from built import collect_evidence, owned, stepped
 
 from models import ConfigurationError
-from sessions.model import Configuration
-from workbench.runner.building.variant_cache import VariantCache
-from workbench.runner.config.resolve import resolve
-from workbench.runner.instruments.phases import PhaseTracker
+from workbench.runner.config import resolve
 
-CPU = torch.device("cpu")
 FILE = """
 import torch
 from torch import nn
@@ -34,51 +30,41 @@ MEAN = "lambda y, x: y.abs().square().mean()"
 
 
 @pytest.fixture
-def stepped(tmp_path):
-    def step(*, sparse=False, dtype="torch.float32", loss=MEAN, **toggles):
+def step(tmp_path, monkeypatch):
+    # AMP in FP16 is offered on GPUs only; its loss scaler works on a CPU as well.
+    monkeypatch.setattr(resolve, "require_unblocked", lambda situation: None)
+
+    def step_once(*, sparse=False, dtype="torch.float32", loss=MEAN, **toggles):
         path = tmp_path / "own.py"
         path.write_text(FILE.format(sparse=sparse, dtype=dtype, loss=loss))
-        requested = Configuration(
-            family="own",
-            preset="file",
-            workload="train",
-            model={"source": str(path)},
-            toggles=toggles,
-        )
-        situation = resolve(requested, CPU)
-        variant = VariantCache().get(situation, PhaseTracker(lambda phase: None))
-        with variant.entered():
-            variant.ready()
-            with variant.watched():
-                variant.step()
-        return variant
+        return stepped(owned(path), **toggles)
 
-    return step
+    return step_once
 
 
 @pytest.mark.parametrize("option", ["foreach", "fused"])
-def test_the_evidence_counts_only_tensors_that_are_updated(stepped, option):
-    (evidence,) = [x for x in stepped(adamw=option).find_evidence() if x.toggle == "adamw"]
-    assert evidence.status == "effective"
-    assert evidence.text.startswith("AdamW updates 4 tensors"), "two, an embedding and a scale"
+def test_the_evidence_counts_only_tensors_that_are_updated(step, option):
+    status, text = collect_evidence(step(adamw=option))["adamw"]
+    assert status == "effective"
+    assert text.startswith("AdamW updates 4 tensors"), "two, an embedding and a scale"
 
 
-def test_an_update_that_overflows_and_is_skipped_is_still_one_of_adamw(stepped):
-    variant = stepped(loss=f"{MEAN} * 1e6", precision="amp_fp16", adamw="fused")
+def test_an_update_that_overflows_and_is_skipped_is_still_one_of_adamw(step):
+    variant = step(loss=f"{MEAN} * 1e6", precision="amp_fp16", adamw="fused")
     assert variant.trainer.scaler.get_scale() < 65536, "the first update was skipped"
-    (evidence,) = [x for x in variant.find_evidence() if x.toggle == "adamw"]
-    assert evidence.text.startswith("AdamW updates 4 tensors"), evidence.text
+    _, text = collect_evidence(variant)["adamw"]
+    assert text.startswith("AdamW updates 4 tensors"), text
 
 
 @pytest.mark.parametrize("toggles", [{}, {"adamw": "fused"}, {"precision": "amp_fp16"}])
-def test_a_sparse_gradient_is_a_mistake_that_names_its_remedy(stepped, toggles):
+def test_a_sparse_gradient_is_a_mistake_that_names_its_remedy(toggles, step):
     with pytest.raises(ConfigurationError, match=r"shape \(9, 8\) is sparse.*sparse=False"):
-        stepped(sparse=True, **toggles)
+        step(sparse=True, **toggles)
 
 
-def test_fused_adamw_of_complex_parameters_is_a_mistake_that_names_its_remedy(stepped):
+def test_fused_adamw_of_complex_parameters_is_a_mistake_that_names_its_remedy(step):
     with pytest.raises(
         ConfigurationError, match=r"scale is complex; choose adamw=foreach or adamw=loop"
     ):
-        stepped(dtype="torch.cfloat", adamw="fused")
-    stepped(dtype="torch.cfloat", adamw="foreach")
+        step(dtype="torch.cfloat", adamw="fused")
+    step(dtype="torch.cfloat", adamw="foreach")

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from built import owned
 from process_end import assert_end
 from runner_driver import Driver
 
-from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner.failures import OwnModelError
 from workbench.runner.user_models import user_model
@@ -31,10 +31,6 @@ def build():
     {build}
     return Own(3, 3), lambda batch: torch.randn(batch, 3)
 """
-
-
-def owned(path: Path, **changes) -> Configuration:
-    return Configuration(family="own", preset="file", model={"source": str(path)}, **changes)
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def test_any_base_exception_ends_the_run_and_not_the_runner(runner, write, kind,
         texts = {"build": "pass", "forward": "pass", where: raising}
         path = write(MODEL.format(**texts))
     since = len(runner.messages)
-    runner.start(owned(path), steps=3)
+    runner.start(owned(path, "forward"), steps=3)
     assert runner.finish().reason == "failed"
     (failure,) = [m for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
     assert kind in failure.sentence and "enough" in failure.sentence and not failure.fatal
@@ -118,7 +114,7 @@ def test_processes_in_sessions_of_their_own_end_with_the_runner(write, tmp_path,
     start = SLEEPER.format(program=LEAVES.format(path=str(number_file)), more="").replace("{", "{{")
     driver = Driver()
     driver.until_state("idle")
-    driver.start(owned(write(MODEL.format(build=start, forward="pass"))), steps=2)
+    driver.start(owned(write(MODEL.format(build=start, forward="pass")), "forward"), steps=2)
     driver.finish()
     while not (number_file.exists() and number_file.read_text()):
         assert driver.runner.alive
@@ -221,7 +217,7 @@ def build():
 
 def test_a_file_that_replaces_clocks_changes_no_time_and_is_reported(runner, write):
     since = len(runner.messages)
-    runner.start(owned(write(CLOCKS)), seconds=0.3)
+    runner.start(owned(write(CLOCKS), "forward"), seconds=0.3)
     assert runner.finish().reason == "done", runner.describe()
     segment = runner.session.segments[-1]
     assert all(0 < ms < 1e5 for ms in segment.steps["wall_ms"])
