@@ -279,6 +279,7 @@ def makers(
         if device.type == "cuda":
             yield "transformers reduce-overhead", theirs("reduce-overhead")
     if family == "mamba2" and device.type == "cuda" and not absent("mamba_ssm"):
+        yield "plain with mamba_ssm, eager", plain("eager", True)
         yield "plain with mamba_ssm, compiled", plain("default", True)
         yield "plain with mamba_ssm, reduce-overhead", plain("reduce-overhead", True)
     for name, toggles in every.items():
@@ -310,7 +311,9 @@ def stepped(
 ) -> Step:
     """Return the step that a user would write around a compiled model."""
     torch.set_float32_matmul_precision("high")
-    compiled = torch.compile(call, mode=None if mode == "default" else mode, dynamic=False)
+    compiled = call
+    if mode != "eager":
+        compiled = torch.compile(call, mode=None if mode == "default" else mode, dynamic=False)
     inputs = arm.batches.inputs
     if not trains:
         model.eval()

@@ -384,7 +384,8 @@ class Search:
         self._settle(batch)
         for candidate in batch:
             if candidate.state == NOT_TRIED and not self._is_over:
-                candidate.state, candidate.reason = FAILED, "all its blocks are void"
+                reason = ": ".join(filter(None, ("all its blocks are void", candidate.void)))
+                candidate.state, candidate.reason = FAILED, reason
             if candidate is not self.best:
                 self.bench.release(candidate)
 

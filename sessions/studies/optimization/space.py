@@ -120,6 +120,7 @@ class Candidate:
     peak_bytes: float = math.nan
     numerics: Numerics | None = None
     evidence: Sequence[Evidence] = ()
+    void: str = ""  # why its latest block does not count, as a clause
     measurements: list[Measurement] = field(default_factory=list)
     rounds: dict[int, list[tuple[Measurement, Measurement]]] = field(default_factory=dict)
 

@@ -2,13 +2,15 @@
 
 The start, the best candidate, the runner-up and the best candidate without each of its changes
 alternate in rounds. The blocks of the search do not count: the best of many was chosen by them. If
-the new blocks show that the runner-up is faster than the best candidate, it takes its place.
+the new blocks show that one of these others is faster than the best candidate, and its numbers are
+right, it takes that place.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +24,7 @@ from sessions.studies.optimization.search import Search
 from sessions.studies.optimization.space import (
     ENERGY,
     MEMORY,
+    NOT_TRIED,
     RACED,
     Candidate,
     Failure,
@@ -60,7 +63,7 @@ class Verdicts:
     slice_s: float = math.inf  # after which all arms are built again
     one_build: str = ""  # why they are built once, as a clause
     seconds: float = 0.0  # of alternating
-    _gave_way: bool = False  # the search's best candidate, to the runner-up
+    _refuted: list[Candidate] = field(default_factory=list)  # that were the best one before
 
     @property
     def best(self) -> Candidate | None:
@@ -70,7 +73,7 @@ class Verdicts:
         or if that one failed in them.
         """
         best, start = self.search.best, self.search.start
-        is_refuted = self._is_refuted_by(GAIN) or not self.search.proposable(best)
+        is_refuted = self._is_slower_than_the_start or not self.search.proposable(best)
         if is_refuted and self.search.proposable(start):
             return start
         return best if self.search.proposable(best) else None
@@ -203,31 +206,66 @@ class Verdicts:
         weights = {self.arms.index(self.search.best): 1.0, self.arms.index(other): -1.0}
         self.contrasts.append(Contrast(kind, name, weights))
 
-    def _is_refuted_by(self, kind: str) -> bool:
-        """Return True if this contrast shows that the best candidate is slower or needs more."""
+    def _refutations(self) -> list[Effect]:
+        """Return the effects by which the best candidate is slower or needs more, largest first."""
         objective = self.search.goal.objective
-        effect = None if objective == MEMORY else self._effect(kind, objective)
-        judgement = None if effect is None else effect.judgement
-        return judgement is not None and judgement.verdict == "SLOWER"
+        effects = {MEMORY: [], ENERGY: self.energy}.get(objective, self.effects)
+        judged = [(e.judgement, e) for e in effects if e.judgement is not None]
+        slower = [(j.ratio or math.nan, e) for j, e in judged if j.verdict == "SLOWER"]
+        return [effect for _, effect in sorted(slower, key=lambda pair: -pair[0])]
+
+    @property
+    def _is_slower_than_the_start(self) -> bool:
+        return any(effect.contrast.kind == GAIN for effect in self._refutations())
 
     def _give_way(self) -> None:
-        """Put the runner-up in the place of the best candidate if the rounds show it to be faster.
+        """Put another candidate in the place of the best one if the rounds show it to be faster.
 
-        That was asked before these rounds, so the answer holds. It also replaces a candidate that
-        was checked and cannot be proposed, such as one that failed in these rounds. It happens once
-        at most.
+        That was asked before these rounds, so the answer holds. The other one is the runner-up, or
+        the best candidate without one of its options. The runner-up also replaces a candidate that
+        was checked and cannot be proposed, such as one that failed in these rounds.
         """
-        search, runner_up = self.search, self.runner_up
-        if self._gave_way or runner_up is None or not search.proposable(runner_up):
+        search, best = self.search, self.search.best
+        has_failed = best.numerics is not None and not search.proposable(best)
+        better = self.runner_up if has_failed else self._find_faster()
+        if better is None or better in self._refuted or not search.proposable(better):
             return
-        has_failed = search.best.numerics is not None and not search.proposable(search.best)
-        if has_failed or self._is_refuted_by(RUNNER_UP):
-            self._gave_way, self.contrasts = True, []
-            is_start = search.best is search.start
-            self.runner_up = None if has_failed or is_start else search.best
-            search.best = runner_up
-            self._choose_arms()
-            self.judge()
+        self._refuted.append(best)
+        self.contrasts = []
+        self.runner_up = None if has_failed or best is search.start else best
+        search.best = better
+        self._choose_arms()
+        self.judge()
+
+    def _find_faster(self) -> Candidate | None:
+        """Return the fastest candidate that the rounds show to be better and right, if any."""
+        for effect in self._refutations():
+            if effect.contrast.kind == GAIN:
+                continue
+            (other,) = (arm for arm, weight in effect.contrast.weights.items() if weight < 0)
+            candidate = self.arms[other]
+            if candidate.state == NOT_TRIED:  # by the search
+                self._enter(candidate, effect.contrast)
+            if candidate in self._unchecked():
+                self._check(candidate)
+            if self.search.proposable(candidate):
+                return candidate
+        return None
+
+    def _enter(self, candidate: Candidate, contrast: Contrast) -> None:
+        """Give a candidate that only the verdicts measured its estimates: the search has none."""
+        best, is_energy = self.search.best, self.search.goal.objective == ENERGY
+
+        def gain(effects: Sequence[Effect]) -> float:
+            judged = (e.judgement for e in effects if e.contrast is contrast)
+            ratios = (judgement.ratio for judgement in judged if judgement is not None)
+            return math.log(next(ratios, None) or math.nan)
+
+        candidate.state = RACED
+        candidate.time = best.time - gain(self.effects)
+        candidate.value = best.value - gain(self.energy if is_energy else self.effects)
+        blocks = (row.get(candidate.number) for row in self.rounds)
+        candidate.measurements += [block for block in blocks if block is not None]
 
     def _alternate(self) -> None:
         """Run rounds of all arms until the verdicts settle or the budget is spent."""

@@ -234,13 +234,17 @@ def _unshown_words(study: Study) -> str:
         if row["verdict"] == "FASTER"
         or (row["quantity"] == MEMORY and row["ratio"] < 1 - _region(study))
     }
-    names = [
-        str(row["name"])
+    without = {
+        str(row["name"]): row["verdict"]
         for row in effects
         if row["kind"] == WITHOUT and row["quantity"] == "time" and row["verdict"]
-    ]
-    unshown = [name for name in names if name not in helping]
-    return f"Not shown to help: {', '.join(unshown)}." if unshown else ""
+    }
+    unshown = [name for name in without if name not in helping]
+    slower = [name for name in unshown if without[name] == "SLOWER"]
+    words = [f"Slower with {', '.join(slower)} than without."] if slower else []
+    if unshown := [name for name in unshown if name not in slower]:
+        words.append(f"Not shown to help: {', '.join(unshown)}.")
+    return " ".join(words)
 
 
 def _format_times(facts: Mapping[str, Any]) -> str:

@@ -13,10 +13,12 @@ from simulated_bench import GIB, SimulatedBench, dimensions
 from sessions.model import Numerics
 from sessions.studies.optimization.search import NO_TIME, Search
 from sessions.studies.optimization.space import (
+    FAILED,
     LEAST_ROUNDS,
     MEMORY,
     NO_EFFECT,
     OUT_OF_MEMORY,
+    RACED,
     TOO_LARGE,
     Candidate,
     Failure,
@@ -196,6 +198,47 @@ def test_a_runner_up_that_new_blocks_show_to_be_faster_is_proposed_with_its_own_
     without = {name: e for (kind, name), e in judged.items() if kind == WITHOUT}
     assert without.keys() == {"toggle0=b", "toggle1=b"}
     assert all(e.judgement is not None or "no time" in e.reason for e in without.values())
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_an_option_that_new_blocks_show_to_be_harmful_is_dropped_if_the_rest_is_right(is_right):
+    """A prediction joins options, and the time of a search can end before each was raced alone."""
+    wrong = frozenset() if is_right else frozenset([(1, "a")])
+    effects = {(0, "b"): -0.3, (1, "b"): 0.05}
+    bench = SimulatedBench(dimensions(2, 2), effects, wrong=wrong, noise=0.002)
+    search = Search(bench.dimensions, bench, Goal(budget_s=100.0))
+    search.best = search.candidate(("b", "b"))
+    search.start.value = search.start.time = 0.0
+    search.best.state, search.best.value, search.best.time = RACED, -0.25, -0.25
+    assert all(search.build(c) is None for c in search.candidates) and search.check(search.best)
+    verdicts = Verdicts(search)
+    verdicts.run()
+    judged = {(e.contrast.kind, e.contrast.name): e.judgement for e in verdicts.effects}
+    gain = judged[GAIN, "best against start"]
+    if not is_right:
+        assert verdicts.best.title == "toggle0=b, toggle1=b"
+        assert judged[WITHOUT, "toggle1=b"].verdict == "SLOWER"
+        return
+    assert verdicts.best is search.best and search.best.title == "toggle0=b"
+    assert search.proposable(search.best) and search.best in verdicts.front()
+    assert search.best.value == pytest.approx(-0.3, abs=0.01) and search.best.step_ms > 0
+    assert verdicts.runner_up.title == "toggle0=b, toggle1=b"
+    assert gain.verdict == "FASTER" and gain.low < math.exp(-0.3) < gain.high
+
+
+def test_a_candidate_of_which_no_block_counts_says_why():
+    class Growing(SimulatedBench):
+        def round(self, candidates):
+            blocks = super().round(candidates)
+            for candidate in candidates:
+                if candidate.point[0] == "b":
+                    candidate.void = "the allocator reserved memory during the block"
+                    del blocks[candidate.number]
+            return blocks
+
+    search, _ = searched(Growing(dimensions(2), {(0, "b"): -0.3}), budget_s=60.0)
+    assert search.best is search.start and search.candidates[1].state == FAILED
+    assert search.candidates[1].reason == f"all its blocks are void: {search.candidates[1].void}"
 
 
 def test_a_start_gives_way_to_a_runner_up_that_new_blocks_show_to_be_faster():

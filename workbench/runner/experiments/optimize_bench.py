@@ -275,6 +275,7 @@ class RunnerBench:
         def keep(timed_block: TimedBlock) -> None:
             joules = self._step_joules
             self.on_block(candidate, timed_block, joules)
+            candidate.void = timed_block.void
             if not timed_block.void:
                 clock_mhz = math.nan if timed_block.clock_mhz is None else timed_block.clock_mhz
                 measured.append(

@@ -89,8 +89,11 @@ def test_options_of_the_result_that_were_not_shown_to_help_are_named():
     effects["verdict"][own & (effects["quantity"] == "time")] = "UNDECIDED"
     effects["ratio"][own & (effects["quantity"] == "memory")] = 1.0
     assert f"Not shown to help: {name}. Search" in remarks(study)[0]
+    effects["verdict"][own & (effects["quantity"] == "time")] = "SLOWER"
+    assert f"Slower with {name} than without. Search" in remarks(study)[0]
     effects["ratio"][own & (effects["quantity"] == "memory")] = 0.9
     assert "Not shown" not in remarks(study)[0], "it saves memory"
+    assert "Slower with" not in remarks(study)[0]
     effects["ratio"][own & (effects["quantity"] == "memory")] = 1.0
     effects["verdict"][own & (effects["quantity"] == "time")] = ""  # another option needs it
     assert "Not shown" not in remarks(study)[0]
