@@ -8,7 +8,7 @@ writing its outputs there. What a cache would save is not counted.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,10 @@ _GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_
 _SCATTERS = frozenset({
     "index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce",
     "_index_put_impl", "_unsafe_index_put", "index_fill",
+})  # fmt: skip
+_OVERWRITES = frozenset({
+    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential",
+    "_foreach_copy", "_foreach_zero",
 })  # fmt: skip
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
@@ -174,15 +178,18 @@ class Tally:
             return
         tensors = [tensor for tensor in tensors if tensor.device.type == self._device.type]
         base = name.rstrip("_")
-        written = sum(map(_touched, outputs))
+        returned = sum(map(_touched, outputs))
         if base in _GATHERS:
-            moved = 2 * written + sum(_touched(tensor) for tensor in tensors if _is_index(tensor))
+            moved = 2 * returned + sum(_touched(tensor) for tensor in tensors if _is_index(tensor))
         elif base in _SCATTERS:
             source = sum(map(_touched, tensors[1:]))
-            moved = 2 * source + (0 if name.endswith("_") else 2 * written)
+            moved = 2 * source + (0 if name.endswith("_") else 2 * returned)
         else:
-            distinct = {id(tensor): tensor for tensor in tensors}
-            moved = sum(map(_touched, distinct.values())) + written
+            changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
+            written = changed | {id(tensor): tensor for tensor in outputs}
+            overwrites = base in _OVERWRITES or function._schema.overload_name.endswith("out")
+            read = {id(t): t for t in tensors if not (overwrites and id(t) in changed)}
+            moved = sum(map(_touched, (*read.values(), *written.values())))
         formula = flop_registry.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         label = self._label or self._of_node()
@@ -257,6 +264,20 @@ def is_view(function: Any) -> bool:
     """Return True if all that an operator returns are views, so that it computes nothing."""
     returned = [returned_value.alias_info for returned_value in function._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the arguments that an operator writes to, also those that it does not return."""
+    names = [argument.name for argument in function._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    for argument in function._schema.arguments:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        # Fused updates write gradients only where they divide them by the scale of a loss.
+        if argument.name == "grads" and given.get("grad_scale") is None:
+            continue
+        leaves = tree_flatten(given.get(argument.name))[0]
+        yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _is_index(tensor: Tensor) -> bool:
