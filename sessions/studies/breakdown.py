@@ -336,7 +336,8 @@ def words(study: Study) -> list[str]:
             "which is faster than memory; if it cannot, measure the ceilings again."
         )
     if why := facts.get("no_least"):
-        lines.append(f"The attainable time of the operators is not known: {why}.")
+        which = "some" if study.tables.get("least") else "the"
+        lines.append(f"The attainable time of {which} operators is not known: {why}.")
     notes = facts.get("notes", [])
     lines += [str(note) for note in notes if note] if isinstance(notes, list) else []
     return lines

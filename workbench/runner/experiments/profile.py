@@ -303,11 +303,12 @@ class ProfileRun:
         wire.send(protocol.StudyFacts(study=index, facts=finite))
 
     def _send_least(self, index: int, situation: Situation) -> dict[str, Scalar | list[Scalar]]:
-        """Send the least work of a step; return the measured ceilings, or why it is unknown."""
+        """Send the least work of a step; return the measured ceilings, and what is unknown."""
         predictor = self._context.predictor
-        least = predictor.rows(situation)
-        if isinstance(least, str):
-            return {"no_least": least}
+        least, why = predictor.rows(situation)
+        unknown: dict[str, Scalar | list[Scalar]] = {"no_least": why} if why else {}
+        if not least:
+            return unknown
         self._rows(index, "least", {
             "name": [row.name for row in least],
             "calls": [row.calls for row in least],
@@ -316,7 +317,7 @@ class ProfileRun:
             "us": [row.us for row in least],
         })  # fmt: skip
         rates = predictor.ceilings.flops_per_s
-        return {
+        return unknown | {
             "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
             "ceiling_dtypes": [*rates],
             "ceiling_flops_per_s": [*rates.values()],

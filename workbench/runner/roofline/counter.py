@@ -76,6 +76,7 @@ class Tally:
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
+        self.unknown_least = ""  # why ``least`` is
         self._device = device
         self._paused = 1  # until ``counting``
         self._label = ""
@@ -112,21 +113,23 @@ class Tally:
         cost = self._cost(op, args)
         dtype = _UNITS.get(impl) or _dtype(args)
         learned = [leaf for leaf in tree_flatten(args)[0] if _needs_gradient(leaf)]
-        backward = cost.backward if learned and torch.is_grad_enabled() else None
-        for work in filter(None, (cost.forward, backward)):
-            if not self._label:  # else it is a part of another one, which counts as a whole
-                self.least.append(Call(op.name, work.bytes, work.flops, dtype))
+        trains = bool(learned) and torch.is_grad_enabled()
+        works = () if cost is None else (cost.forward, cost.backward if trains else None)
+        calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
+        if not self._label:  # else it is a part of another one, which counts as a whole
+            self.least += calls
         if impl in PLAIN and (outputs := self._plainly(op, impl, args)) is not None:
             return outputs[0]
-        self.calls.append(Call(op.name, cost.forward.bytes, cost.forward.flops, dtype))
+        if cost is None:
+            self.unknown = self.unknown_least
+        self.calls += calls[:1]
         with self._silent(), torch.no_grad():
             like = self._outputs(op, args)
-        if backward is None:
+        if not trains or (cost is not None and cost.backward is None):
             return like
-        call = Call(op.name, backward.bytes, backward.flops, dtype)
         leaves, spec = tree_flatten(like)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        report = functools.partial(self.calls.append, call)
+        report = functools.partial(self.calls.extend, calls[1:])
         results = iter(_Fused.apply(report, self._silent, tensors, *learned))
         return tree_unflatten(
             [next(results) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
@@ -147,16 +150,16 @@ class Tally:
             self._label = before
             self._ranges.append((first, torch._C._autograd._get_sequence_nr(), op.name))
 
-    def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost:
+    def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost | None:
         inputs = op.named(args)
         with self._silent(), torch.no_grad():
             try:
                 return op.cost(**inputs)
             except _asks_for_numbers():
                 if op.name != "attention":
-                    raise NotCounted(
-                        f"the work of {op.name} depends on values that only a real step has"
-                    ) from None
+                    why = f"the work of {op.name} depends on values that only a real step has"
+                    self.unknown_least = why
+                    return None
                 return op.cost(**{**inputs, "kv_length": None})  # all of the cache
 
     def _outputs(self, op: Operator, args: tuple[Any, ...]) -> Any:

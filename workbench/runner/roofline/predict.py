@@ -98,15 +98,15 @@ class Predictor:
             return Least(None, str(why), captured)
         return Least(us, captured=captured)
 
-    def rows(self, situation: Situation) -> list[Row] | str:
-        """Return the least time of each operator of a step, or why it is unknown."""
+    def rows(self, situation: Situation) -> tuple[list[Row], str]:
+        """Return the least time of each operator of a step, and why some or all are unknown."""
         tally = self._tally(situation)
         if isinstance(tally, str):
-            return tally
+            return [], tally
         try:
-            return _rows(tally.least, self._roof.ceilings)
+            return _rows(tally.least, self._roof.ceilings), tally.unknown_least
         except NotCounted as why:
-            return str(why)
+            return [], str(why)
 
     @property
     def ceilings(self) -> Ceilings:

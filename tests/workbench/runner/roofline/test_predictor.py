@@ -80,7 +80,7 @@ def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monke
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
     situation = resolve(configured(workload), CPU)
-    counted = sum(row.flops for row in predictor.rows(situation)
+    counted = sum(row.flops for row in predictor.rows(situation)[0]
                   if row.name in ("matrix product", "attention"))  # fmt: skip
     family = FAMILIES["hydra"]
     stated = family.flops(situation.config, 8, 128, training=workload == "train")
@@ -242,3 +242,22 @@ def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure():
     situation = resolve(configured(), CPU)
     counted = predictors._counted(situation, breaks)
     assert counted == ("its step cannot be traced without running it (RuntimeError: no such thing)")
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_an_operator_whose_work_depends_on_values_leaves_the_others_known(workload, monkeypatch):
+    """The ranks of adaptive attention are in a tensor."""
+    monkeypatch.setattr(counter, "PLAIN", frozenset())  # as where kernels run
+    predictor = predictor_at(ROOF)
+    configuration = Configuration(
+        family="adaattn", preset="tiny", workload=workload, settings={"batch": 2, "sequence": 32},
+        toggles={"adamw": "fused"} if workload == "train" else {},
+    )  # fmt: skip
+    rows, why = predictor.rows(resolve(configuration, CPU))
+    names = {row.name for row in rows}
+    assert "work of adaptive_attention depends on values" in why
+    assert "adaptive_attention" not in names and {"rms_norm", "matrix product", "swiglu"} <= names
+    assert ("optimizer" in names) == (workload == "train")
+    shared = {**configuration.toggles, "rope_cache": "shared"}
+    other = msgspec.structs.replace(configuration, toggles=shared)
+    assert "depends on values" in predictor.of(configuration, other).text
