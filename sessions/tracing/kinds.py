@@ -8,6 +8,7 @@ from functools import lru_cache
 
 OPTIMIZER = "optimizer"
 HOST = "host"
+MATRIX = "matrix product"
 COMMUNICATION = "communication"
 INDUCTOR = "fused by Inductor"
 OTHER = "other"
@@ -18,7 +19,7 @@ _PATTERNS = (
      r"|broadcast_kernel"),
     ("attention", r"flash|fmha|attention|attn|scaled_dot_product|flex"),
     (INDUCTOR, r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
-    ("matrix product", r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
+    (MATRIX, r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
      r"|::(mm|bmm|addmm|addbmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|addmv|mv|dot|einsum)\b"
      r"|quantized_matmul|low_rank|moe_experts_(hidden|product|weight)_|graph_diffusion"),
     ("convolution", r"conv"),

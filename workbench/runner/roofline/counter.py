@@ -77,6 +77,7 @@ class Tally:
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self.unknown_least = ""  # why ``least`` is
+        self.plain: set[str] = set()  # operators of the library that ran as several of torch
         self._device = device
         self._paused = 1  # until ``counting``
         self._label = ""
@@ -119,6 +120,7 @@ class Tally:
         if not self._label:  # else it is a part of another one, which counts as a whole
             self.least += calls
         if impl in PLAIN and (outputs := self._plainly(op, impl, args)) is not None:
+            self.plain.add(op.name)
             return outputs[0]
         if cost is None:
             self.unknown = self.unknown_least

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 from sessions.model import Ceilings, Configuration, Prediction
 from sessions.studies import prediction
 from sessions.studies.prediction import Least
+from sessions.tracing import kinds
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
@@ -29,6 +31,9 @@ class Row:
     us: float
 
 
+_SUMS = ("calls", "bytes", "flops", "us")
+
+
 class PredictedToggle(Protocol):
     """The part of a toggle that a prediction reads."""
 
@@ -39,6 +44,10 @@ class PredictedToggle(Protocol):
     @property
     def unpredictable(self) -> str:
         """The reason why the step's time is unknown for every other option; empty if it is not."""
+
+    @property
+    def known_classes(self) -> Mapping[str, Collection[str]]:
+        """Operators whose least time stays known for these options, by the class of kernels."""
 
     @property
     def incomparable(self) -> str:
@@ -99,7 +108,12 @@ class Predictor:
         return Least(us, captured=captured)
 
     def rows(self, situation: Situation) -> tuple[list[Row], str]:
-        """Return the least time of each operator of a step, and why some or all are unknown."""
+        """Return the least time of each operator of a step, and why some or all are unknown.
+
+        A compiled step has one row for each class of kernels that Inductor calls and never fuses.
+        """
+        if toggles := self._unpredictable(situation):
+            return self._classes(situation, toggles)
         tally = self._tally(situation)
         if isinstance(tally, str):
             return [], tally
@@ -113,10 +127,43 @@ class Predictor:
         """The measured ceilings of the device."""
         return self._roof.ceilings
 
+    def _unpredictable(self, situation: Situation) -> dict[str, PredictedToggle]:
+        return {
+            name: toggle
+            for name, toggle in self._toggles.items()
+            if toggle.unpredictable and situation.option(name) != toggle.off
+        }
+
+    def _classes(
+        self, situation: Situation, toggles: Mapping[str, PredictedToggle]
+    ) -> tuple[list[Row], str]:
+        """Return the least time by class, as counted without the toggle that is unpredictable."""
+        (name, toggle), *others = toggles.items()
+        if others or not toggle.known_classes:
+            return [], toggle.unpredictable
+        options = {**situation.configuration.toggles, name: toggle.off}
+        configuration = msgspec.structs.replace(situation.configuration, toggles=options)
+        try:
+            eager = self._resolve(configuration, self._roof.device)
+        except ValueError:
+            return [], toggle.unpredictable
+        rows, _ = self.rows(eager)
+        tally = self._tally(eager)
+        plain = set() if isinstance(tally, str) else tally.plain
+        classes = []
+        for title, operators in toggle.known_classes.items():
+            own = [row for row in rows if row.name in operators]
+            # As several operators of torch, another class's work is a part of this one's kernels.
+            elsewhere = (names for other, names in toggle.known_classes.items() if other != title)
+            mixed = plain.intersection(operators if title != kinds.MATRIX else chain(*elsewhere))
+            if own and not mixed:
+                sums = (sum(getattr(row, field) for row in own) for field in _SUMS)
+                classes.append(Row(title, *sums))
+        return classes, toggle.unpredictable
+
     def _tally(self, situation: Situation) -> Tally | str:
-        for name, toggle in self._toggles.items():
-            if toggle.unpredictable and situation.option(name) != toggle.off:
-                return toggle.unpredictable
+        for toggle in self._unpredictable(situation).values():
+            return toggle.unpredictable
         if situation.is_own_model:
             return "the operators that your own model calls are unknown until it runs"
         key = _key(situation)

@@ -124,6 +124,7 @@ class Toggle:
     * ``matrix_rate(option, situation)``: the rate that linear layers are compared with; empty if
       the option does not determine it.
     * ``unpredictable``: why the step time is unknown before a run, for every option but the first.
+    * ``known_classes``: operators whose least time stays known then, by the class of kernels.
     * ``incomparable``: why the ratio of two options is unknown before a run.
     * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
       estimated memory after an out-of-memory failure.
@@ -156,6 +157,7 @@ class Toggle:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     matrix_rate: Callable[[str, Situation], str] | None = None
     unpredictable: str = ""
+    known_classes: Mapping[str, Collection[str]] = field(default_factory=dict)
     incomparable: str = ""
     fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix
     causes_of_slowness: str = ""

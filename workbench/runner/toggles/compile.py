@@ -210,6 +210,18 @@ TOGGLE = Toggle(
     },
     memory=lambda option, situation: {"compiled": option != "off"},
     unpredictable="what torch.compile fuses is unknown before it has compiled",
+    known_classes={  # what Inductor calls and does not fuse
+        "matrix product": (
+            "matrix product",
+            "moe_experts",
+            "linear_cross_entropy",
+            "low_rank",
+            "graph_diffusion",
+        ),
+        "attention": ("attention",),
+        "scan": ("ssd_scan",),
+        "optimizer": ("optimizer",),
+    },
     fixes=_fixes,
     causes_of_slowness="The usual causes are graph breaks, recompiles for changing shapes, and "
     "operators that a hand-written kernel already computes well; the evidence and the checklist "

@@ -261,3 +261,24 @@ def test_an_operator_whose_work_depends_on_values_leaves_the_others_known(worklo
     shared = {**configuration.toggles, "rope_cache": "shared"}
     other = msgspec.structs.replace(configuration, toggles=shared)
     assert "depends on values" in predictor.of(configuration, other).text
+
+
+@pytest.mark.parametrize(
+    ("family", "known"),
+    [
+        ("hydra", {"matrix product", "attention", "optimizer"}),
+        ("mamba2", {"attention", "optimizer"}),  # its scan is several operators of torch here
+    ],
+)
+def test_a_compiled_step_has_the_attainable_time_of_what_is_never_fused(predictor, family, known):
+    eager = Configuration(
+        family=family, preset="tiny", workload="train", toggles={"adamw": "fused"},
+        settings={"batch": 2, "sequence": 32},
+    )  # fmt: skip
+    compiled = msgspec.structs.replace(eager, toggles={"adamw": "fused", "compile": "default"})
+    before, _ = predictor.rows(resolve(eager, CPU))
+    rows, why = predictor.rows(resolve(compiled, CPU))
+    assert {row.name for row in rows} == known and "fuses is unknown" in why
+    of_eager = {row.name: row for row in before}
+    assert all(row == of_eager[row.name] for row in rows)
+    assert predictor.of(compiled, eager).ratio is None
