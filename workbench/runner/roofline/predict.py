@@ -138,8 +138,8 @@ class Predictor:
         self, situation: Situation, toggles: Mapping[str, PredictedToggle]
     ) -> tuple[list[Row], str]:
         """Return the least time by class, as counted without the toggle that is unpredictable."""
-        (name, toggle), *others = toggles.items()
-        if others or not toggle.known_classes:
+        name, toggle = next(iter(toggles.items()))
+        if len(toggles) > 1 or not toggle.known_classes:
             return [], toggle.unpredictable
         options = {**situation.configuration.toggles, name: toggle.off}
         configuration = msgspec.structs.replace(situation.configuration, toggles=options)
