@@ -86,7 +86,8 @@ def test_a_graph_of_ranks_that_end_during_its_capture_is_not_replayed(graphs):
 @pytest.mark.gpu
 def test_what_is_known_from_before_is_captured_in_a_process_that_never_ran_it(small, monkeypatch):
     """Libraries plan and allocate in their first call, which must not be in the capture."""
-    costs = {"sdpa_flash": Cost(20.0, 20.0), "sdpa_cudnn": Cost(10.0, 90.0)}
+    costs = dict.fromkeys(kernels.OPS["attention"].implementations, Cost(80.0, 80.0))
+    costs |= {"sdpa_flash": Cost(20.0, 20.0), "sdpa_cudnn": Cost(10.0, 90.0)}
     known = Measurement(tuple(costs), costs)
     monkeypatch.setattr(
         measured, "_lookup", lambda gpu, name, _: known if name == "attention" else None
