@@ -17,7 +17,7 @@ class Knowledge:
     """The effects of single options, as log ratios to the start's option of their dimension."""
 
     effects: dict[Option, float] = field(default_factory=dict)  # as measured last
-    predicted: dict[Option, float] = field(default_factory=dict)  # with what they need
+    predicted: dict[Option, float] = field(default_factory=dict)
     refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
     costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
 
@@ -38,7 +38,7 @@ class Knowledge:
             self.predicted[option] = bench.saved_waits(point)
         for option, point in usable.items():
             if math.isnan(self.predicted[option]) and bench.now() <= until_s:
-                self.predicted[option] = bench.predict(point)
+                self.predicted[option] = _predicted_alone(bench, option, point, start)
 
     def effect(self, option: Option) -> float:
         """Return the effect of an option: measured, predicted, or 0."""
@@ -80,6 +80,13 @@ class Knowledge:
         changed_option = difference(candidate.point, reference.point)
         if changed_option is not None:
             self.refused[changed_option] = f"{reason} in {candidate.title}"
+
+
+def _predicted_alone(bench: Bench, option: Option, point: Point, start: Point) -> float:
+    """Return the predicted effect of an option, beyond that of the options that it needs."""
+    ratio, needed = bench.predict(point), replaced(point, [(option[0], start[option[0]])])
+    own = ratio - bench.predict(needed) if needed != start else math.nan
+    return ratio if math.isnan(own) else own
 
 
 def changed_options(point: Point, other: Point) -> list[Option]:

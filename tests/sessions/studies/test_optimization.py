@@ -170,6 +170,15 @@ def test_an_option_that_another_one_needs_has_no_contribution_of_its_own():
     assert without["toggle1=b"].judgement.low < math.exp(-0.3) < without["toggle1=b"].judgement.high
 
 
+def test_the_prediction_of_an_option_is_without_that_of_the_option_that_it_needs():
+    """The attention of cuDNN needs 16 bits, whose whole gain was predicted for it as well."""
+    gains = {(0, "b"): -0.3, (1, "b"): 0.02}
+    bench = NeedyBench(dimensions(2, 2), gains, predictions=gains, noise=0.003)
+    search, _ = searched(bench)
+    assert search.knowledge.predicted == pytest.approx(gains)
+    assert search.candidates[1].title == search.best.title == "toggle0=b"
+
+
 def test_a_best_candidate_that_new_blocks_show_to_be_slower_is_not_proposed():
     bench = SimulatedBench(dimensions(2), {(0, "b"): 0.1}, noise=0.003)
     search = Search(bench.dimensions, bench, Goal(budget_s=100.0))
