@@ -88,7 +88,9 @@ def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
         "graphs, cuDNN": GRAPHS | {"attention": "sdpa_cudnn"},
         "graphs, Triton": GRAPHS | {"triton": "on"},
         "reduce-overhead": BASE | {"compile": "reduce-overhead"},
-        "graphs, fused loss": GRAPHS | {"fused_loss": "triton"},
+        "graphs, measured, fused loss": GRAPHS | {"triton": "auto", "fused_loss": "triton"},
+        "graphs, measured, tuned": GRAPHS
+        | {"triton": "auto", "fused_loss": "triton", "kernel_tuning": "on"},
     }
     operators = FAMILIES[family].operators
     if operators is not None:
