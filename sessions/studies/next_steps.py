@@ -4,8 +4,9 @@ Every bound follows from one rule: *an option can save at most the time that it 
 time which that work needs in any case*. With a step of ``T`` and savings of at most ``S`` the
 speed-up is at most ``T / (T - S)``. ``S`` is
 
-* for host-bound steps of a GPU the idle time of an *unprofiled* step; on a CPU the own time of
-  Python and of autograd's engine in the profile, whose profiler only lengthens it;
+* for host-bound steps of a GPU the idle time of an *unprofiled* step, unless it is replayed from
+  graphs; on a CPU the own time of Python and of autograd's engine in the profile, whose profiler
+  only lengthens it;
 * for an operator of the kernel library its time less its least time at the measured ceilings;
 * for the optimizer the time of its phase less its least time;
 * for fusion the time of elementwise, normalisation, reduction and copy kernels: a neighbour may
@@ -41,6 +42,7 @@ LEAST_SPEEDUP = 1.02  # a bound below this is not worth a line
 _LEAST_MEMORY_SHARE = 0.4  # of the peak, from which activations are worth a line
 _FUSED = ("elementwise", "normalisation", "reduction", "copy", "view", "indexing")
 _SIXTEEN_BITS = ("bfloat16", "float16")
+_REPLAYED = ("reduce-overhead", "max-autotune")  # options of compilation that replay graphs
 _SAME, _SLOWER = "SAME", "SLOWER"
 
 
@@ -153,10 +155,18 @@ class _Facts:
         left = self.step_us - min(max(saved_us, 0.0), 0.99 * self.step_us)
         return self.step_us / left if left > 0 else math.nan
 
+    @property
+    def is_captured(self) -> bool:
+        """True if the step is replayed from CUDA graphs, so that the GPU waits for no launches."""
+        toggles = {} if self.configuration is None else self.configuration.toggles
+        return toggles.get("cuda_graphs") == "on" or toggles.get("compile") in _REPLAYED
+
     def _is_worth(self, option: Option) -> bool:
         if self.configuration is None or (option.needs_gpu and not self.on_gpu):
             return False
         current = self.configuration.toggles.get(option.toggle, "")
+        if (option.toggle, option.option) == ("compile", "default") and current not in ("", "off"):
+            return False  # it is compiled already
         if current == option.option or (option.toggle, option.option) in self._refused:
             return False
         return self._usable is None or self._usable(option)
@@ -165,7 +175,7 @@ class _Facts:
 def _host(facts: _Facts) -> list[Suggestion]:
     """Suggest what shortens the host's part."""
     if facts.on_gpu:
-        if not facts.idle > 0:
+        if not facts.idle > 0 or facts.is_captured:
             return []
         share, saved_us = facts.idle, facts.idle * facts.step_us
         finding = f"{percent_text(share)} host-bound"

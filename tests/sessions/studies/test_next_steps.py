@@ -43,6 +43,18 @@ def test_a_host_bound_step_gains_at_most_its_idle_time():
     assert graphs.table().rows[0][:2] == ["GPU idle in an unprofiled step", pytest.approx(4600.0)]
 
 
+@pytest.mark.parametrize(
+    "toggles", [{"cuda_graphs": "on"}, {"compile": "reduce-overhead"}, {"compile": "max-autotune"}]
+)
+def test_a_replayed_step_is_not_called_host_bound_and_need_not_be_compiled_again(toggles):
+    """The GPU idles between the kernels of a graph, too."""
+    made = session(**{"compile": "default", **toggles})
+    made.studies[0].facts |= {"step_us": 10_000.0, "busy_us": 9_500.0}
+    suggestions = suggest(made)
+    assert not any("host-bound" in entry.finding for entry in suggestions)
+    assert not {"compile", "cuda_graphs"} & by_toggle(suggestions).keys()
+
+
 def test_the_best_comes_first_and_memory_after_all_speed():
     suggestions = suggest(session())
     bounds = [entry.speedup for entry in suggestions if entry.speedup > 0]
