@@ -73,6 +73,16 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def capitalized(text: str) -> str:
+    """Return the text with a capital first letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """Return a clause as a sentence; what is one already stays as it is."""
+    return capitalized(text) if text.endswith((".", "!", "?")) else f"{capitalized(text)}."
+
+
 def first_clause(text: str) -> str:
     """Return the text up to its first semicolon."""
     return text.partition("; ")[0]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sessions.model import PairedComparison, Prediction
 from sessions.numbers import STEP_TIME, number, percent_text
+from sessions.plain_text import capitalized
 
 NO_PREDICTION = "no prediction"
 
@@ -87,8 +88,7 @@ def outcome(comparison: PairedComparison) -> str:
     if predicted is None:
         return ""
     if left is None or predicted.ratio is None:
-        claim = line(predicted)
-        return f"{claim[:1].upper()}{claim[1:]}"
+        return capitalized(line(predicted))
     claim = f"Predicted {_ratio(predicted.ratio)}, measured {_ratio(comparison.ratio)} {STEP_TIME}"
     if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
         return f"{claim} so far: no interval yet"

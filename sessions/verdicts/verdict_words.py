@@ -10,6 +10,7 @@ from typing import Any
 from sessions.model import Judgement, PairedComparison, Segment
 from sessions.numbers import STEP_TIME, counted, interval_text, margin_text, number, ratio_words
 from sessions.numerics import MARKS
+from sessions.plain_text import sentence
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
@@ -271,8 +272,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-def sentence(reason: str) -> str:
-    """Return a clause as a sentence."""
-    return f"{reason[:1].upper()}{reason[1:]}."

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sessions.errors import SessionError
 from sessions.model import Session
 from sessions.numbers import counted
+from sessions.plain_text import sentence
 from sessions.storage import hdf5
 from workbench import interrupts, protocol
 from workbench.client import journal
@@ -146,7 +147,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
     for text in warnings(session):
         if text == outcome.unjournaled:
             continue  # printed when it happened
-        print_status(f"{text[:1].upper()}{text[1:]}.")
+        print_status(sentence(text))
     for failure in outcome.failures:
         print_status(failure.sentence_with_fix)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:

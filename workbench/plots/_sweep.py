@@ -12,6 +12,7 @@ from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPolygonF
 
 from sessions.model import Study
+from sessions.plain_text import capitalized
 from sessions.studies import sweep
 from sessions.studies.scaling import Scaling
 from sessions.studies.sweep import Curve
@@ -110,7 +111,7 @@ def key(runs: Sequence[Run]) -> object:
 
 
 def _capital(title: str) -> str:
-    return title[:1].upper() + title[1:]
+    return capitalized(title)
 
 
 def draw_curves(

@@ -13,6 +13,7 @@ import torch
 import kernels
 import models
 from models.execution.cuda_graph import CaptureError
+from sessions.plain_text import capitalized
 from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner import source_lines, triton_cache
@@ -146,7 +147,7 @@ def explain(error: BaseException) -> Failure:
 
 def _failure_of_rank(error: RankError, first_line: str, detail: str) -> Failure:
     """Return the failure of another rank; ``first_line`` names the rank, its host and its step."""
-    sentence = first_line[:1].upper() + first_line[1:]
+    sentence = capitalized(first_line)
     if (failure := error.failure) is not None:
         detail += f"\nOn rank {error.rank}:\n{failure.detail}"
         if error.lacks_memory:

@@ -9,11 +9,12 @@ from typing import Any
 from sessions.columns import row_count
 from sessions.model import ATTRIBUTION, Session, Study
 from sessions.numbers import STEP_TIME, Cell, counted, interval_cells
+from sessions.plain_text import sentence
 from sessions.sizes import sized
 from sessions.studies.attribution.estimation import WHOLE_STEP
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
-from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding
 from sessions.verdicts.work import DIFFERENT_MODELS, SAME_MODEL, makes_other_model
 
 KIND = ATTRIBUTION

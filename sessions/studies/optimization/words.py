@@ -11,6 +11,7 @@ import msgspec
 
 from sessions.model import OPTIMIZATION, Session, Study
 from sessions.numbers import STEP_TIME, Cell, counted, interval_cells, interval_text, number
+from sessions.plain_text import sentence
 from sessions.sizes import sized
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.words import rows
@@ -19,7 +20,7 @@ from sessions.studies.optimization.space import BATCH, ENERGY, MEMORY, RACED
 from sessions.studies.optimization.verdicts import GAIN, WITHOUT
 from sessions.tables import PEAK, Column, Table
 from sessions.verdicts.verdict import REGION
-from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding, sentence
+from sessions.verdicts.verdict_words import claim_words, duration, more_text, rebuilding
 
 KIND = OPTIMIZATION
 CANDIDATES, OPTIONS, EFFECTS, BLOCKS = "candidates", "options", "effects", "blocks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sessions.model import Judgement, PairedComparison
+from sessions.plain_text import sentence
 from sessions.verdicts.verdict_tables import verdicts_table
 from sessions.verdicts.verdict_words import claim_words, judgement_words, ratio_line, remarks
 
@@ -59,3 +60,15 @@ def test_sentence_and_table_count_the_same_pairs(facts, voids, pairs):
     table = verdicts_table([comparison])
     assert table.rows[0][table.column("pairs")] == pairs
     assert ratio_line(comparison).endswith(f", {pairs} pair{'s' * (pairs > 1)}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("memory is short", "Memory is short."),
+        ("Start a new runner.", "Start a new runner."),
+        ("did it help?", "Did it help?"),
+    ],
+)
+def test_a_clause_becomes_a_sentence_and_a_sentence_stays_one(text, expected):
+    assert sentence(text) == expected

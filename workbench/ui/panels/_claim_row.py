@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy
 
-from sessions.plain_text import one_line
+from sessions.plain_text import capitalized, one_line
 from sessions.studies import claims
 from sessions.studies.claims import Row
 from workbench.theming import fonts
@@ -38,7 +38,7 @@ class ClaimRow:
         self.mark, self.word = QLabel(), QLabel()
         self.mark.setFixedSize(_widgets.ICON)
         _widgets.fix_width(self.word, WORD_WIDTH)
-        self.claim = _wrapped(f"{row.claim[:1].upper()}{row.claim[1:]}")
+        self.claim = _wrapped(capitalized(row.claim))
         self.claim.setToolTip(f"{row.row}: {row.how}")
         self.says, self.measured = _wrapped(row.says), _wrapped("")
         self.says.setProperty("muted", True)
@@ -68,7 +68,7 @@ class ClaimRow:
         measured = claims.measured_text(row)
         going_on = row.result == claims.MEASURING
         self.measured.setText(f"{measured}, so far" if measured and going_on else measured or "–")
-        reason = row.reason[:1].upper() + row.reason[1:]
+        reason = capitalized(row.reason)
         self.reason.setText(reason)
         self.reason.setVisible(bool(reason))
         self.button.setEnabled(not why_not)

@@ -9,6 +9,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from sessions.model import Study
+from sessions.plain_text import capitalized
 from sessions.studies.next_steps import Suggestion
 from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.panels import _widgets
@@ -59,7 +60,7 @@ class _Row(QWidget):
         super().__init__()
         self.apply, self.verdict = _widgets.compact("Apply"), _widgets.compact("Verdict")
         self.text = _widgets.OneLine(Qt.TextElideMode.ElideRight, "The gain is an upper bound.")
-        self.text.say(f"{suggestion.text[:1].upper()}{suggestion.text[1:]}")
+        self.text.say(capitalized(suggestion.text))
         self.details = TableView()
         self.details.setMaximumHeight(110)
         self.details.setMinimumSize(QSize(0, 110))

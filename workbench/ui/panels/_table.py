@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.numbers import MISSING, Cell
-from sessions.plain_text import wrapped
+from sessions.plain_text import capitalized, wrapped
 from sessions.tables import Table, text
 from workbench import plot_export
 from workbench.theming import fonts
@@ -199,4 +199,4 @@ def aligned(texts: Sequence[str]) -> list[str]:
 def headed(heading: str) -> str:
     """Return a heading with a capital, unless it is a symbol such as p95."""
     word = heading.split(" ")[0]
-    return heading[:1].upper() + heading[1:] if word.isalpha() and len(word) > 1 else heading
+    return capitalized(heading) if word.isalpha() and len(word) > 1 else heading

@@ -5,13 +5,13 @@ from __future__ import annotations
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from sessions.model import PairedComparison
+from sessions.plain_text import sentence
 from sessions.studies import prediction
 from sessions.verdicts.verdict_words import (
     basis,
     headline,
     ratio_line,
     remarks,
-    sentence,
     standing,
     summary_sentence,
 )
@@ -77,8 +77,7 @@ class VerdictBar(QWidget):
             line = f"{prompt.offer.text}: a verdict follows."
         lines: list[Line] = [(line, "verdict", "accent")]
         if prompt.prediction is not None:
-            outcome = prediction.line(prompt.prediction)
-            lines.append((f"{outcome[:1].upper()}{outcome[1:]}.", "", ""))
+            lines.append((sentence(prediction.line(prompt.prediction)), "", ""))
         # Without a button while a comparison or a build is in progress.
         buttons = [] if self._verdicts.why_not() else [(button, prompt.accept)]
         self.bar.say("info", lines, buttons, self._theme.current)

@@ -8,6 +8,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QTableWidgetItem
 
 from sessions.model import PairedComparison, Segment
+from sessions.plain_text import capitalized
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.verdict_words import memory_words, numerics_lines, verdict_word
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK
@@ -52,7 +53,7 @@ def of_arm(
 ) -> list[Line]:
     """Return the lines about arm "A" or "B": its numbers, its memory, its evidence."""
     memory = memory_words(comparison, side, segments)
-    lines = [(f"{memory[:1].upper()}{memory[1:]}", "info", "muted")] if memory else []
+    lines = [(capitalized(memory), "info", "muted")] if memory else []
     return _numerics(comparison, side) + lines + _evidence(comparison, side, segments, titles)
 
 
@@ -89,7 +90,7 @@ def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
     (text,) = (
         line.removeprefix(prefix) for line in numerics_lines(comparison) if line.startswith(prefix)
     )
-    return [(f"{text[:1].upper()}{text[1:]}", mark, role)]
+    return [(capitalized(text), mark, role)]
 
 
 def _evidence(

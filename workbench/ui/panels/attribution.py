@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.numbers import MISSING, text
+from sessions.plain_text import capitalized
 from sessions.studies.attribution.words import (
     BLOCKED,
     EFFECT,
@@ -243,7 +244,7 @@ class AttributionPanel(QWidget):
         headline_text = self._session.titled(headline(study))
         if self._attributions.measuring and study is self._attributions.newest:
             headline_text = f"Measuring: {headline_text}"
-        self.headline.setText(f"{headline_text[:1].upper()}{headline_text[1:]}")
+        self.headline.setText(capitalized(headline_text))
         table = _with_titles(effects_table(study), self._session.titled)
         verdict_column = table.column(VERDICT)
         verdicts = [str(row[verdict_column]) for row in table.rows]

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.plain_text import one_line
+from sessions.plain_text import capitalized, one_line
 from sessions.studies import checklist
 from sessions.studies.checklist import Row
 from workbench.theming import fonts
@@ -160,7 +160,7 @@ class ChecklistPanel(QWidget):
         text = _widgets.tight(QVBoxLayout(), 2)
         text.addWidget(QLabel(row.title))
         if row.evidence:
-            text.addWidget(_widgets.note(row.evidence[:1].upper() + row.evidence[1:]))
+            text.addWidget(_widgets.note(capitalized(row.evidence)))
         for line in row.lines:
             shown = _widgets.note(line)
             shown.setFont(fonts.small(fonts.fixed()))

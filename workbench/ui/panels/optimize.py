@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Study
+from sessions.plain_text import capitalized
 from sessions.studies.attribution.words import (
     HIGH,
     LOW,
@@ -229,7 +230,7 @@ class OptimizePanel(QWidget):
         words = session.titled(headline(study))
         if self.optimizations.busy and session.live:
             words = f"Searching: {words}"
-        self.headline.setText(f"{words[:1].upper()}{words[1:]}")
+        self.headline.setText(capitalized(words))
         brief, *details = remarks(study) or [""]
         self.about.setText(session.titled(brief))
         self.details.setText(session.titled(" ".join(details)))

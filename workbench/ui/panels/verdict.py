@@ -14,7 +14,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import PairedComparison
-from sessions.plain_text import first_clause, wrapped
+from sessions.plain_text import first_clause, sentence, wrapped
 from sessions.studies import prediction
 from sessions.verdicts.background import newest_requested
 from sessions.verdicts.verdict_tables import numerics_table
@@ -293,5 +293,4 @@ def _basis(comparison: PairedComparison) -> str:
     predicted = prediction.of(comparison)
     if predicted is None:
         return ""
-    sentence = prediction.line(predicted)
-    return f"{sentence[:1].upper()}{sentence[1:]}."
+    return sentence(prediction.line(predicted))
