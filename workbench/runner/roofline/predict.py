@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -149,14 +148,16 @@ class Predictor:
             return [], toggle.unpredictable
         rows, _ = self.rows(eager)
         tally = self._tally(eager)
-        plain = set() if isinstance(tally, str) else tally.plain
+        if isinstance(tally, str):
+            return [], toggle.unpredictable
+        known = {title: set(operators) for title, operators in toggle.known_classes.items()}
+        # What runs as several operators of torch is fused in part, and in part among the products.
+        plain = {title for title in known if title != kinds.MATRIX and tally.plain & known[title]}
+        for title in {*plain, kinds.MATRIX} if plain else plain:
+            known.pop(title, None)
         classes = []
-        for title, operators in toggle.known_classes.items():
-            own = [row for row in rows if row.name in operators]
-            # As several operators of torch, another class's work is a part of this one's kernels.
-            elsewhere = (names for other, names in toggle.known_classes.items() if other != title)
-            mixed = plain.intersection(operators if title != kinds.MATRIX else chain(*elsewhere))
-            if own and not mixed:
+        for title, operators in known.items():
+            if own := [row for row in rows if row.name in operators]:
                 sums = (sum(getattr(row, field) for row in own) for field in _SUMS)
                 classes.append(Row(title, *sums))
         return classes, toggle.unpredictable
