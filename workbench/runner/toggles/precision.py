@@ -10,6 +10,7 @@ fraction of FP32's time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+# How torch says that an operator does not take the dtypes that it got.
+_REFUSED_DTYPE = re.compile(
+    r"same (data ?)?type|same dtype|scalar type|not implemented for '(BFloat16|Half)'"
+    r"|should be the same|unsupported dtype",
+    re.IGNORECASE,
+)
+
+
 def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> Iterator[Fix]:
     name, option = TOGGLE.name, situation.option(TOGGLE.name)
     if failure.kind == "out-of-memory":
@@ -96,6 +105,10 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
             yield Fix(10, {name: "amp_bf16"}, meaning)
         if option != "fp32":
             yield Fix(10, {name: "fp32"}, "full precision, with more time and memory")
+    elif failure.kind == "model" and option in HALF and _REFUSED_DTYPE.search(failure.sentence):
+        if option == "bf16":
+            yield Fix(10, {name: "amp_bf16"}, "weights stay in FP32, where the model may need it")
+        yield Fix(20, {name: "fp32"}, "the model may have tensors that stay in FP32")
 
 
 def _apply(option: str, build: Build) -> None:

@@ -35,6 +35,18 @@ def build():
     return Model(), lambda batch: torch.randn(batch, 3)
 """
 
+STAYS_IN_FP32 = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = torch.nn.Linear(3, 3), torch.ones(3, 3)
+    def forward(self, x):
+        return self.linear(x) @ self.table
+def build():
+    return Model(), lambda batch: torch.randn(batch, 3)
+"""
+
 DIVERGES = """
 import torch
 class Model(torch.nn.Module):
@@ -79,6 +91,17 @@ def test_a_model_that_cannot_be_compiled_is_offered_eager_mode_which_then_runs(r
     )
     cured = msgspec.structs.replace(configuration, toggles=failure.set)
     runner.start(cured, steps=5)
+    assert runner.finish().reason == "done"
+
+
+def test_a_model_with_tensors_that_stay_in_fp32_is_offered_autocast_which_then_runs(runner, write):
+    configuration = owned(write(STAYS_IN_FP32), "forward", toggles={"precision": "bf16"})
+    since = len(runner.messages)
+    runner.start(configuration, steps=5)
+    assert runner.finish().reason == "failed"
+    (failure,) = failures_since(runner, since)
+    assert "same dtype" in failure.sentence and failure.set == {"precision": "amp_bf16"}
+    runner.start(msgspec.structs.replace(configuration, toggles=failure.set), steps=5)
     assert runner.finish().reason == "done"
 
 
