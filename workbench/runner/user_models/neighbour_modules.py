@@ -2,7 +2,8 @@
 
 A package beside the file may have the name of a bundled one (``models``, ``kernels`` ...). The
 person's code then gets the person's package and ours gets ours: every import statement of that
-code looks into a package of its own, ``own_beside_N``, whose path is the file's folder.
+code looks into a package of its own, ``own_beside_N``, whose path is the file's folder. For
+relative imports, the module of the file contains the packages that the file is in.
 """
 
 from __future__ import annotations
@@ -37,13 +38,32 @@ def files_beside(path: Path, read: Read) -> list[Path]:
     """
     files: set[Path] = set()
     waiting = [path]
+    folder, packages = _enclosing(path)
     while waiting:
-        for name in _imported(read(waiting.pop())):
-            new = _files_of(name, path.parent) - files - {path}
-            if new and not _is_elsewhere(name, path.parent):
-                waiting += new
-                files |= new
+        file = waiting.pop()
+        content = read(file)
+        beside = [_files_of(name, path.parent) for name in _imported_relatively(content)]
+        if packages and beside:
+            beside = [set((folder / packages[0]).rglob("*.py"))]
+        elif file.parent != path.parent:  # it is of a package, all of which counts
+            beside = []
+        for name in _imported(content):
+            own = _files_of(name, path.parent)
+            if own - files - {path} and not _is_elsewhere(name, path.parent):
+                beside.append(own)
+        new = set[Path]().union(*beside) - files - {path}
+        waiting += new
+        files |= new
     return sorted(files)
+
+
+def _enclosing(path: Path) -> tuple[Path, list[str]]:
+    """Return the packages that a file is in, the outermost first, and the folder of that one."""
+    folder, packages = path.parent, list[str]()
+    while (folder / "__init__.py").is_file():
+        packages.insert(0, folder.name)
+        folder = folder.parent
+    return folder, packages
 
 
 def is_shadowed(name: str, folder: Path) -> bool:
@@ -73,12 +93,15 @@ def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None
         _loaded[folder] = files
     if folder not in sys.path:
         sys.path.append(folder)
+    outside, packages = _enclosing(path)
+    module.__path__ = [str(outside)]
+    module.__package__ = ".".join([module.__name__, *packages])
     sys.meta_path[:] = [importer for importer in sys.meta_path if not isinstance(importer, _Finder)]
     shadowed = frozenset(name for name in BUNDLED if is_shadowed(name, path.parent))
     if not shadowed:
         yield
         return
-    finder = _Finder(path.parent, shadowed, frozenset(files))
+    finder = _Finder(path.parent, shadowed, frozenset(files), module.__name__)
     sys.meta_path.insert(0, finder)
     module.__dict__["__builtins__"] = finder.builtins
     before_import = importlib.import_module
@@ -90,13 +113,17 @@ def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None
 
 
 class _Finder(MetaPathFinder):
-    """Finder of one folder's modules, in which bundled names mean that folder's."""
+    """Finder of one folder's modules, in which bundled names mean that folder's.
 
-    def __init__(self, folder: Path, shadowed: frozenset[str], files: frozenset[str]) -> None:
-        self._shadowed = shadowed
-        self._names = {
-            Path(file).relative_to(folder).parts[0].removesuffix(".py") for file in files
-        }
+    ``root``: the name of the module that relative imports look into.
+    """
+
+    def __init__(
+        self, folder: Path, shadowed: frozenset[str], files: frozenset[str], root: str
+    ) -> None:
+        self._shadowed, self._root = shadowed, root
+        beside = [Path(file) for file in files if Path(file).is_relative_to(folder)]
+        self._names = {file.relative_to(folder).parts[0].removesuffix(".py") for file in beside}
         self._package = f"own_beside_{next(_numbers)}"
         package = types.ModuleType(self._package)
         package.__path__ = [str(folder)]
@@ -107,7 +134,8 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a module beside the file; its imports are those of the folder too."""
         first = name.partition(".")[0]
-        if first != self._package and (first in self._shadowed or first not in self._names):
+        is_beside = first in self._names and first not in self._shadowed
+        if not is_beside and first not in (self._package, self._root):
             return None
         spec = PathFinder.find_spec(name, [str(self._folder)] if path is None else path)
         if spec is not None and type(spec.loader) is SourceFileLoader:
@@ -172,6 +200,16 @@ def _imported(content: bytes) -> frozenset[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     absolute = [node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
     names += [node.module for node in absolute if node.module]
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+@functools.lru_cache(maxsize=512)
+def _imported_relatively(content: bytes) -> frozenset[str]:
+    """Return the names beside a file of this content that its relative imports begin with."""
+    nodes = [node for node in syntax_nodes(content) if isinstance(node, ast.ImportFrom)]
+    relative = [node for node in nodes if node.level]
+    names = [node.module for node in relative if node.module]
+    names += [alias.name for node in relative if not node.module for alias in node.names]
     return frozenset(name.partition(".")[0] for name in names)
 
 

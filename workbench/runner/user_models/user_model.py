@@ -34,6 +34,7 @@ import ast
 import functools
 import hashlib
 import itertools
+import os
 import sys
 import traceback
 import types
@@ -321,7 +322,8 @@ def _digest(path: Path) -> str:
     """Return the digest of the file, and of those that it imports from beside it, if any."""
     digest = hashlib.sha256(_read(path))
     for file in neighbour_modules.files_beside(path, _read):
-        digest.update(str(file.relative_to(path.parent)).encode() + b"\0" + _read(file))
+        name = os.path.relpath(file, path.parent)
+        digest.update(name.encode() + b"\0" + _read(file))
     return digest.hexdigest()
 
 

@@ -48,6 +48,64 @@ def load(path: Path) -> user_model.Parts:
     return user_model.load(user_model.FAMILY.configure("file", {"source": str(path)}), 0)
 
 
+# Relative imports
+
+LAYERS = """
+from .sizes import WIDTH
+import torch
+class Layer(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+"""
+RELATIVE = """
+{imports}
+import torch
+def build():
+    return Layer(), torch.ones(2, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "imports", "beside"),
+    [
+        ("", "from .layers import Layer", {"layers.py": LAYERS, "sizes.py": "WIDTH = 3"}),
+        (
+            "",
+            "from . import layers\nLayer = layers.Layer",
+            {"layers.py": LAYERS, "sizes.py": "WIDTH = 3"},
+        ),
+        (
+            "net/small",
+            "from . import WIDTH\nfrom ..layers import Layer",
+            {
+                "net/__init__.py": "",
+                "net/small/__init__.py": "WIDTH = 3",
+                "net/layers.py": LAYERS,
+                "net/sizes.py": "WIDTH = 3",
+            },
+        ),
+    ],
+)
+def test_a_file_may_import_what_lies_in_its_package(write, folder, imports, beside):
+    for name, text in beside.items():
+        write(text, name)
+    path = write(RELATIVE.format(imports=imports), str(Path(folder) / "mine.py"))
+    assert load(path).module.in_features == 3
+    config = user_model.FAMILY.configure("file", {"source": str(path)})
+    before = user_model._digest(path)
+    sizes = next(name for name in beside if name.endswith("sizes.py"))
+    write("WIDTH = 2 + 3", sizes)
+    assert user_model.load(config, 0).module.in_features == 5, "the file as it is now"
+    assert user_model._digest(path) != before
+
+
+def test_a_relative_import_beside_a_package_of_our_name_finds_both(write):
+    write("import torch\nLayer = torch.nn.Linear", "models/__init__.py")
+    write("from models import Layer", "layers.py")
+    imports = "from .layers import Layer as Base\nLayer = lambda: Base(3, 3)"
+    assert load(write(RELATIVE.format(imports=imports))).module.in_features == 3
+
+
 # Files that Python cannot read
 
 NESTED = {
