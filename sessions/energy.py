@@ -62,7 +62,9 @@ def energy_table(session: Session, environment: Mapping[str, str] | None = None)
     """Return one row for each segment; cost and CO2 of a million steps where they are set."""
     settings = os.environ if environment is None else environment
     price, grams = (_setting(settings, name) for name in (PRICE_VARIABLE, CO2_VARIABLE))
-    columns = [Column("segment"), Column("energy a step", "J"), Column("tokens", "1/J")]
+    kinds = {segment.configuration.processes for segment in session.segments}
+    counted = kinds.pop() if len(kinds) == 1 else "tokens or samples"
+    columns = [Column("segment"), Column("energy a step", "J"), Column(counted, "1/J")]
     columns += [Column("measured", "s"), Column("cost of a million steps")]
     columns += [Column("CO2 of a million steps", "kg"), Column("note")]
     rows: list[list[Cell]] = []

@@ -104,7 +104,7 @@ EXPORTS = {
         lambda session: [table] if (table := facts_table(session)).rows else [],
     ),
     "energy": Export(
-        "joules per step and tokens per joule of each segment; cost and CO2 if their rates are set",
+        "joules per step, and tokens or samples per joule, of each segment; cost and CO2 if set",
         lambda session: [energy_table(session)] if has_counter(session) else [],
     ),
     "verdicts": Export(

@@ -81,6 +81,12 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
             return f"{PurePath(source.rpartition(':')[0] or source).stem} {self.workload}"
         return f"{self.family} {self.preset} {self.workload}"
 
+    @property
+    def processes(self) -> str:
+        """The contents of a batch: tokens, or samples of a model from a file of one's own."""
+        has_samples = self.family == OWN and not str(self.model.get("source", "")).startswith(HF)
+        return "samples" if has_samples else "tokens"
+
     def flat(self) -> dict[str, Scalar]:
         """Return every field by a dotted name, for tables of differences."""
         flat: dict[str, Scalar] = {

@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sessions.model import SWEEP, Scalar, Study
+from sessions.model import SWEEP, Configuration, Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.numerics import MARKS
 from sessions.sizes import sized
@@ -349,6 +350,15 @@ def peak_title(study: Study) -> str:
     return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
 
 
+def processes(study: Study) -> str:
+    """Return what a step's throughput counts: tokens or samples."""
+    try:
+        base = msgspec.json.decode(str(study.request.get("base", "")), type=Configuration)
+    except msgspec.MsgspecError:  # another version may have written it
+        return "tokens"
+    return base.processes
+
+
 def points_table(study: Study) -> Table:
     """Return one row for each point, ascending, each arm in turn; the last column is the error."""
     numeric = is_numeric(study)
@@ -362,7 +372,7 @@ def points_table(study: Study) -> Table:
         Column("outcome"),
         Column("step time", "ms"),
         *([Column("exponent from the size before")] if numeric else []),
-        Column("tokens/s"),
+        Column(f"{processes(study)}/s"),
         Column(peak_title(study), unit),
         Column("blocks"),
         Column("numbers"),

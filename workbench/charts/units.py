@@ -132,7 +132,7 @@ WATTS = Unit("W", kind="plain")
 MEGAHERTZ = Unit("MHz", kind="plain")
 CELSIUS = Unit("°C", kind="plain")
 STEPS = Unit("", kind="plain")
-TOKENS_PER_SECOND = Unit("tokens/s")
+THROUGHPUTS = {"tokens": Unit("tokens/s"), "samples": Unit("samples/s")}
 STEPS_PER_SECOND = Unit("steps/s")
 
 

@@ -23,7 +23,7 @@ from workbench.charts.layers.frame import Frame
 from workbench.charts.layers.layer import Entry, Layer, dot
 from workbench.charts.plot import Plot, Run
 from workbench.charts.style import Style, shade
-from workbench.charts.units import STEPS, Unit
+from workbench.charts.units import STEPS, THROUGHPUTS, Unit
 
 LATEST = "latest"
 WRONG = "wrong"  # a mark over a point that was measured
@@ -110,8 +110,9 @@ def key(runs: Sequence[Run]) -> object:
     ]  # fmt: skip
 
 
-def _capital(title: str) -> str:
-    return capitalized(title)
+def unit_of(name: str, unit: Unit, study: Study) -> Unit:
+    """Return the unit of a column of the table: a throughput counts tokens or samples."""
+    return THROUGHPUTS[sweep.processes(study)] if name == "tokens_per_s" else unit
 
 
 def draw_curves(
@@ -121,7 +122,8 @@ def draw_curves(
     title = sweep.field_title(study)
     # Where no allocator counts, a point's memory is all that the process holds.
     shown_as = sweep.peak_title(study) if column.name == "peak_bytes" else column.title
-    canvas.describe((STEPS, _capital(title)), (column.unit, _capital(shown_as)))
+    unit = unit_of(column.name, column.unit, study)
+    canvas.describe((STEPS, capitalized(title)), (unit, capitalized(shown_as)))
     canvas.zero = not column.logarithmic
     canvas.pad_x = 0.06
     to_axis = axis_transform(study)

@@ -23,14 +23,14 @@ from workbench.charts.layers.layer import Layer
 from workbench.charts.plot import Plot, Run
 from workbench.charts.scale import scale_color
 from workbench.charts.style import Style, shade
-from workbench.charts.units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
+from workbench.charts.units import BYTES, MILLISECONDS, STEPS, THROUGHPUTS, Unit
 from workbench.plots import _sweep
 from workbench.plots._narrowing import hatch
 from workbench.plots._sweep import LATEST
 
 _METRICS = {
     "step time": ("median_ms", MILLISECONDS),
-    "throughput": ("tokens_per_s", TOKENS_PER_SECOND),
+    "throughput": ("tokens_per_s", THROUGHPUTS["tokens"]),
     "peak memory": ("peak_bytes", BYTES),
 }
 _GAP_PX = 1.0
@@ -45,7 +45,8 @@ class Cells(Layer):
     def __init__(self, study: Study, curves: Sequence[Curve], metric: str, style: Style) -> None:
         super().__init__()
         self._style = style
-        name, self._unit = _METRICS[metric]
+        name, unit = _METRICS[metric]
+        self._unit = _sweep.unit_of(name, unit, study)
         xs, ys = sweeps.axis(study, 0), sweeps.axis(study, 1)
         numeric = sweeps.is_numeric(study)
         self._size = (len(xs), len(ys))

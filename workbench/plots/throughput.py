@@ -1,4 +1,4 @@
-"""Throughput: tokens per second if the workload counts tokens, else steps per second.
+"""Throughput: tokens or samples per second if the workload counts them, else steps per second.
 
 The line is the rolling median over 41 steady steps, and the band runs from the 5th to the 95th
 percentile. Both are computed from the step time: the median throughput is that of the median step.
@@ -19,7 +19,7 @@ from workbench.charts.plot import Plot, Run
 from workbench.charts.series.sources import Inverse
 from workbench.charts.series.tracks import Track
 from workbench.charts.style import Style
-from workbench.charts.units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
+from workbench.charts.units import SECONDS, STEPS_PER_SECOND, THROUGHPUTS
 from workbench.plots._steps import (
     add_timeline,
     columns_of,
@@ -33,8 +33,8 @@ from workbench.plots._steps import (
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """Draw samples, band and median of every run, or of every segment if they alternated."""
-    tokens = _counts_tokens(runs)
-    unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
+    counted = _counted(runs)
+    unit = THROUGHPUTS.get(counted, STEPS_PER_SECOND)
     plot_item.describe((SECONDS, time_axis.TITLE), (unit, "Throughput"))
     add_timeline(plot_item, runs, style)
     shown_runs = series(runs)
@@ -43,7 +43,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
         faint = Look("steps", style, unit, run.color, alpha=0.45)
         band = Look("5–95 %", style, unit, run.color, alpha=0.3)
         median = Look(name, style, unit, run.color, width=1.2)
-        invert = _inverter(run, tokens)
+        invert = _inverter(run, counted)
         samples = Samples(faint, invert(columns_of(run, "step_ms")), scales=False)
         spread = Band(band, invert(rolling_of(run, "p95")), invert(rolling_of(run, "p5")))
         samples.in_legend = spread.in_legend = len(shown_runs) == 1
@@ -54,9 +54,9 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 def table(runs: Sequence[Run]) -> dict[str, Array]:
     """Return every step's throughput."""
     columns = step_table(runs, {"step_ms": "step_ms"})
-    tokens = _counts_tokens(runs)
+    counted = _counted(runs)
     factors = [
-        np.full(len(segment.steps["t_s"]), _factor(segment, tokens))
+        np.full(len(segment.steps["t_s"]), _factor(segment, counted))
         for run in runs
         for segment in run.chosen()
     ]
@@ -64,29 +64,33 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
     step_ms = columns.pop("step_ms").astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         per_second = np.where(step_ms > 0, factor / step_ms, np.nan)
-    return {**columns, "tokens_per_s" if tokens else "steps_per_s": per_second}
+    return {**columns, f"{counted}_per_s": per_second}
 
 
-def _counts_tokens(runs: Sequence[Run]) -> bool:
+def _counted(runs: Sequence[Run]) -> str:
+    """Return what all of these count: tokens, samples, or else steps."""
     segments = [segment for run in runs for segment in run.chosen()]
-    return bool(segments) and all(_tokens(segment) > 0 for segment in segments)
+    kinds = {segment.configuration.processes for segment in segments}
+    is_known = all(_size(segment) > 0 for segment in segments)
+    return kinds.pop() if len(kinds) == 1 and is_known else "steps"
 
 
-def _tokens(segment: Segment) -> float:
+def _size(segment: Segment) -> float:
+    """Return the tokens or samples of a step; 0 if they are not known."""
     value = segment.ledger.get("tokens_per_step", 0)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _factor(segment: Segment, tokens: bool) -> float:
-    return 1000.0 * (_tokens(segment) if tokens else 1.0)
+def _factor(segment: Segment, counted: str) -> float:
+    return 1000.0 * (1.0 if counted == "steps" else _size(segment))
 
 
 def _inverter(
-    run: Run, tokens: bool
+    run: Run, counted: str
 ) -> Callable[[Callable[[], list[Track]]], Callable[[], list[Inverse]]]:
     def invert(tracks: Callable[[], list[Track]]) -> Callable[[], list[Inverse]]:
         return lambda: [
-            Inverse(track, _factor(segment, tokens))
+            Inverse(track, _factor(segment, counted))
             for track, segment in zip(tracks(), run.chosen(), strict=True)
         ]
 

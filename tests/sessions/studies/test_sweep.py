@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from sessions.model import Study
+from sessions.model import Configuration, Study
 from sessions.studies import sweep
+from workbench.charts.units import STEPS
+from workbench.plots._sweep import unit_of
 
 
 def columns(sizes, times, second=None):
@@ -126,3 +129,18 @@ def test_a_point_that_was_not_asked_for_is_left_out():
     (curve,) = sweep.curves(study)
     assert curve.x.tolist() == [64.0] and sweep.fit_of(study, curve) is None
     assert len(sweep.points_table(study).rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "unit"), [("mine.py:build", "samples/s"), ("hf:qwen3-0.6b", "tokens/s")]
+)
+def test_a_sweep_of_a_persons_own_file_counts_samples(source, unit):
+    base = Configuration(family="own", preset="file", model={"source": source})
+    request = {"fields": ["settings.batch"], "values_0": [1, 2], "arms": ["defaults"]}
+    request["base"] = msgspec.json.encode(base).decode()
+    points = {key: np.array(cells) for key, cells in columns([1, 2], [1.0, 2.0]).items()}
+    points |= {key: np.ones(2) for key in sweep._NUMBERS if key not in points}
+    points["reason"] = np.array(["", ""], object)
+    study = Study(sweep.KIND, "one", 0.0, request, {}, {sweep.POINTS: points})
+    assert unit in [column.name for column in sweep.points_table(study).columns]
+    assert unit_of("tokens_per_s", STEPS, study).text(2.0).endswith(f" {unit}")

@@ -11,13 +11,13 @@ from workbench.charts.units import (
     PERCENT,
     SECONDS,
     STEPS,
-    TOKENS_PER_SECOND,
+    THROUGHPUTS,
     WATTS,
     Logarithmic,
     clock,
 )
 
-UNITS = (BYTES, MILLISECONDS, PERCENT, SECONDS, STEPS, TOKENS_PER_SECOND, WATTS)
+UNITS = (BYTES, MILLISECONDS, PERCENT, SECONDS, STEPS, THROUGHPUTS["tokens"], WATTS)
 
 
 @given(
@@ -52,7 +52,7 @@ def test_ticks_lie_in_the_range_are_even_and_are_told_apart(unit, low, span, mos
         (BYTES, 1023.9 * 2**20, "1024 MiB"),
         (PERCENT, 97.64, "97.6\u202f%"),
         (PERCENT, 0.0, "0\u202f%"),
-        (TOKENS_PER_SECOND, 1_234_567.0, "1.23 M tokens/s"),
+        (THROUGHPUTS["tokens"], 1_234_567.0, "1.23 M tokens/s"),
         (WATTS, 523.4, "523 W"),
         (SECONDS, 14.0, "14.0 s"),
         (SECONDS, 3675.0, "1:01:15"),

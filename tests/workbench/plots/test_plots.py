@@ -20,6 +20,7 @@ from synthetic import (
 )
 
 from sessions.columns import Columns
+from sessions.energy import energy_table
 from sessions.model import (
     ABSENT,
     SAMPLING,
@@ -372,6 +373,18 @@ def test_the_second_axis_reads_what_was_measured():
     right = canvas.axis("right")
     drawn = clock_layer.value(float("nan"))
     assert drawn * right.factor == pytest.approx(float(measured), rel=1e-6)
+
+
+def test_throughput_of_a_persons_own_file_counts_samples_and_nothing_if_they_differ():
+    session = gpu_session(2, 40)
+    own = Configuration(family="own", preset="file", model={"source": "mine.py:build"})
+    session.segments[0].configuration = own
+    assert "steps_per_s" in PLOTS["throughput"].table([Run(session)])
+    session.segments[1].configuration = own
+    assert "samples_per_s" in PLOTS["throughput"].table([Run(session)])
+    assert energy_table(session).columns[2].name == "samples"
+    hf = Configuration(family="own", preset="file", model={"source": "hf:qwen3-0.6b"})
+    assert hf.processes == "tokens"
 
 
 def test_throughput_counts_tokens_only_if_every_segment_does():
