@@ -97,7 +97,7 @@ def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
         "complete": search.is_complete,
         "candidates": [
             [candidate.title, candidate.state, candidate.reason, candidate.step_ms,
-             candidate.numerics.text if candidate.numerics else ""]
+             candidate.build_s, candidate.numerics.text if candidate.numerics else ""]
             for candidate in search.candidates
         ],
         "refused": list(search.knowledge.refused.values()),
