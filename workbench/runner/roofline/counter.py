@@ -7,7 +7,6 @@ writing its outputs there. What a cache would save is not counted.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -64,6 +63,16 @@ class Call:
         return Work(self.bytes, self.flops)
 
 
+@dataclass(frozen=True)
+class _Range:
+    """The nodes of autograd that an operator of the library made, by their sequence numbers."""
+
+    first: int
+    last: int  # not one of them
+    name: str
+    backward: list[Call]  # what its backward pass needs, until that runs
+
+
 class Tally:
     """The counted work of a step.
 
@@ -81,7 +90,7 @@ class Tally:
         self._device = device
         self._paused = 1  # until ``counting``
         self._label = ""
-        self._ranges: list[tuple[int, int, str]] = []  # of autograd's nodes, by operator
+        self._ranges: list[_Range] = []
 
     def looking(self) -> AbstractContextManager[None]:
         """Launch no kernel inside the block, and count nothing yet."""
@@ -117,28 +126,40 @@ class Tally:
         trains = bool(learned) and torch.is_grad_enabled()
         works = () if cost is None else (cost.forward, cost.backward if trains else None)
         calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
-        if not self._label:  # else it is a part of another one, which counts as a whole
-            self.least += calls
-        if impl in PLAIN and (outputs := self._plainly(op, impl, args)) is not None:
+        forward, backward = calls[:1], calls[1:]
+        # Within another one it is a part of that, which counts as a whole.
+        needed = [] if self._label else backward
+        if not self._label:
+            self.least += forward
+        if impl in PLAIN and (outputs := self._plainly(op, impl, args, needed)) is not None:
             self.plain.add(op.name)
             return outputs[0]
         if cost is None:
             self.unknown = self.unknown_least
-        self.calls += calls[:1]
+        self.calls += forward
         with self._silent(), torch.no_grad():
             like = self._outputs(op, args)
         if not trains or (cost is not None and cost.backward is None):
             return like
         leaves, spec = tree_flatten(like)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        report = functools.partial(self.calls.extend, calls[1:])
+
+        def report() -> None:
+            self.calls.extend(backward)
+            self.least.extend(needed)
+
         results = iter(_Fused.apply(report, self._silent, tensors, *learned))
         return tree_unflatten(
             [next(results) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         )
 
-    def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Run the implementation and count its operators; return None if it needs real numbers."""
+    def _plainly(
+        self, op: Operator, impl: str, args: tuple[Any, ...], backward: list[Call]
+    ) -> tuple[Any] | None:
+        """Run the implementation and count its operators; return None if it needs real numbers.
+
+        ``backward`` is what its backward pass needs, if it runs.
+        """
         count = len(self.calls)
         first, before = torch._C._autograd._get_sequence_nr(), self._label
         self._label = op.name
@@ -150,7 +171,8 @@ class Tally:
             return None
         finally:
             self._label = before
-            self._ranges.append((first, torch._C._autograd._get_sequence_nr(), op.name))
+            last = torch._C._autograd._get_sequence_nr()
+            self._ranges.append(_Range(first, last, op.name, [*backward]))
 
     def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost | None:
         inputs = op.named(args)
@@ -205,12 +227,21 @@ class Tally:
             self.least.append(call)
 
     def _of_node(self) -> str:
-        """Return the library's operator that the running node of autograd comes from, if any."""
+        """Return the library's operator that the running node of autograd comes from, if any.
+
+        Its backward pass then counts. A node itself records no gradients: a call that does belongs
+        to a block that a checkpoint computes again, when the node reads what it saved.
+        """
         node = torch._C._current_autograd_node()
-        if node is None:
+        if node is None or torch.is_grad_enabled():
             return ""
         number = node._sequence_nr()
-        return next((name for a, b, name in reversed(self._ranges) if a <= number < b), "")
+        for nodes in reversed(self._ranges):
+            if nodes.first <= number < nodes.last:
+                self.least += nodes.backward
+                nodes.backward.clear()
+                return nodes.name
+        return ""
 
     @contextmanager
     def _silent(self) -> Iterator[None]:

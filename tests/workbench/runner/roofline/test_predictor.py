@@ -77,6 +77,26 @@ def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monke
     assert 0 < fused < plain
 
 
+def test_a_checkpointed_block_is_computed_forward_twice_and_backward_once(predictor):
+    """Its last operator is of the library: what it saved is computed again within its node."""
+
+    def flops(workload, **toggles):
+        toggles |= {"adamw": "fused"} if workload == "train" else {}
+        configuration = Configuration(
+            family="moe", preset="tiny", workload=workload, toggles=toggles,
+            settings={"batch": 2, "sequence": 64},
+        )  # fmt: skip
+        rows, _ = predictor.rows(resolve(configuration, CPU))
+        return {row.name: row.flops for row in rows}
+
+    forward, every = flops("forward"), flops("train", checkpointing="none")
+    again = flops("train", checkpointing="full")
+    config = FAMILIES["moe"].presets["tiny"]
+    forward["matrix product"] -= 2 * 2 * 64 * config.input_dim * config.rows  # the head
+    for name in ("attention", "moe_experts", "moe_gating", "rope", "matrix product"):
+        assert again[name] == every[name] + forward[name], name
+
+
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
     situation = resolve(configured(workload), CPU)
