@@ -139,6 +139,30 @@ def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(t
     }
 
 
+def test_what_is_computed_again_within_an_operators_node_is_no_part_of_that_operator(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 500)
+    made.mark("module a", 10, 90)
+    made.mark("operator rms_norm", 20, 40)
+    made.op("_Norm", 22, 38, sequence=3)
+    made.mark("operator swiglu", 60, 80)
+    made.op("_Gated", 62, 78, sequence=5)
+    made.node("_GatedBackward", 200, 400, sequence=5)
+    made.op("_GatedBackward", 201, 399, sequence=5, thread=AUTOGRAD)
+    made.mark("operator rms_norm", 210, 240, thread=AUTOGRAD)
+    made.op("_Norm", 212, 238, sequence=0, thread=AUTOGRAD)
+    made.kernel("norm", 215, 2.0, thread=AUTOGRAD)
+    made.op("aten::mm", 250, 290, sequence=1, thread=AUTOGRAD)
+    made.kernel("gemm", 260, 9.0, thread=AUTOGRAD)
+    made.kernel("gated_backward", 350, 5.0, thread=AUTOGRAD)
+    rows = sums.device_rows(trace.read(made.save(tmp_path / "t.json"), "cuda"))
+    assert {row.name: (row.module, row.phase, row.operator) for row in rows} == {
+        "norm": ("a", "recompute", "rms_norm"),
+        "gemm": ("a", "backward", ""),
+        "gated_backward": ("a", "backward", "swiglu"),
+    }
+
+
 def test_work_of_steps_that_are_not_marked_is_left_out(tmp_path):
     made = trained()
     made.kernel("before", -50, 500.0, start=-40)
