@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
 from sessions.tracing import kinds
-from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline import flop_formulas
 
 # Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
@@ -81,7 +81,7 @@ class Tally:
     """
 
     def __init__(self, device: torch.device) -> None:
-        sdpa_flops.register()
+        flop_formulas.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause

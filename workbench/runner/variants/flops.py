@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from sessions.model import Scalar
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.eager import eager
-from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline import flop_formulas
 
 
 class _NoModules(contextlib.nullcontext[None]):
@@ -55,7 +55,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
         return
     from torch.utils.flop_counter import FlopCounterMode
 
-    sdpa_flops.register()
+    flop_formulas.register()
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _NoModules()
     with eager(), counter:  # what the file compiles itself cannot be traced while torch counts
