@@ -77,17 +77,18 @@ class Tally:
     """The counted work of a step.
 
     ``calls``: as the step runs. ``least``: library operators with the work that their mathematics
-    needs, however they run; the others as in ``calls``.
+    needs, however they run; the others as in ``calls``. ``filled`` is the part of a cache, 0 to 1,
+    that queries with a position see on average.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, filled: float = 1.0) -> None:
         flop_formulas.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self.unknown_least = ""  # why ``least`` is
         self.plain: set[str] = set()  # operators of the library that ran as several of torch
-        self._device = device
+        self._device, self._filled = device, filled
         self._paused = 1  # until ``counting``
         self._label = ""
         self._ranges: list[_Range] = []
@@ -184,7 +185,13 @@ class Tally:
                     why = f"the work of {op.name} depends on values that only a real step has"
                     self.unknown_least = why
                     return None
-                return op.cost(**{**inputs, "kv_length": None})  # all of the cache
+                return op.cost(**inputs | self._seen(**inputs))
+
+    def _seen(self, q_BHSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, **_: Any) -> dict[str, Any]:
+        """Return the keys and values of a cache that queries see on average."""
+        n_keys = max(round(self._filled * k_BGTD.shape[2]), q_BHSD.shape[2])
+        k_BGTD, v_BGTD = (cache[:, :, :n_keys] for cache in (k_BGTD, v_BGTD))
+        return {"k_BGTD": k_BGTD, "v_BGTD": v_BGTD, "kv_length": None}
 
     def _outputs(self, op: Operator, args: tuple[Any, ...]) -> Any:
         if op.name in _OUTPUTS:

@@ -43,7 +43,8 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     build = Build(situation, PhaseTracker(lambda phase: None))
     apply_toggles(build, toggles)
     model = situation.family.build(situation.config, dtype=build.weights_dtype)
-    tally = Tally(situation.device)
+    filled = situation.workload.filled(situation.configuration.settings)
+    tally = Tally(situation.device, filled)
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
         _materialize(model, situation.device)
         if build.quantization:

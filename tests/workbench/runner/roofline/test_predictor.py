@@ -97,6 +97,27 @@ def test_a_checkpointed_block_is_computed_forward_twice_and_backward_once(predic
         assert again[name] == every[name] + forward[name], name
 
 
+def attention_of(predictor, workload, **settings):
+    configuration = msgspec.structs.replace(configured(workload), settings={"batch": 2} | settings)
+    rows, _ = predictor.rows(resolve(configuration, CPU))
+    return next(row for row in rows if row.name == "attention")
+
+
+def test_a_prompt_in_pieces_attends_to_as_many_keys_as_at_once(predictor):
+    at_once, pieces = (
+        attention_of(predictor, "prefill", sequence=64, chunk=chunk).flops for chunk in (0, 16)
+    )
+    assert pieces == at_once
+
+
+@pytest.mark.parametrize("workload", ["decode", "generate"])
+def test_a_new_token_attends_to_the_keys_that_are_there_on_average(predictor, workload):
+    row = attention_of(predictor, workload, sequence=32, new_tokens=64)
+    config = resolve(configured(workload), CPU).config
+    of_key = 2 * config.n_layers * config.q_dim * 4  # FLOPs
+    assert row.flops == pytest.approx(of_key * (32 + 65 / 2), rel=0.01)
+
+
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
     situation = resolve(configured(workload), CPU)
