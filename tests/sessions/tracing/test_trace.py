@@ -292,6 +292,28 @@ def test_operator_classes_are_told_by_name_then_by_caller(name, callers, kind):
     assert kind in breakdown.KINDS
 
 
+@pytest.mark.parametrize(
+    ("operator", "kernel"),
+    [
+        ("mul", "unrolled_elementwise_kernel<at::native::BinaryFunctor<float, float, float>>"),
+        ("roll", "(anonymous namespace)::roll_cuda_kernel<float>"),
+        ("arange", "(anonymous namespace)::elementwise_kernel_with_index<int, arange_cuda_out>"),
+        ("where", "elementwise_kernel<128, 2, gpu_kernel_impl_nocast<where_kernel_impl>>"),
+        ("maximum", "vectorized_elementwise_kernel<4, at::native::maximum_kernel_cuda>"),
+        ("rsub", "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"),
+        ("ones_like", "vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"),
+        ("full", "vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"),
+        ("stack", "(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 2>"),
+        ("linalg_vector_norm", "reduce_kernel<512, 1, ReduceOp<float, NormTwoOps<float>>>"),
+        ("index_select", "(anonymous namespace)::indexSelectLargeIndex<float>"),
+    ],
+)
+def test_the_time_of_a_kernel_and_the_work_of_its_operator_are_in_one_class(operator, kernel):
+    """The work is counted by the operator's name, and the time is classed by the kernel's."""
+    kind = kinds.kind_of(f"aten::{operator}")
+    assert kinds.kind_of(f"void at::native::{kernel}", [f"aten::{operator}"]) == kind != "other"
+
+
 def test_every_class_has_a_place_among_the_classes():
     made = {kind for kind, _ in kinds._PATTERNS} | {kinds.OPTIMIZER, kinds.HOST, kinds.OTHER}
     assert made | {breakdown.INPUT_WAIT} == set(breakdown.KINDS)
