@@ -78,17 +78,23 @@ class Tally:
 
     ``calls``: as the step runs. ``least``: library operators with the work that their mathematics
     needs, however they run; the others as in ``calls``. ``filled`` is the part of a cache, 0 to 1,
-    that queries with a position see on average.
+    that queries with a position see on average. ``saves`` returns True in a checkpointed block that
+    does not compute an operator again.
     """
 
-    def __init__(self, device: torch.device, filled: float = 1.0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        filled: float = 1.0,
+        saves: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         flop_formulas.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self.unknown_least = ""  # why ``least`` is
         self.plain: set[str] = set()  # operators of the library that ran as several of torch
-        self._device, self._filled = device, filled
+        self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
         self._label = ""
         self._ranges: list[_Range] = []
@@ -127,7 +133,8 @@ class Tally:
         trains = bool(learned) and torch.is_grad_enabled()
         works = () if cost is None else (cost.forward, cost.backward if trains else None)
         calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
-        forward, backward = calls[:1], calls[1:]
+        is_saved = _computes_again() and self._saves(op.name)
+        forward, backward = calls[: 0 if is_saved else 1], calls[1:]
         # Within another one it is a part of that, which counts as a whole.
         needed = [] if self._label else backward
         if not self._label:
@@ -208,9 +215,12 @@ class Tally:
             return
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
-        if not any(tensor.device.type == self._device.type for tensor in (*tensors, *outputs)):
+        tensors, outputs = (
+            [leaf for leaf in leaves if leaf.device.type == self._device.type]
+            for leaves in (tensors, outputs)
+        )
+        if not (tensors or outputs):
             return
-        tensors = [tensor for tensor in tensors if tensor.device.type == self._device.type]
         base = name.rstrip("_")
         returned = sum(map(_touched, outputs))
         if base in _GATHERS:
@@ -236,11 +246,10 @@ class Tally:
     def _of_node(self) -> str:
         """Return the library's operator that the running node of autograd comes from, if any.
 
-        Its backward pass then counts. A node itself records no gradients: a call that does belongs
-        to a block that a checkpoint computes again, when the node reads what it saved.
+        Its backward pass then counts.
         """
         node = torch._C._current_autograd_node()
-        if node is None or torch.is_grad_enabled():
+        if node is None or _computes_again():
             return ""
         number = node._sequence_nr()
         for nodes in reversed(self._ranges):
@@ -291,6 +300,14 @@ class _Fused(torch.autograd.Function):
         ctx.report()
         with ctx.silent():
             return (None, None, None, *(torch.empty_like(tensor) for tensor in ctx.saved_tensors))
+
+
+def _computes_again() -> bool:
+    """Return True in a block that a checkpoint computes again, as a node reads what it saved.
+
+    A node itself records no gradients.
+    """
+    return torch._C._current_autograd_node() is not None and torch.is_grad_enabled()
 
 
 def _asks_for_numbers() -> tuple[type[Exception], ...]:

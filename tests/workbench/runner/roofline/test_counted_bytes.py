@@ -48,6 +48,13 @@ def test_what_an_operator_reads_and_writes_counts_once_each(act, read, written):
     assert moved(lambda: act(a, b)) == (read + written) * BYTES
 
 
+def test_what_is_in_another_devices_memory_does_not_count():
+    (a,) = tensors(1)
+    meta = torch.empty(N, device="meta")
+    assert moved(lambda: a.to("meta")) == BYTES  # read here, and written there
+    assert moved(lambda: meta.add_(1.0)) == 0
+
+
 def test_a_fused_update_writes_gradients_only_where_it_divides_them_by_a_loss_scale():
     weight, gradient, mean, square = tensors(4)
     count, scale, overflow = torch.ones(()), torch.ones(()), torch.zeros(())

@@ -97,10 +97,19 @@ def test_a_checkpointed_block_is_computed_forward_twice_and_backward_once(predic
         assert again[name] == every[name] + forward[name], name
 
 
-def attention_of(predictor, workload, **settings):
-    configuration = msgspec.structs.replace(configured(workload), settings={"batch": 2} | settings)
+def attention_of(predictor, workload, toggles=None, **settings):
+    configuration = configured(workload, **toggles or {})
+    configuration = msgspec.structs.replace(configuration, settings={"batch": 2} | settings)
     rows, _ = predictor.rows(resolve(configuration, CPU))
     return next(row for row in rows if row.name == "attention")
+
+
+def test_an_attention_whose_output_a_checkpoint_saves_is_not_computed_again(predictor):
+    none, operators, full = (
+        attention_of(predictor, "train", {"checkpointing": option}, sequence=64).flops
+        for option in ("none", "operators", "full")
+    )
+    assert none == operators < full
 
 
 def test_a_prompt_in_pieces_attends_to_as_many_keys_as_at_once(predictor):
