@@ -178,6 +178,16 @@ def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_th
         assert expected in made.text
 
 
+def test_no_remedy_is_named_for_a_rate_that_is_never_measured(predictor):
+    """Bases of adaptive attention are refreshed in FP64."""
+    base = Configuration(
+        family="adaattn", preset="tiny", workload="forward", settings={"batch": 2, "sequence": 32}
+    )
+    other = msgspec.structs.replace(base, toggles={"precision": "bf16"})
+    text = predictor.of(base, other).text
+    assert "matrix rate of float64" in text and "--measure" not in text
+
+
 @pytest.mark.parametrize(
     "options, dtype",
     [
