@@ -39,6 +39,9 @@ _OVERWRITES = frozenset({
     "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential",
     "_foreach_copy", "_foreach_zero",
 })  # fmt: skip
+_LOSSES = frozenset(
+    f"nll_loss{kind}_{direction}" for kind in ("", "2d") for direction in ("forward", "backward")
+)
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
 _OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
@@ -232,7 +235,9 @@ class Tally:
             changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
             written = changed | {id(tensor): tensor for tensor in outputs}
             overwrites = base in _OVERWRITES or function._schema.overload_name.endswith("out")
-            read = {id(t): t for t in tensors if not (overwrites and id(t) in changed)}
+            unread = {id(_given(function, args, kwargs)["self"])} if _needs_shape(base) else set()
+            unread |= set(changed) if overwrites else set()
+            read = {id(t): t for t in tensors if id(t) not in unread}
             moved = sum(map(_touched, (*read.values(), *written.values())))
         formula = flop_registry.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
@@ -328,8 +333,7 @@ def is_view(function: Any) -> bool:
 
 def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the arguments that an operator writes to, also those that it does not return."""
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    given = _given(function, args, kwargs)
     for argument in function._schema.arguments:
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -338,6 +342,17 @@ def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> I
             continue
         leaves = tree_flatten(given.get(argument.name))[0]
         yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name, without those that have their defaults."""
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _needs_shape(name: str) -> bool:
+    """Return True if an operator reads nothing of ``self``, or one number for each index."""
+    return name in _LOSSES or name.endswith("_like") or name.startswith("new_")
 
 
 def _is_index(tensor: Tensor) -> bool:
