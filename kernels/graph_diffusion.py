@@ -247,7 +247,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
 def _cost(h_BM: Tensor, p_MM: Tensor, steps: int, alpha: float) -> Cost:
     state, graph = tensor_bytes(h_BM), tensor_bytes(p_MM)
     product = 2 * h_BM.numel() * p_MM.shape[0] * steps
-    return Cost(Work(2 * state + graph, product), Work(3 * state + 2 * graph, 3 * product))
+    return Cost(Work(2 * state + graph, product), Work(3 * state + 2 * graph, 2 * product))
 
 
 def _sizes(random: Random) -> dict[str, Any]:

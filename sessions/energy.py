@@ -2,7 +2,8 @@
 
 The counter is read every second or so, and a driver updates it at its own pace. So only stretches
 of steady steps that last ``LEAST_S`` count, from the first reading within to the last. It counts
-the whole device: a GPU with all that runs on it, or the packages of a CPU.
+the whole device: a GPU with all that runs on it, or the packages of a CPU. The energy of a step
+that several GPUs share is the sum of theirs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sessions.verdicts.statistics import steady
 LEAST_S = 5.0  # of steady steps between the first and the last reading
 LEAST_READINGS = 3
 COLUMN = "energy_j"
+DEVICES = "devices"  # the fact of a segment: how many GPUs share its steps, if several do
 JOULES_PER_KWH = 3.6e6
 # What a kilowatt hour costs and emits differs by place and contract: a user sets it.
 PRICE_VARIABLE, CO2_VARIABLE = "WORKBENCH_PRICE_PER_KWH", "WORKBENCH_CO2_G_PER_KWH"
@@ -39,21 +41,29 @@ class Energy:
 
 
 def energy_of(session: Session, segment: Segment) -> Energy:
-    """Return the energy of a segment by the counter of the session's first device that has one."""
+    """Return the energy of a segment by the counters of the devices that share its steps.
+
+    These are the first devices of the session that have one.
+    """
     counters = [table for table in session.telemetry.values() if _has_counter(table)]
     if not counters:
         sampling = session.environment.get(f"{SAMPLING}{COLUMN}", "")
         reason = sampling.removeprefix(ABSENT) if sampling.startswith(ABSENT) else ""
         return Energy(why_not=reason or "this device has no energy counter")
-    is_steady = steady(segment)
+    devices = int(segment.ledger.get(DEVICES) or 1)
+    if len(counters) < devices:
+        return Energy(why_not=f"only {len(counters)} of {devices} devices have an energy counter")
     starts = np.asarray(segment.steps["t_s"])
-    joules = seconds = steps = 0.0
-    for first, last in _stretches(is_steady):
-        stretch_joules, stretch_s, stretch_steps = _measure(counters[0], starts[first:last])
-        joules, seconds, steps = joules + stretch_joules, seconds + stretch_s, steps + stretch_steps
+    stretches = [starts[first:last] for first, last in _stretches(steady(segment))]
+    # Joules, seconds and steps of each counter.
+    sums = [
+        np.sum([(0.0, 0.0, 0.0)] + [_measure(counter, stretch) for stretch in stretches], axis=0)
+        for counter in counters[:devices]
+    ]
+    seconds = float(min(counted_s for _, counted_s, _ in sums))
     if not seconds:
         return Energy(why_not=f"fewer than {LEAST_S:g} s of uninterrupted steady steps")
-    per_step = joules / steps
+    per_step = float(sum(joules / steps for joules, _, steps in sums))
     tokens = float(segment.ledger.get("tokens_per_step") or math.nan)
     return Energy(per_step, tokens / per_step if per_step > 0 else math.nan, seconds)
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
 from kernels.attention._chunked import chunked
-from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
+from kernels.attention._masks import RECOMPUTED_ULPS, bounds, reference, visible
 from kernels.attention.memory import why_not_chunked
 from kernels.core.dispatch import run
 from kernels.core.operator import (
@@ -190,14 +190,17 @@ def _cost(
             max(0, min(at if causal else keys - 1, at + reach - 1) - max(at - reach + 1, 0) + 1)
             for at in range(keys - length, keys)
         )
+        first, last = bounds(0, length, length, keys, causal, window)
+        read = batch * (last - first)
     else:
         seen = visible(length, keys, torch.device("cpu"), causal, window, _on_cpu(kv_length))
-        pairs = int(seen.sum()) * (batch if seen.dim() == 2 or seen.shape[0] == 1 else 1)
-    read = tensor_bytes(q_BHSD, k_BGTD, v_BGTD)
-    out = tensor_bytes(q_BHSD)
+        times = batch if seen.shape[0] == 1 else 1
+        pairs, read = int(seen.sum()) * times, int(seen.any(-2).sum()) * times
+    out, cache = tensor_bytes(q_BHSD), tensor_bytes(k_BGTD, v_BGTD)
+    seen_bytes = cache * read // max(batch * keys, 1)  # keys that no query sees are not read
     return Cost(
-        Work(read + out, 4 * pairs * heads * dim),
-        Work(2 * read + 2 * out, 10 * pairs * heads * dim),
+        Work(2 * out + seen_bytes, 4 * pairs * heads * dim),
+        Work(4 * out + seen_bytes + cache, 10 * pairs * heads * dim),
     )
 
 

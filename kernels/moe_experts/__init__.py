@@ -281,11 +281,13 @@ def _cost(
     workspace: Workspace | None = None,
 ) -> Cost:
     experts = tensor_bytes(gate_EFD, up_EFD, down_EDF)
+    # Each choice reads an expert: of few choices, the others are not read.
+    read = experts * min(index.numel(), len(down_EDF)) // len(down_EDF)
     routing = tensor_bytes(index, weight)
     product = 2 * index.numel() * down_EDF.shape[1] * down_EDF.shape[2]
     return Cost(
-        Work(2 * tensor_bytes(x) + routing + experts, 3 * product),
-        Work(3 * tensor_bytes(x) + routing + tensor_bytes(weight) + 2 * experts, 6 * product),
+        Work(2 * tensor_bytes(x) + routing + read, 3 * product),
+        Work(3 * tensor_bytes(x) + routing + tensor_bytes(weight) + read + experts, 6 * product),
     )
 
 

@@ -326,7 +326,7 @@ def _cost(
     flops = 6 * batch * length * heads * dim * n_states
     return Cost(
         Work(read + x_bytes + state_bytes, flops),
-        Work(2 * read + x_bytes + state_bytes, 3 * flops),
+        Work(2 * read + x_bytes + state_bytes, 2 * flops),
     )
 
 

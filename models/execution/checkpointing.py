@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 import kernels
+from kernels.core.autograd import are_operators
 
 # Every n-th block is checkpointed, by mode; 0: none.
 CHECKPOINTING = {"none": 0, "full": 1, "selective": 2, "third": 3, "fourth": 4, "operators": 1}
@@ -64,6 +65,11 @@ def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
 def _as_operators(block: Callable[..., Any], *inputs: Any) -> Any:
     with kernels.as_operators():
         return block(*inputs)
+
+
+def saves(operator: str) -> bool:
+    """Return True within a block of "operators" that saves what this fused operator returns."""
+    return are_operators() and f"{operator}_forward" in _KEPT_OPERATORS
 
 
 def kept_operators() -> dict[str, int]:

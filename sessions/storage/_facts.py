@@ -60,6 +60,7 @@ class _Ledger(_Facts, frozen=True):
     model_flops: Amount | None = None
     parameters: Number | None = None
     tokens_per_step: Number | None = None
+    devices: Count | None = None
     own_peak_bytes: Amount = 0.0
     others_bytes: Amount = 0.0
     autotune_s: Amount = 0.0

@@ -26,17 +26,19 @@ _PATTERNS = (
     ("normalisation", r"(rms|layer|group|batch|qk)_?norm|LayerNorm|RMSNorm"),
     ("scan", r"ssd|scan|cumsum|cumprod"),
     ("routing", r"moe|gating|router|topk|sort|expert"),
-    ("copy", r"memcpy|memset|copy|::(cat|clone|contiguous|fill_|zero_|zeros|ones|to|_to_copy)\b"
-     r"|CatArrayBatched|FillFunctor|transpose_kernel|roll"),
-    ("indexing", r"embedding|index|gather|scatter|::(take|masked_\w+|nonzero|where)\b"
+    ("copy", r"memcpy|memset|copy|::(cat|stack|clone|contiguous|fill_|zero_|zeros|ones|full|eye"
+     r"|(zeros|ones|full)_like|scalar_tensor|to|_to_copy|roll)\b"
+     r"|CatArrayBatched|FillFunctor|transpose_kernel|\broll_"),
+    ("indexing", r"embedding|(?<!with_)index|gather|scatter|::(take|masked_\w+|nonzero)\b"
      r"|slice_backward|select_backward"),
-    ("reduction", r"reduce|column_sum|softmax|SoftMax|nll_loss|cross_entropy"
+    ("reduction", r"reduce|column_sum|softmax|SoftMax|nll_loss|cross_entropy|vector_norm"
      r"|::(sum|mean|max|min|amax|amin|argmax|norm|var|any|all|prod|logsumexp)\b"),
     ("transform", r"fft|dft|fourier"),
     ("elementwise", r"elementwise|pointwise|swiglu|geglu|gated_activation|rope"
      r"|qk_(for|back)ward_|silu|gelu|sigmoid|dropout|random"
      r"|::(add|sub|mul|div|pow|rsqrt|sqrt|exp|log|tanh|neg|abs|clamp\w*|relu|sin|cos|addcmul"
-     r"|addcdiv|lerp|bernoulli|eq|ne|gt|lt|ge|le|remainder|bitwise\w*|logical\w*|tril|triu"
+     r"|addcdiv|lerp|bernoulli|eq|ne|gt|lt|ge|le|remainder|bitwise\w*|logical\w*|tril|triu|where"
+     r"|rsub|maximum|minimum|reciprocal|floor\w*|special_\w+"
      r"|threshold\w*|type_as|arange|rand\w*|normal\w*|uniform\w*)_?\b"),
     ("view", r"::(view|_unsafe_view|reshape|t|transpose|permute|slice|select|expand|as_strided"
      r"|split\w*|unsqueeze|squeeze|detach\w*|unflatten|flatten|narrow|unbind|chunk|alias|resolve_\w+"

@@ -5,10 +5,11 @@ file that a person opens in Perfetto. Times are microseconds.
 
 An operator belongs to the innermost module range around it. Backward operators run outside of all
 module ranges, but autograd gives an operator and the node that it creates the same sequence number:
-a node belongs to the module of the last forward operator with the node's number. After a node has
-run, autograd may add its gradients to those of other nodes. Where the node is a whole operator of
-the kernel library, such a sum is not part of that operator. A kernel belongs to the host's call
-that launched it, which CUPTI identifies by correlation.
+a node belongs to the module of the last forward operator with the node's number. Operators inside a
+node that have numbers of their own are those that a checkpoint computes again, and no part of the
+node's operator. After a node has run, autograd may add its gradients to those of other nodes. Where
+the node is a whole operator of the kernel library, such a sum is not part of that operator. A
+kernel belongs to the host's call that launched it, which CUPTI identifies by correlation.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class Span:
     def is_node(self) -> bool:
         """Return whether the span is a node of autograd's backward pass."""
         return self.name.startswith(NODE)
+
+    @property
+    def is_marked(self) -> bool:
+        """Return whether the span is a module or an operator of the kernel library."""
+        return self.name.startswith((MODULE, OPERATOR))
 
     @property
     def is_torch_node(self) -> bool:
@@ -262,11 +268,14 @@ def _resolve(trace: Trace) -> None:
             span.operator = parent.operator
             if parent.is_node and span.sequence is not None and span.sequence == parent.sequence:
                 span.operator = operators.get(span.sequence, "")  # what the node itself does
+            elif span.phase == "backward" and (span.is_marked or span.sequence is not None):
+                span.operator = ""  # a checkpoint computes it again
+        if span.is_marked and span.phase != "forward":
+            span.phase = "recompute"
         if span.name.startswith(OPERATOR) and not span.operator:
             span.operator = span.name.removeprefix(OPERATOR)
         if span.name.startswith(MODULE):
             span.module = span.name.removeprefix(MODULE)
-            span.phase = "forward" if span.phase == "forward" else "recompute"
         elif span.is_node:
             span.phase = "backward"
             if span.sequence is not None:

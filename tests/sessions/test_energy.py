@@ -47,6 +47,21 @@ def test_a_step_takes_the_power_times_its_time(seconds, step_s, watts):
     assert energy.tokens_per_joule == pytest.approx(600 / (watts * step_s), rel=1e-6)
 
 
+def test_a_step_that_devices_share_takes_the_energy_of_all_of_them():
+    session, further = session_of(20, watts=300.0), session_of(20, watts=100.0)
+    session.telemetry["gpu1"] = further.telemetry["gpu0"]
+    session.telemetry["gpu2"] = further.telemetry["gpu0"]  # of ranks that wait for another arm
+    (segment,) = session.segments
+    assert energy_of(session, segment).joules_per_step == pytest.approx(30.0)
+    segment.ledger["devices"] = 2
+    energy = energy_of(session, segment)
+    assert energy.joules_per_step == pytest.approx(40.0)
+    assert energy.tokens_per_joule == pytest.approx(600 / 40)
+    segment.ledger["devices"] = 4
+    energy = energy_of(session, segment)
+    assert math.isnan(energy.joules_per_step) and "only 3 of 4" in energy.why_not
+
+
 @pytest.mark.parametrize("session", [session_of(4), session_of(9, break_at=4.5)])
 def test_short_stretches_do_not_count(session):
     energy = energy_of(session, session.segments[0])

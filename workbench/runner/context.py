@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sessions.ceilings import FASTEST
+from sessions.energy import DEVICES
 from sessions.model import Ceilings, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
@@ -221,10 +222,12 @@ class RunnerContext:
 
     def facts_of(self, variant: Variant, segment: int) -> dict[str, Scalar]:
         """Return the variant's ledger, and the ceilings for the segment's steps if known."""
-        facts = {**variant.ledger, **variant.record.facts}
         devices = (
             1 if variant.divided is None or self.device.type == "cpu" else variant.divided.ranks
         )
+        facts = {**variant.ledger, **variant.record.facts}
+        if devices > 1:
+            facts[DEVICES] = devices
         dtype = matrix_dtype(variant.situation)
         if self.roof.measured is None:
             self._roofless[segment] = dtype, devices

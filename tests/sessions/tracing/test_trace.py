@@ -139,6 +139,30 @@ def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(t
     }
 
 
+def test_what_is_computed_again_within_an_operators_node_is_no_part_of_that_operator(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 500)
+    made.mark("module a", 10, 90)
+    made.mark("operator rms_norm", 20, 40)
+    made.op("_Norm", 22, 38, sequence=3)
+    made.mark("operator swiglu", 60, 80)
+    made.op("_Gated", 62, 78, sequence=5)
+    made.node("_GatedBackward", 200, 400, sequence=5)
+    made.op("_GatedBackward", 201, 399, sequence=5, thread=AUTOGRAD)
+    made.mark("operator rms_norm", 210, 240, thread=AUTOGRAD)
+    made.op("_Norm", 212, 238, sequence=0, thread=AUTOGRAD)
+    made.kernel("norm", 215, 2.0, thread=AUTOGRAD)
+    made.op("aten::mm", 250, 290, sequence=1, thread=AUTOGRAD)
+    made.kernel("gemm", 260, 9.0, thread=AUTOGRAD)
+    made.kernel("gated_backward", 350, 5.0, thread=AUTOGRAD)
+    rows = sums.device_rows(trace.read(made.save(tmp_path / "t.json"), "cuda"))
+    assert {row.name: (row.module, row.phase, row.operator) for row in rows} == {
+        "norm": ("a", "recompute", "rms_norm"),
+        "gemm": ("a", "backward", ""),
+        "gated_backward": ("a", "backward", "swiglu"),
+    }
+
+
 def test_work_of_steps_that_are_not_marked_is_left_out(tmp_path):
     made = trained()
     made.kernel("before", -50, 500.0, start=-40)
@@ -266,6 +290,28 @@ def test_a_trace_without_a_marked_step_is_refused(tmp_path):
 def test_operator_classes_are_told_by_name_then_by_caller(name, callers, kind):
     assert kinds.kind_of(name, callers) == kind
     assert kind in breakdown.KINDS
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel"),
+    [
+        ("mul", "unrolled_elementwise_kernel<at::native::BinaryFunctor<float, float, float>>"),
+        ("roll", "(anonymous namespace)::roll_cuda_kernel<float>"),
+        ("arange", "(anonymous namespace)::elementwise_kernel_with_index<int, arange_cuda_out>"),
+        ("where", "elementwise_kernel<128, 2, gpu_kernel_impl_nocast<where_kernel_impl>>"),
+        ("maximum", "vectorized_elementwise_kernel<4, at::native::maximum_kernel_cuda>"),
+        ("rsub", "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"),
+        ("ones_like", "vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"),
+        ("full", "vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"),
+        ("stack", "(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 2>"),
+        ("linalg_vector_norm", "reduce_kernel<512, 1, ReduceOp<float, NormTwoOps<float>>>"),
+        ("index_select", "(anonymous namespace)::indexSelectLargeIndex<float>"),
+    ],
+)
+def test_the_time_of_a_kernel_and_the_work_of_its_operator_are_in_one_class(operator, kernel):
+    """The work is counted by the operator's name, and the time is classed by the kernel's."""
+    kind = kinds.kind_of(f"aten::{operator}")
+    assert kinds.kind_of(f"void at::native::{kernel}", [f"aten::{operator}"]) == kind != "other"
 
 
 def test_every_class_has_a_place_among_the_classes():

@@ -39,6 +39,7 @@ from workbench.runner.instruments.energy import EnergyCounter
 from workbench.runner.instruments.launch_waits import waiting_share
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.toggles._ranks import layout_of
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
@@ -312,10 +313,12 @@ class RunnerBench:
             steps = math.ceil(lag_ms / contender.step_ms)
             if blocks.run_block(context, dataclasses.replace(contender, steps=steps), 0) is None:
                 return None
-        before_j = self.energy.joules()
+        ranks = layout_of(contender.situation).ranks
+        counter = self.energy if ranks == 1 else EnergyCounter(context.device, ranks)
+        before_j = counter.joules()
         block = blocks.run_block(context, contender, number)
         if block is not None:
-            joules = self.energy.joules() - before_j
+            joules = counter.joules() - before_j
             self._step_joules = joules / (block.steps + SETTLING_STEPS)
         return block
 

@@ -18,17 +18,19 @@ LEAST_CHANGES = 4
 
 
 class EnergyCounter:
-    """Reads the joules that a device has used; ``why_not`` says why it cannot.
+    """Reads the joules that the devices of a step have used; ``why_not`` says why it cannot.
 
+    Each of several ``ranks`` has a GPU of its own; CPU packages are counted together as they are.
     A reading takes about 4 ms. The driver updates the counter every 20 to 100 ms, so that a short
     block scatters by that much.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: int = 1) -> None:
         self.why_not = ""
         # After so many seconds a reading includes no earlier work: the lag and one update.
         self.lag_s = 2 * LAG_S
         self._packages: CpuEnergy | None = None
+        self._handles: list[Any] = []
         if device.type != "cuda":
             self.lag_s = 0.0  # updated every millisecond
             self._packages = CpuEnergy()
@@ -37,9 +39,10 @@ class EnergyCounter:
             return
         try:
             pynvml.nvmlInit()
-            uuid = torch.cuda.get_device_properties(device).uuid
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+            for gpu in [device] if ranks == 1 else range(ranks):
+                uuid = torch.cuda.get_device_properties(gpu).uuid
+                self._handles.append(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()))
+                pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handles[-1])
         except pynvml.NVMLError as error:
             self.why_not = f"the driver reports no energy ({error})"
 
@@ -51,7 +54,7 @@ class EnergyCounter:
             joules = self._packages.read()
             return math.nan if joules is None else joules
         try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+            return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handles)) / 1000
         except pynvml.NVMLError:
             return math.nan
 

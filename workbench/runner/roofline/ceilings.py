@@ -16,6 +16,8 @@ from workbench import ceilings, protocol
 from workbench.runner.environment import device_name, driver
 from workbench.runner.wire import Wire
 
+RATES = frozenset({"float32", "tf32", "float16", "bfloat16", *eight_bit.UNITS})  # ever measured
+
 
 class Roof:
     """The ceilings of one device, measured if they are not stored; each result is sent.

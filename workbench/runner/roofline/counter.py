@@ -7,7 +7,6 @@ writing its outputs there. What a cache would save is not counted.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
 from sessions.tracing import kinds
-from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline import flop_formulas
 
 # Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
@@ -40,6 +39,9 @@ _OVERWRITES = frozenset({
     "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential",
     "_foreach_copy", "_foreach_zero",
 })  # fmt: skip
+_LOSSES = frozenset(
+    f"nll_loss{kind}_{direction}" for kind in ("", "2d") for direction in ("forward", "backward")
+)
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
 _OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
@@ -64,24 +66,41 @@ class Call:
         return Work(self.bytes, self.flops)
 
 
+@dataclass(frozen=True)
+class _Range:
+    """The nodes of autograd that an operator of the library made, by their sequence numbers."""
+
+    first: int
+    last: int  # not one of them
+    name: str
+    backward: list[Call]  # what its backward pass needs, until that runs
+
+
 class Tally:
     """The counted work of a step.
 
     ``calls``: as the step runs. ``least``: library operators with the work that their mathematics
-    needs, however they run; the others as in ``calls``.
+    needs, however they run; the others as in ``calls``. ``filled`` is the part of a cache, 0 to 1,
+    that queries with a position see on average. ``saves`` returns True in a checkpointed block that
+    does not compute an operator again.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        sdpa_flops.register()
+    def __init__(
+        self,
+        device: torch.device,
+        filled: float = 1.0,
+        saves: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        flop_formulas.register()
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
         self.unknown_least = ""  # why ``least`` is
         self.plain: set[str] = set()  # operators of the library that ran as several of torch
-        self._device = device
+        self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
         self._label = ""
-        self._ranges: list[tuple[int, int, str]] = []  # of autograd's nodes, by operator
+        self._ranges: list[_Range] = []
 
     def looking(self) -> AbstractContextManager[None]:
         """Launch no kernel inside the block, and count nothing yet."""
@@ -117,28 +136,41 @@ class Tally:
         trains = bool(learned) and torch.is_grad_enabled()
         works = () if cost is None else (cost.forward, cost.backward if trains else None)
         calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
-        if not self._label:  # else it is a part of another one, which counts as a whole
-            self.least += calls
-        if impl in PLAIN and (outputs := self._plainly(op, impl, args)) is not None:
+        is_saved = _computes_again() and self._saves(op.name)
+        forward, backward = calls[: 0 if is_saved else 1], calls[1:]
+        # Within another one it is a part of that, which counts as a whole.
+        needed = [] if self._label else backward
+        if not self._label:
+            self.least += forward
+        if impl in PLAIN and (outputs := self._plainly(op, impl, args, needed)) is not None:
             self.plain.add(op.name)
             return outputs[0]
         if cost is None:
             self.unknown = self.unknown_least
-        self.calls += calls[:1]
+        self.calls += forward
         with self._silent(), torch.no_grad():
             like = self._outputs(op, args)
         if not trains or (cost is not None and cost.backward is None):
             return like
         leaves, spec = tree_flatten(like)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        report = functools.partial(self.calls.extend, calls[1:])
+
+        def report() -> None:
+            self.calls.extend(backward)
+            self.least.extend(needed)
+
         results = iter(_Fused.apply(report, self._silent, tensors, *learned))
         return tree_unflatten(
             [next(results) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         )
 
-    def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Run the implementation and count its operators; return None if it needs real numbers."""
+    def _plainly(
+        self, op: Operator, impl: str, args: tuple[Any, ...], backward: list[Call]
+    ) -> tuple[Any] | None:
+        """Run the implementation and count its operators; return None if it needs real numbers.
+
+        ``backward`` is what its backward pass needs, if it runs.
+        """
         count = len(self.calls)
         first, before = torch._C._autograd._get_sequence_nr(), self._label
         self._label = op.name
@@ -150,7 +182,8 @@ class Tally:
             return None
         finally:
             self._label = before
-            self._ranges.append((first, torch._C._autograd._get_sequence_nr(), op.name))
+            last = torch._C._autograd._get_sequence_nr()
+            self._ranges.append(_Range(first, last, op.name, [*backward]))
 
     def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost | None:
         inputs = op.named(args)
@@ -162,7 +195,13 @@ class Tally:
                     why = f"the work of {op.name} depends on values that only a real step has"
                     self.unknown_least = why
                     return None
-                return op.cost(**{**inputs, "kv_length": None})  # all of the cache
+                return op.cost(**inputs | self._seen(**inputs))
+
+    def _seen(self, q_BHSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, **_: Any) -> dict[str, Any]:
+        """Return the keys and values of a cache that queries see on average."""
+        n_keys = max(round(self._filled * k_BGTD.shape[2]), q_BHSD.shape[2])
+        k_BGTD, v_BGTD = (cache[:, :, :n_keys] for cache in (k_BGTD, v_BGTD))
+        return {"k_BGTD": k_BGTD, "v_BGTD": v_BGTD, "kv_length": None}
 
     def _outputs(self, op: Operator, args: tuple[Any, ...]) -> Any:
         if op.name in _OUTPUTS:
@@ -179,9 +218,12 @@ class Tally:
             return
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
-        if not any(tensor.device.type == self._device.type for tensor in (*tensors, *outputs)):
+        tensors, outputs = (
+            [leaf for leaf in leaves if leaf.device.type == self._device.type]
+            for leaves in (tensors, outputs)
+        )
+        if not (tensors or outputs):
             return
-        tensors = [tensor for tensor in tensors if tensor.device.type == self._device.type]
         base = name.rstrip("_")
         returned = sum(map(_touched, outputs))
         if base in _GATHERS:
@@ -193,7 +235,9 @@ class Tally:
             changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
             written = changed | {id(tensor): tensor for tensor in outputs}
             overwrites = base in _OVERWRITES or function._schema.overload_name.endswith("out")
-            read = {id(t): t for t in tensors if not (overwrites and id(t) in changed)}
+            unread = {id(_given(function, args, kwargs)["self"])} if _needs_shape(base) else set()
+            unread |= set(changed) if overwrites else set()
+            read = {id(t): t for t in tensors if id(t) not in unread}
             moved = sum(map(_touched, (*read.values(), *written.values())))
         formula = flop_registry.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
@@ -205,12 +249,20 @@ class Tally:
             self.least.append(call)
 
     def _of_node(self) -> str:
-        """Return the library's operator that the running node of autograd comes from, if any."""
+        """Return the library's operator that the running node of autograd comes from, if any.
+
+        Its backward pass then counts.
+        """
         node = torch._C._current_autograd_node()
-        if node is None:
+        if node is None or _computes_again():
             return ""
         number = node._sequence_nr()
-        return next((name for a, b, name in reversed(self._ranges) if a <= number < b), "")
+        for nodes in reversed(self._ranges):
+            if nodes.first <= number < nodes.last:
+                self.least += nodes.backward
+                nodes.backward.clear()
+                return nodes.name
+        return ""
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
@@ -255,6 +307,14 @@ class _Fused(torch.autograd.Function):
             return (None, None, None, *(torch.empty_like(tensor) for tensor in ctx.saved_tensors))
 
 
+def _computes_again() -> bool:
+    """Return True in a block that a checkpoint computes again, as a node reads what it saved.
+
+    A node itself records no gradients.
+    """
+    return torch._C._current_autograd_node() is not None and torch.is_grad_enabled()
+
+
 def _asks_for_numbers() -> tuple[type[Exception], ...]:
     from torch._subclasses import fake_tensor  # slow to load
 
@@ -273,8 +333,7 @@ def is_view(function: Any) -> bool:
 
 def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the arguments that an operator writes to, also those that it does not return."""
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    given = _given(function, args, kwargs)
     for argument in function._schema.arguments:
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -283,6 +342,17 @@ def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> I
             continue
         leaves = tree_flatten(given.get(argument.name))[0]
         yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name, without those that have their defaults."""
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _needs_shape(name: str) -> bool:
+    """Return True if an operator reads nothing of ``self``, or one number for each index."""
+    return name in _LOSSES or name.endswith("_like") or name.startswith("new_")
 
 
 def _is_index(tensor: Tensor) -> bool:

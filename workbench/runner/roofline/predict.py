@@ -15,7 +15,7 @@ from sessions.studies import prediction
 from sessions.studies.prediction import Least
 from sessions.tracing import kinds
 from workbench.runner.interfaces import Situation, Trait
-from workbench.runner.roofline.ceilings import Roof
+from workbench.runner.roofline.ceilings import RATES, Roof
 from workbench.runner.roofline.counter import Call, NotCounted, Tally
 
 
@@ -180,7 +180,8 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
         return memory_us
     rate = ceilings.flops_per_s.get(call.dtype)
     if rate is None:
-        lacks = ceilings.lacking.get(call.dtype, "run workbench ceilings --measure")
+        remedy = "run workbench ceilings --measure" if call.dtype in RATES else "none is measured"
+        lacks = ceilings.lacking.get(call.dtype, remedy)
         raise NotCounted(
             f"the matrix rate of {call.dtype} is not among the measured ceilings: {lacks}"
         )

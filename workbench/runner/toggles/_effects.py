@@ -33,7 +33,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.model_state import rng
 from workbench.runner.profiling import instrumented
 from workbench.runner.profiling.eager import eager
-from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline import flop_formulas
 from workbench.runner.roofline.counter import PLAIN, is_view
 from workbench.runner.toggles import Stage, Trait, toggles_before
 from workbench.runner.user_models.user_model import OwnModel
@@ -280,7 +280,7 @@ class _Record(TorchDispatchMode):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        sdpa_flops.register()
+        flop_formulas.register()
         self._work = work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

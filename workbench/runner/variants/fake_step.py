@@ -17,6 +17,7 @@ from torch import nn
 
 import kernels
 from models import Model
+from models.execution import checkpointing
 from models.layers.quantized_linear import quantize_linears
 from workbench.runner.batches import SYNTHETIC
 from workbench.runner.data import batches_of
@@ -43,7 +44,8 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
     build = Build(situation, PhaseTracker(lambda phase: None))
     apply_toggles(build, toggles)
     model = situation.family.build(situation.config, dtype=build.weights_dtype)
-    tally = Tally(situation.device)
+    filled = situation.workload.filled(situation.configuration.settings)
+    tally = Tally(situation.device, filled, checkpointing.saves)
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
         _materialize(model, situation.device)
         if build.quantization:

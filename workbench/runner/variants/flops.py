@@ -7,12 +7,17 @@ that is one plain step.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from sessions.model import Scalar
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.eager import eager
-from workbench.runner.roofline import sdpa_flops
+from workbench.runner.roofline import flop_formulas
 
 
 class _NoModules(contextlib.nullcontext[None]):
@@ -23,6 +28,42 @@ class _NoModules(contextlib.nullcontext[None]):
     """
 
     parents = frozenset(("Global",))
+
+
+class _Counter(FlopCounterMode):
+    """A counter that leaves out what checkpoints compute again in a backward pass.
+
+    Nodes of that pass record no gradients, unless it is to be differentiated itself.
+    """
+
+    _in_plain_backward = False
+
+    @contextlib.contextmanager
+    def watching_backward(self) -> Iterator[None]:
+        """Notice inside the block when a backward pass runs that is not to be differentiated."""
+        backward = torch.autograd.backward
+        signature = inspect.signature(backward)
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            before = self._in_plain_backward
+            given = signature.bind(*args, **kwargs).arguments
+            self._in_plain_backward = not given.get("create_graph")
+            try:
+                backward(*args, **kwargs)
+            finally:
+                self._in_plain_backward = before
+
+        torch.autograd.backward = watched
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        in_node = torch._C._current_autograd_node() is not None
+        if self._in_plain_backward and in_node and torch.is_grad_enabled():
+            return out
+        return super()._count_flops(func_packet, out, args, kwargs)
 
 
 def model_flops(situation: Situation) -> dict[str, Scalar]:
@@ -53,12 +94,11 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     if not situation.is_own_model or not plain:
         yield
         return
-    from torch.utils.flop_counter import FlopCounterMode
-
-    sdpa_flops.register()
-    counter = FlopCounterMode(display=False)
+    flop_formulas.register()
+    counter = _Counter(display=False)
     counter.mod_tracker = _NoModules()
-    with eager(), counter:  # what the file compiles itself cannot be traced while torch counts
+    # What the file compiles itself cannot be traced while torch counts.
+    with eager(), counter.watching_backward(), counter:
         yield
     if flops := counter.get_total_flops():
         counted["model_flops"] = flops

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -120,6 +121,19 @@ def prompt_and_new(settings: Mapping[str, Scalar]) -> int:
     return int(settings["sequence"]) + int(settings["new_tokens"])
 
 
+def filled_while_decoding(settings: Mapping[str, Scalar]) -> float:
+    """Return the part of a cache that a step's token sees, on average over the new tokens."""
+    prompt, new = int(settings["sequence"]), int(settings["new_tokens"])
+    return (prompt + (new + 1) / 2) / (prompt + new)
+
+
+def filled_by_pieces(settings: Mapping[str, Scalar]) -> float:
+    """Return the part of a cache that a piece of the prompt sees, on average after the first."""
+    length, piece = int(settings["sequence"]), int(settings["chunk"])
+    ends = [min(start + piece, length) for start in range(piece, length, piece or length)]
+    return fmean(ends) / length if ends and piece else 1.0
+
+
 def _sequence_length(settings: Mapping[str, Scalar]) -> int:
     """Return the longest position of such a step."""
     return int(settings["sequence"])
@@ -132,6 +146,7 @@ class Workload:
     ``compute(bench)`` is the part that autocast and torch.compile act on. ``step(bench, compute)``
     makes the complete step of it, which a CUDA graph captures. ``tokens(settings)`` is the number
     of tokens that one step processes, and ``sequence(settings)`` the longest position of a model.
+    ``filled(settings)`` is the part of a cache, 0 to 1, that tokens with a position see on average.
     ``rounds(bench, compute)`` returns the rounds of steps, and ``written_tokens(bench)`` the tokens
     that they write, as in ``Decoder.written``. The defaults are those of inference over complete
     sequences.
@@ -147,6 +162,7 @@ class Workload:
     fields: tuple[Field, ...] = (BATCH, SEQUENCE)
     tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
     sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length
+    filled: Callable[[Mapping[str, Scalar]], float] = lambda _: 1.0
     rounds: Callable[[Bench, Compute], Rounds] | None = None
     written_tokens: Callable[[Bench], torch.Tensor] | None = None
 

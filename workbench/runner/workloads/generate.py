@@ -25,6 +25,7 @@ from workbench.runner.workloads._workload import (
     Compute,
     Step,
     Workload,
+    filled_while_decoding,
     one_token_each,
     prompt_and_new,
 )
@@ -119,6 +120,7 @@ WORKLOAD = Workload(
     feeds=False,
     tokens=one_token_each,
     sequence=prompt_and_new,
+    filled=filled_while_decoding,
     compute=_compute,
     step=_step,
     rounds=_rounds,

@@ -15,6 +15,7 @@ from workbench.runner.workloads._workload import (
     Compute,
     Step,
     Workload,
+    filled_by_pieces,
 )
 
 
@@ -45,4 +46,5 @@ WORKLOAD = Workload(
     fields=(BATCH, SEQUENCE, CHUNK),
     compute=_compute,
     step=_step,
+    filled=filled_by_pieces,
 )

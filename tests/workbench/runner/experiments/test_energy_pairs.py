@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from sessions.verdicts.energy import energy_of_pairs
 from workbench import protocol
 from workbench.charts.plot import Run as Shown
 from workbench.plots import PLOTS
+from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import compare
 from workbench.runner.experiments.compare import CompareRun
@@ -32,7 +35,7 @@ class Counter:
 
     why_not = ""
 
-    def __init__(self, device: object = None, period_s: float = 0.004) -> None:
+    def __init__(self, device: object = None, ranks: int = 1, period_s: float = 0.004) -> None:
         self._period_s = period_s
 
     def joules(self) -> float:
@@ -125,6 +128,44 @@ def test_too_short_a_budget_is_said(compared):
     assert measured.why_not in PLOTS["energy"].can_show([Shown(session)])
     measured, _ = compared(Counter, budget_s=0.3, energy=False)
     assert measured is None
+
+
+def test_the_energy_of_a_step_is_that_of_all_its_gpus(monkeypatch):
+    class Driver:
+        NVMLError = RuntimeError
+        nvmlInit = staticmethod(lambda: None)
+        nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid: int(uuid[4:]))
+        nvmlDeviceGetTotalEnergyConsumption = staticmethod(lambda gpu: 1000 * 10**gpu)
+
+    monkeypatch.setattr(energy, "pynvml", Driver)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda gpu: SimpleNamespace(uuid=getattr(gpu, "index", gpu)),
+    )
+    assert EnergyCounter(torch.device("cuda", 1)).joules() == 10
+    assert EnergyCounter(torch.device("cuda", 0), ranks=3).joules() == 111
+
+
+def test_each_arm_has_the_counter_of_its_own_gpus(monkeypatch, small):
+    """All GPUs draw the same power; the second arm has two of them."""
+
+    class Counted(Counter):
+        def __init__(self, _device, ranks):
+            super().__init__()
+            self.ranks = ranks
+
+    parallel = msgspec.structs.replace(small, toggles={**small.toggles, "data_parallel": "2"})
+    arms = [resolve(small, torch.device("cpu")), resolve(parallel, torch.device("cpu"))]
+    monkeypatch.setattr(energy_pairs, "EnergyCounter", Counted)
+    monkeypatch.setattr(
+        energy_pairs, "_joules", lambda _context, _alternation, counter, _contender: counter.ranks
+    )
+    contenders = [Contender(n, 0, arm, "AB"[n], step_ms=1.0) for n, arm in enumerate(arms)]
+    alternation = SimpleNamespace(alone=False, contenders=contenders)
+    context = SimpleNamespace(device=torch.device("cpu"), state=lambda *_: None)
+    measured = energy_pairs.measure_energy(context, alternation, HANG_S, random.Random(0))
+    assert measured.ratio == pytest.approx(2.0)
 
 
 def test_a_cpu_without_a_counter_says_so():

@@ -32,6 +32,11 @@ def tensors(count: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         (lambda a, b: a.add_(b), 2, 1),
         (lambda a, b: a.mul_(2.0), 1, 1),
         (lambda a, b: a.copy_(b), 1, 1),
+        (lambda a, b: torch.zeros_like(a), 0, 1),
+        (lambda a, b: torch.ones_like(a), 0, 1),
+        (lambda a, b: torch.rand_like(a), 0, 1),
+        (lambda a, b: torch.full_like(a, 2.0), 0, 1),
+        (lambda a, b: a.new_zeros(N), 0, 1),
         (lambda a, b: a.zero_(), 0, 1),
         (lambda a, b: a.fill_(2.0), 0, 1),
         (lambda a, b: a.normal_(), 0, 1),
@@ -46,6 +51,24 @@ def tensors(count: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 def test_what_an_operator_reads_and_writes_counts_once_each(act, read, written):
     a, b = tensors(2)
     assert moved(lambda: act(a, b)) == (read + written) * BYTES
+
+
+def test_a_loss_reads_few_of_the_logarithms_and_its_gradient_none():
+    aten = torch.ops.aten
+    rows, target = torch.ones(10, N), torch.zeros(10, dtype=torch.int64)
+    gradient = torch.ones(())
+    assert moved(lambda: aten.nll_loss_forward(rows, target, None, 1, -100)) < 200
+    backward = moved(
+        lambda: aten.nll_loss_backward(gradient, rows, target, None, 1, -100, gradient)
+    )
+    assert backward == pytest.approx(10 * BYTES, abs=200)  # written
+
+
+def test_what_is_in_another_devices_memory_does_not_count():
+    (a,) = tensors(1)
+    meta = torch.empty(N, device="meta")
+    assert moved(lambda: a.to("meta")) == BYTES  # read here, and written there
+    assert moved(lambda: meta.add_(1.0)) == 0
 
 
 def test_a_fused_update_writes_gradients_only_where_it_divides_them_by_a_loss_scale():

@@ -77,6 +77,56 @@ def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monke
     assert 0 < fused < plain
 
 
+def test_a_checkpointed_block_is_computed_forward_twice_and_backward_once(predictor):
+    """Its last operator is of the library: what it saved is computed again within its node."""
+
+    def flops(workload, **toggles):
+        toggles |= {"adamw": "fused"} if workload == "train" else {}
+        configuration = Configuration(
+            family="moe", preset="tiny", workload=workload, toggles=toggles,
+            settings={"batch": 2, "sequence": 64},
+        )  # fmt: skip
+        rows, _ = predictor.rows(resolve(configuration, CPU))
+        return {row.name: row.flops for row in rows}
+
+    forward, every = flops("forward"), flops("train", checkpointing="none")
+    again = flops("train", checkpointing="full")
+    config = FAMILIES["moe"].presets["tiny"]
+    forward["matrix product"] -= 2 * 2 * 64 * config.input_dim * config.rows  # the head
+    for name in ("attention", "moe_experts", "moe_gating", "rope", "matrix product"):
+        assert again[name] == every[name] + forward[name], name
+
+
+def attention_of(predictor, workload, toggles=None, **settings):
+    configuration = configured(workload, **toggles or {})
+    configuration = msgspec.structs.replace(configuration, settings={"batch": 2} | settings)
+    rows, _ = predictor.rows(resolve(configuration, CPU))
+    return next(row for row in rows if row.name == "attention")
+
+
+def test_an_attention_whose_output_a_checkpoint_saves_is_not_computed_again(predictor):
+    none, operators, full = (
+        attention_of(predictor, "train", {"checkpointing": option}, sequence=64).flops
+        for option in ("none", "operators", "full")
+    )
+    assert none == operators < full
+
+
+def test_a_prompt_in_pieces_attends_to_as_many_keys_as_at_once(predictor):
+    at_once, pieces = (
+        attention_of(predictor, "prefill", sequence=64, chunk=chunk).flops for chunk in (0, 16)
+    )
+    assert pieces == at_once
+
+
+@pytest.mark.parametrize("workload", ["decode", "generate"])
+def test_a_new_token_attends_to_the_keys_that_are_there_on_average(predictor, workload):
+    row = attention_of(predictor, workload, sequence=32, new_tokens=64)
+    config = resolve(configured(workload), CPU).config
+    of_key = 2 * config.n_layers * config.q_dim * 4  # FLOPs
+    assert row.flops == pytest.approx(of_key * (32 + 65 / 2), rel=0.01)
+
+
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
     situation = resolve(configured(workload), CPU)
@@ -126,6 +176,16 @@ def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_th
         made = predictor_at(roof).of(*options)
         assert made.ratio is None and "matrix rate of int8 is not among" in made.text
         assert expected in made.text
+
+
+def test_no_remedy_is_named_for_a_rate_that_is_never_measured(predictor):
+    """Bases of adaptive attention are refreshed in FP64."""
+    base = Configuration(
+        family="adaattn", preset="tiny", workload="forward", settings={"batch": 2, "sequence": 32}
+    )
+    other = msgspec.structs.replace(base, toggles={"precision": "bf16"})
+    text = predictor.of(base, other).text
+    assert "matrix rate of float64" in text and "--measure" not in text
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,15 @@ def test_what_a_model_compiles_as_one_graph_is_no_obstacle_to_counting_flops(ste
     assert variant.record.facts["model_flops"] == 2 * 4 * (8 * 16 + 16) * 3 - 2 * 4 * 8 * 16
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_not_counted_as_the_models_flops(step, reentrant):
+    """A reentrant checkpoint needs an input with a gradient, which the first layer computes."""
+    call = f"torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant={reentrant})"
+    variant, _ = step(f"return {call}", needed=reentrant)
+    of_input = 0 if reentrant else 2 * 4 * 8 * 16
+    assert variant.record.facts["model_flops"] == 2 * 4 * (8 * 16 + 16) * 3 - of_input
+
+
 def test_what_is_compiled_in_a_check_can_be_called_after_it(step):
     body = "return compiled(nn.functional.dropout(self.net(x), 0.1, self.training))"
     variant, result = step(body)

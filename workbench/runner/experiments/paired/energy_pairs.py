@@ -13,6 +13,7 @@ from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
+from workbench.runner.toggles._ranks import layout_of
 
 PAIRS = 8
 BLOCK_S = 0.6  # of which the counter lags behind for a sixth
@@ -24,9 +25,12 @@ def measure_energy(
     context: RunnerContext, alternation: Alternation, budget_s: float, shuffled: random.Random
 ) -> EnergyPairs:
     """Run pairs of long blocks for up to ``budget_s``; return why not if that is impossible."""
-    counter = EnergyCounter(context.device)
-    if counter.why_not:
-        return EnergyPairs(why_not=counter.why_not)
+    counters = {
+        contender.number: EnergyCounter(context.device, layout_of(contender.situation).ranks)
+        for contender in alternation.contenders
+    }
+    if why_not := next((c.why_not for c in counters.values() if c.why_not), ""):
+        return EnergyPairs(why_not=why_not)
     if alternation.alone:
         return EnergyPairs(why_not="the two arms do not fit in memory together")
     pair_s = sum(_block_seconds(contender.step_ms) for contender in alternation.contenders)
@@ -42,7 +46,7 @@ def measure_energy(
         order = list(alternation.contenders)
         shuffled.shuffle(order)
         pair = {
-            contender.number: _joules(context, alternation, counter, contender)
+            contender.number: _joules(context, alternation, counters[contender.number], contender)
             for contender in order
         }
         if all(map(math.isfinite, pair.values())):
