@@ -291,8 +291,10 @@ class SessionModel(QObject):
             return
         event = Event(0.0 if t_s is None else t_s, kind, text)
         self.shown.events.append(event)
-        if self.path is not None and not session_files.is_journal(self.path):
+        if self.path is not None and session_files.is_session(self.path):
             path = self.path
+            if path == self._live_path:  # the live one's, which is written over it later
+                self.write(protocol.Note(kind=kind, text=text), event.t_s - self.recorder.offset_s)
             self._tasks.start(
                 lambda: session_files.add_event(path, event),
                 lambda _: None,

@@ -168,6 +168,22 @@ def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, re
     assert journal.recover(ready.workspace.session.journal.path).title == "Renamed"
 
 
+def test_a_note_in_the_live_session_s_own_file_is_in_the_live_session(qtbot, ready, tmp_path):
+    measure(qtbot, ready)
+    path = tmp_path / "live.h5"
+    ready.save_path(path)
+    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
+    ready.open_path(path)
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    ready.workspace.session.add_note("warm now", 1.5)
+    ready.workspace.tasks.wait()
+    ready.workspace.session.show_live()
+    ready.save_path(path)
+    ready.workspace.tasks.wait()
+    notes = [event for event in hdf5.load(path).events if event.kind == "note"]
+    assert [(note.t_s, note.text) for note in notes] == [(1.5, "warm now")]
+
+
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
     left = state_folder.path() / "20260101-000000-999999999.journal"
     with left.open("wb") as file:
