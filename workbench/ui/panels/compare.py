@@ -230,7 +230,9 @@ class ComparePanel(QWidget):
         """Return the session's run; of a live session, a copy of its current data."""
         if self._session.live and session is self._session.shown:
             return Run(session_files.snapshot(session), color=color)
-        run = self._runs.setdefault(session.id, Run(session))
+        run = self._runs.get(session.id)
+        if run is None or run.session is not session:
+            run = self._runs[session.id] = Run(session)
         run.color = color
         return run
 
