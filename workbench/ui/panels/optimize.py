@@ -83,6 +83,7 @@ class OptimizePanel(QWidget):
         self.verdicts, self.candidates, self.options = PlainTable(), PlainTable(), PlainTable()
         for table in (self.verdicts, self.candidates, self.options):
             table.wrap(_NOTE_PX)
+        self._listed = ("", 0)  # session, and its number of optimizations, of the rows
         self.candidates.itemSelectionChanged.connect(self._show_actions)
         self.headline, self.about, self.details = _widgets.title(), _widgets.note(), _widgets.note()
         self.why_not = _widgets.note()
@@ -240,8 +241,11 @@ class OptimizePanel(QWidget):
         self._show_actions()
 
     def _show_candidates(self, study: Study) -> None:
-        row = self.candidates.currentRow()
+        listed, self._listed = self._listed, (self._session.shown.id, len(self.optimizations.all))
         with QSignalBlocker(self.candidates):
+            if listed != self._listed:  # a row is another configuration
+                self.candidates.setRowCount(0)
+            row = self.candidates.currentRow()
             self.candidates.show_table(self._titled(candidates_table(study)))
             self.candidates.narrow(_TEXT_PX)
             if row >= 0:
