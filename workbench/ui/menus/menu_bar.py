@@ -10,6 +10,7 @@ from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
+from sessions.plain_text import for_menu
 from sessions.tracing.files import is_foreign
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.controllers.runs import Runs
@@ -165,7 +166,7 @@ def _themes(window: PanelWindow, menu: QMenu) -> None:
 def _item(
     menu: QMenu, text: str, act: Callable[[], None], checked: bool | None = None, tip: str = ""
 ) -> None:
-    action = QAction(text, menu)
+    action = QAction(for_menu(text), menu)
     action.setToolTip(tip)
     if checked is not None:
         action.setCheckable(True)

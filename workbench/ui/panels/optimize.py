@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Study
+from sessions.plain_text import for_menu
 from sessions.studies.attribution.words import (
     HIGH,
     LOW,
@@ -169,7 +170,7 @@ class OptimizePanel(QWidget):
         if list(searched) != [action.data() for action in menu.actions()]:
             menu.clear()
             for name, title in searched.items():
-                action = menu.addAction(title)
+                action = menu.addAction(for_menu(title))
                 action.setData(name)
                 action.setCheckable(True)
                 action.toggled.connect(partial(self._exclude, name))

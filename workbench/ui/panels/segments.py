@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
-from sessions.plain_text import clip
+from sessions.plain_text import clip, for_menu
 from sessions.reproduction import command_lines
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
@@ -308,7 +308,8 @@ class SegmentsPanel(QWidget):
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
             family = segment.configuration.family
             if not config_edit.has(self._configuration.catalogue, family):
-                use.setText(f"Use its configuration (the runner has no family {family!r})")
+                text = f"Use its configuration (the runner has no family {family!r})"
+                use.setText(for_menu(text))
                 use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
             menu.addSeparator()
@@ -332,7 +333,7 @@ class SegmentsPanel(QWidget):
         for row in rows[: -MOST_PAIRS - 1 : -1]:
             text = f"#{row} {self._session.titled(segments[row].title)}"
             pair = segments[base].configuration, segments[row].configuration
-            self._add_verdict(menu, clip(text, _LONGEST_NAME), *pair)
+            self._add_verdict(menu, for_menu(clip(text, _LONGEST_NAME)), *pair)
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._configuration.catalogue
