@@ -306,10 +306,9 @@ class SegmentsPanel(QWidget):
             menu.setToolTipsVisible(True)
             menu.addAction("Show in the plots", lambda: self._session.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
-            family = segment.configuration.family
-            if not config_edit.has(self._configuration.catalogue, family):
-                text = f"Use its configuration (the runner has no family {family!r})"
-                use.setText(for_menu(text))
+            catalogue = self._configuration.catalogue
+            if missing := config_edit.missing(catalogue, segment.configuration):
+                use.setText(for_menu(f"Use its configuration (the runner has no {missing})"))
                 use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
             menu.addSeparator()
@@ -337,7 +336,7 @@ class SegmentsPanel(QWidget):
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._configuration.catalogue
-        if catalogue is not None and config_edit.has(catalogue, segment.configuration.family):
+        if catalogue is not None and not config_edit.missing(catalogue, segment.configuration):
             self._configuration.edit(config_edit.adopt(catalogue, segment.configuration))
 
     def _copy_command(self, segment: Segment) -> None:
