@@ -232,7 +232,6 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):
-
     foreign = msgspec.structs.replace(
         ready.workspace.configuration.edited,
         toggles={"precision": "fp4", "gone": "on", "triton": "on"},
