@@ -50,6 +50,11 @@ def for_spreadsheet(text: str) -> str:
     return f"'{text}"
 
 
+def for_menu(text: str) -> str:
+    """Return a text for a menu or a button, where Qt underlines what follows one ampersand."""
+    return text.replace("&", "&&")
+
+
 def json_escaped(written: str) -> str:
     """Return JSON with escapes for the characters that ``plain`` replaces."""
     return "".join(

@@ -81,6 +81,8 @@ def arms_right() -> Read:
             raise Unmeasured("the attribution was not started")
         shares = [_arms_right(study) for study in studies]
         right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
+        if not count:
+            raise Unmeasured("no arm was examined")
         return Reading(
             right / count, note="; ".join(filter(None, (problem for _, _, problem in shares)))
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QUrl
@@ -71,8 +70,7 @@ class Notices(QObject):
         if run.active:
             self._began = self._began or time.monotonic()
             self._measures = self._measures or run.measures
-            if "left" in self._banners:  # what runs belongs to the new session
-                self._dismiss("left")
+            self._dismiss("left")  # what runs belongs to the new session
         elif self._began is not None and run.state in ("idle", "dead"):
             took_s, measured = time.monotonic() - self._began, self._measures
             self._began, self._measures = None, False
@@ -94,20 +92,12 @@ class Notices(QObject):
     def _show(self, kind: str, text: str) -> Banner:
         self._dismiss(kind)
         banner = self._panel.show_banner("info", text)
-        banner.dismissed.connect(self._forgetter(kind, banner))
         self._banners[kind] = banner
         return banner
 
     def _dismiss(self, kind: str) -> None:
         if (banner := self._banners.pop(kind, None)) is not None:
-            banner.dismissed.emit()
-
-    def _forgetter(self, kind: str, banner: Banner) -> Callable[[], None]:
-        def forget() -> None:
-            if self._banners.get(kind) is banner:
-                del self._banners[kind]
-
-        return forget
+            self._panel.remove(banner)
 
 
 def _open(folder: Path) -> None:

@@ -17,6 +17,8 @@ LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is no
 RECENT = 10
 LONGEST_BUDGET_S = 3600.0
 LARGEST_REGION = 0.2
+FONT_POINTS = (6.0, 24.0)  # smallest and largest
+MOST_BUILDS = 1000
 _NAMED_LAYOUTS = f"named_layouts{LAYOUT_VERSION}"
 
 
@@ -118,8 +120,7 @@ class Settings:
     @property
     def build_count(self) -> int:
         """Number of builds of both arms for a verdict; 0: several if that is cheap."""
-        text = str(self._store.value("build_count", 0))
-        return int(text) if text.isdecimal() else 0
+        return int(self._number("build_count", 0, 0, MOST_BUILDS))
 
     @build_count.setter
     def build_count(self, count: int) -> None:
@@ -137,7 +138,7 @@ class Settings:
     @property
     def font_points(self) -> float:
         """Size of the interface's type in points; 0 is the system's."""
-        return self._number("font_points", 0.0, 0.0, 72.0)
+        return self._number("font_points", 0.0, *FONT_POINTS)
 
     @font_points.setter
     def font_points(self, points: float) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import attribution_samples
 import msgspec
 import numpy as np
 import pytest
 
-from sessions.model import KERNELS, Configuration, Segment, Session
+from sessions.model import KERNELS, Configuration, Segment, Session, Study
 from workbench.claims import documents
 from workbench.claims._claim import (
     FAILS,
     HOLDS,
+    NOT_HERE,
+    NOT_MEASURED,
     UNDECIDED,
     Claim,
     Experiment,
@@ -157,3 +161,15 @@ def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
     study.tables["arms"] = arms
     with pytest.raises(Unmeasured, match="cuda_graphs=on: its numbers were not checked"):
         arms_right()(Results(Session(), [], [study], []))
+
+
+def test_no_claim_is_judged_by_studies_that_were_stopped_before_their_first_result():
+    kinds = ("attribution", "sweep", "profile", "optimization", "checklist", "scaling")
+    for document in documents().values():
+        for experiment in document.experiments:
+            for kind, claim in itertools.product(kinds, experiment.claims):
+                started = [Study(kind=kind, title="", start_s=0.0) for _ in range(12)]
+                outcome = judge(experiment, claim, "cuda", Results(Session(), [], started))
+                assert outcome.verdict in (NOT_MEASURED, NOT_HERE), (claim.row, kind)
+    with pytest.raises(Unmeasured, match="no arm was examined"):
+        arms_right()(Results(Session(), [], started[:1]))

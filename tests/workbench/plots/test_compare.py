@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import msgspec
@@ -153,6 +154,26 @@ def test_a_session_is_compared_once_and_that_it_is_there_already_is_told(panel, 
         workspace.compared.add(session)
         assert repr(session.title) in workspace.failures.recent[-1].sentence
     assert len(workspace.compared.sessions) == count and len(workspace.failures.recent) == 2
+
+
+def test_a_compared_session_that_is_opened_is_compared_with_the_others_and_not_with_itself(
+    qtbot, panel, three, workspace
+):
+    before, opened = workspace.session.shown, workspace.compared.sessions[0]
+    workspace.session.show(dataclasses.replace(opened))  # read from its file again
+    settle(qtbot, panel, 2)
+    assert [run.session.id for run in panel.result.runs].count(opened.id) == 1
+    assert opened not in workspace.compared.sessions
+    workspace.session.show(before)
+    settle(qtbot, panel, 3)
+
+
+def test_a_session_that_is_opened_again_is_compared_as_it_is_now(qtbot, panel, three, workspace):
+    longer = gpu_session(1, 2400, seed=1, title="base")
+    longer.id = three[0].id
+    workspace.session.show(longer)
+    settle(qtbot, panel, 3)
+    qtbot.waitUntil(lambda: panel.result.runs[0].session is longer)
 
 
 def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, workspace):

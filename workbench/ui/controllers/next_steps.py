@@ -57,7 +57,7 @@ class NextSteps(VerdictUser):
             configuration = msgspec.json.decode(text, type=Configuration)
         except msgspec.MsgspecError:
             return None
-        if catalogue is None or not config_edit.has(catalogue, configuration.family):
+        if catalogue is None or config_edit.missing(catalogue, configuration):
             return None
         return config_edit.adopt(catalogue, configuration)
 

@@ -150,8 +150,8 @@ class Verdicts(QObject):
         if base == other:
             return "Both rows have the same configuration; Calibrate compares it with itself."
         for configuration in (base, other):
-            if not config_edit.has(self._configuration.catalogue, configuration.family):
-                return f"The runner has no family {configuration.family!r}."
+            if missing := config_edit.missing(self._configuration.catalogue, configuration):
+                return f"The runner has no {missing}."
         return self.why_not() or _why_not_families(base, other)
 
     def judge_pair(self, base: Configuration, other: Configuration) -> None:

@@ -34,10 +34,9 @@ from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
-from workbench.ui.settings import LARGEST_REGION, LONGEST_BUDGET_S, Settings
+from workbench.ui.settings import FONT_POINTS, LARGEST_REGION, LONGEST_BUDGET_S, Settings
 
 _SIZE = (560, 480)
-_FONT_POINTS = (6.0, 24.0)
 _UNITS = {"Binary (GiB = 1024³ bytes)": False, "Decimal (GB = 1000³ bytes)": True}
 
 
@@ -81,7 +80,7 @@ class Preferences(QDialog):
         self._check_keys()
 
     def _make_general(self) -> QWidget:
-        self.font_size = _number(_FONT_POINTS, self._appearance.font_points, " pt", 1)
+        self.font_size = _number(FONT_POINTS, self._appearance.font_points, " pt", 1)
         self.units = QComboBox()
         self.units.addItems(list(_UNITS))
         self.units.setCurrentIndex(list(_UNITS.values()).index(self._settings.decimal_units))

@@ -10,6 +10,7 @@ from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
+from sessions.plain_text import for_menu
 from sessions.tracing.files import is_foreign
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.controllers.runs import Runs
@@ -104,7 +105,10 @@ def _configurations(window: PanelWindow, menu: QMenu) -> None:
     if catalogue is None or configuration.edited is None:
         return
     for name, preset in window.settings.presets.items():
-        _item(menu, name, partial(configuration.edit, config_edit.adopt(catalogue, preset)))
+        missing = config_edit.missing(catalogue, preset)
+        tip = f"The runner has no {missing}." if missing else ""
+        use = partial(configuration.edit, config_edit.adopt(catalogue, preset))
+        _item(menu, name, use, tip=tip).setEnabled(not missing)
     menu.addSeparator()
     save = partial(session_dialogs.save_preset, window, configuration, window.settings)
     _item(menu, "Save this configuration …", save)
@@ -164,11 +168,12 @@ def _themes(window: PanelWindow, menu: QMenu) -> None:
 
 def _item(
     menu: QMenu, text: str, act: Callable[[], None], checked: bool | None = None, tip: str = ""
-) -> None:
-    action = QAction(text, menu)
+) -> QAction:
+    action = QAction(for_menu(text), menu)
     action.setToolTip(tip)
     if checked is not None:
         action.setCheckable(True)
         action.setChecked(checked)
     action.triggered.connect(lambda: act())
     menu.addAction(action)
+    return action

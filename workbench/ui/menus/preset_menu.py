@@ -10,6 +10,7 @@ from pathlib import Path
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
+from sessions.plain_text import for_menu
 from workbench.presets import SUFFIX
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.dialogs import message_boxes
@@ -28,7 +29,7 @@ def fill(menu: QMenu, presets: Presets, host: QWidget) -> None:
         _item(menu, preset.title, partial(presets.apply, preset), preset.help, why_not)
     menu.addSeparator()
     for name in presets.own:
-        _fill_own(menu.addMenu(name), presets, host, name)
+        _fill_own(menu.addMenu(for_menu(name)), presets, host, name)
     menu.addSeparator()
     _item(menu, "Save these toggles as a set …", partial(ask_to_save, presets, host), "", why_not)
     _item(menu, "Add toggle sets of a file …", partial(ask_to_add, presets, host))
@@ -69,7 +70,7 @@ def _fill_own(menu: QMenu, presets: Presets, host: QWidget, name: str) -> None:
 def _item(
     menu: QMenu, text: str, act: Callable[[], None], tip: str = "", why_not: str = ""
 ) -> None:
-    action = QAction(text.replace("&", "&&"), menu)
+    action = QAction(for_menu(text), menu)
     action.setToolTip("\n".join(filter(None, (tip, why_not))))
     action.setEnabled(not why_not)
     action.triggered.connect(lambda: act())

@@ -203,8 +203,9 @@ class SegmentModel(QAbstractTableModel):
         match role:
             case Qt.ItemDataRole.DisplayRole:
                 return self._shown.headings[section]
-            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[section].startswith(SHARE):
-                return self._ceiling()
+            case Qt.ItemDataRole.ToolTipRole:  # a narrow window elides headings
+                heading = self._shown.headings[section]
+                return self._ceiling() if heading.startswith(SHARE) else heading
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _alignment(self._shown.numeric[section])
         return None

@@ -69,7 +69,7 @@ class BreakdownPanel(QWidget):
         self._theme = theme
         self._shown: Study | None = None
         self._count = 0
-        self._sides: list[Study] = []  # what ``against`` offers after its first entry
+        self._listed: list[Study] = []  # the shown profile, and what ``against`` offers beside it
         self.icicle, self.roof, self.roles, self.course = (
             Chart(PLOTS[name], theme.current, tasks) for name in CHARTS
         )
@@ -243,17 +243,20 @@ class BreakdownPanel(QWidget):
     def _fill_against(self, study: Study) -> None:
         chosen = self._other()
         offered = self._breakdowns.comparable(study)
-        self._sides = [other for _, other in offered]
+        listed = [study, *(other for _, other in offered)]
+        if list(map(id, listed)) == list(map(id, self._listed)):
+            return  # the box may be open, and the table scrolled
+        self._listed = listed
         self.against.clear()
         self.against.addItems([NOTHING, *(title for title, _ in offered)])
-        index = next((n for n, other in enumerate(self._sides, 1) if other is chosen), 0)
+        index = next((n for n, other in enumerate(listed) if n and other is chosen), 0)
         self.against.setCurrentIndex(index)
         self.choice.setVisible(bool(offered))
         self._show_difference()
 
     def _other(self) -> Study | None:
         index = self.against.currentIndex()
-        return self._sides[index - 1] if 0 < index <= len(self._sides) else None
+        return self._listed[index] if 0 < index < len(self._listed) else None
 
     def _show_difference(self) -> None:
         other = self._other()

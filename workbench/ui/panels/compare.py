@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.plain_text import for_menu
 from sessions.storage import open_files
 from sessions.tables import comparison_table
 from sessions.verdicts.comparison import Comparison, choose, compare
@@ -230,7 +231,9 @@ class ComparePanel(QWidget):
         """Return the session's run; of a live session, a copy of its current data."""
         if self._session.live and session is self._session.shown:
             return Run(session_files.snapshot(session), color=color)
-        run = self._runs.setdefault(session.id, Run(session))
+        run = self._runs.get(session.id)
+        if run is None or run.session is not session:
+            run = self._runs[session.id] = Run(session)
         run.color = color
         return run
 
@@ -256,7 +259,7 @@ class ComparePanel(QWidget):
             self._out.setVisible(bool(result.reason and added))
             if added:  # without whose buttons, which stand in the table
                 label = distinct([self._session.shown, *added])[-1]
-                self._out.setText(f"Remove {label!r}")
+                self._out.setText(for_menu(f"Remove {label!r}"))
             return
         self._pages.setCurrentIndex(1)
         listed = [(run.session.id, run.title) for run in result.runs]

@@ -167,7 +167,7 @@ class FailurePanel(QWidget):
         sentence, fix = self._titled(failure.sentence), self._titled(failure.fix)
         for banner in self.banners:
             if banner.sentence.text() == clip(sentence):
-                self._forget(banner)
+                self.remove(banner)
         banner = self.show_banner("bad", sentence, fix, failure.detail)
         if failure.set and self._configuration.catalogue is not None:
             self._offer(banner, failure.set)
@@ -201,34 +201,35 @@ class FailurePanel(QWidget):
     def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:
         """Put a banner on top; ``tone`` is ``bad``, ``warning`` or ``info``."""
         banner = Banner(self._theme, tone, sentence, fix, detail)
-        banner.dismissed.connect(lambda: self._forget(banner))
+        banner.dismissed.connect(lambda: self.remove(banner))
         self._banners.insert(0, banner)
         self._column.insertWidget(0, banner)
         self._column.setContentsMargins(8, 8, 8, 0)
         for old in self._banners[SHOWN:]:
-            self._forget(old)
+            self.remove(old)
         return banner
 
-    def clear(self) -> None:
-        """Dismiss every banner."""
-        for banner in self.banners:
-            self._forget(banner)
-
-    def _on_state_changed(self) -> None:
-        """Dismiss banners that offer a new runner once it starts: a click would end its run."""
-        if self._run.state == "starting":
-            for banner in self._without_runner:
-                self._forget(banner)
-            self._without_runner.clear()
-
-    def _forget(self, banner: Banner) -> None:
-        if banner not in self._banners:  # its own button started the runner
+    def remove(self, banner: Banner) -> None:
+        """Remove a banner, unless it is gone already."""
+        if banner not in self._banners:
             return
         banner.hide()
         banner.deleteLater()
         self._banners.remove(banner)
         if not self._banners:
             self._column.setContentsMargins(0, 0, 0, 0)
+
+    def clear(self) -> None:
+        """Dismiss every banner."""
+        for banner in self.banners:
+            self.remove(banner)
+
+    def _on_state_changed(self) -> None:
+        """Dismiss banners that offer a new runner once it starts: a click would end its run."""
+        if self._run.state == "starting":
+            for banner in self._without_runner:
+                self.remove(banner)
+            self._without_runner.clear()
 
 
 def _copy(text: str) -> None:

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Study
-from sessions.plain_text import capitalized
+from sessions.plain_text import capitalized, for_menu
 from sessions.studies.attribution.words import (
     HIGH,
     LOW,
@@ -84,6 +84,7 @@ class OptimizePanel(QWidget):
         self.verdicts, self.candidates, self.options = PlainTable(), PlainTable(), PlainTable()
         for table in (self.verdicts, self.candidates, self.options):
             table.wrap(_NOTE_PX)
+        self._listed = ("", 0)  # session, and its number of optimizations, of the rows
         self.candidates.itemSelectionChanged.connect(self._show_actions)
         self.headline, self.about, self.details = _widgets.title(), _widgets.note(), _widgets.note()
         self.why_not = _widgets.note()
@@ -169,7 +170,7 @@ class OptimizePanel(QWidget):
         if list(searched) != [action.data() for action in menu.actions()]:
             menu.clear()
             for name, title in searched.items():
-                action = menu.addAction(title)
+                action = menu.addAction(for_menu(title))
                 action.setData(name)
                 action.setCheckable(True)
                 action.toggled.connect(partial(self._exclude, name))
@@ -241,8 +242,11 @@ class OptimizePanel(QWidget):
         self._show_actions()
 
     def _show_candidates(self, study: Study) -> None:
-        row = self.candidates.currentRow()
+        listed, self._listed = self._listed, (self._session.shown.id, len(self.optimizations.all))
         with QSignalBlocker(self.candidates):
+            if listed != self._listed:  # a row is another configuration
+                self.candidates.setRowCount(0)
+            row = self.candidates.currentRow()
             self.candidates.show_table(self._titled(candidates_table(study)))
             self.candidates.narrow(_TEXT_PX)
             if row >= 0:

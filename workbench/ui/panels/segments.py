@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
-from sessions.plain_text import clip
+from sessions.plain_text import clip, for_menu
 from sessions.reproduction import command_lines
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
@@ -306,9 +306,9 @@ class SegmentsPanel(QWidget):
             menu.setToolTipsVisible(True)
             menu.addAction("Show in the plots", lambda: self._session.focus(segment.start_s))
             use = menu.addAction("Use its configuration", lambda: self._use(segment))
-            family = segment.configuration.family
-            if not config_edit.has(self._configuration.catalogue, family):
-                use.setText(f"Use its configuration (the runner has no family {family!r})")
+            catalogue = self._configuration.catalogue
+            if missing := config_edit.missing(catalogue, segment.configuration):
+                use.setText(for_menu(f"Use its configuration (the runner has no {missing})"))
                 use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
             menu.addSeparator()
@@ -332,11 +332,11 @@ class SegmentsPanel(QWidget):
         for row in rows[: -MOST_PAIRS - 1 : -1]:
             text = f"#{row} {self._session.titled(segments[row].title)}"
             pair = segments[base].configuration, segments[row].configuration
-            self._add_verdict(menu, clip(text, _LONGEST_NAME), *pair)
+            self._add_verdict(menu, for_menu(clip(text, _LONGEST_NAME)), *pair)
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._configuration.catalogue
-        if catalogue is not None and config_edit.has(catalogue, segment.configuration.family):
+        if catalogue is not None and not config_edit.missing(catalogue, segment.configuration):
             self._configuration.edit(config_edit.adopt(catalogue, segment.configuration))
 
     def _copy_command(self, segment: Segment) -> None:

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Study
 from sessions.numbers import counted
+from sessions.plain_text import for_menu
 from sessions.studies import sweep
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.presets import Presets
@@ -179,7 +180,7 @@ class SweepPanel(QWidget):
         if list(offered) != [action.data() for action in menu.actions()]:
             menu.clear()
             for name, title in offered.items():
-                action = menu.addAction(title)
+                action = menu.addAction(for_menu(title))
                 action.setData(name)
                 action.setCheckable(True)
                 action.toggled.connect(partial(sweeps.set_arm, name))

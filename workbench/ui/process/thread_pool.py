@@ -27,15 +27,32 @@ class Tasks(QObject):
         super().__init__(parent)
         sys.setswitchinterval(SWITCH_S)
         self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="task")
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._running: set[concurrent.futures.Future[None]] = set()
         self._finished.connect(self._call)
         self._closed = False
 
     def start(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
         """Run ``work`` elsewhere, then ``done(result)`` or ``failed(error, traceback)`` here."""
+        self._submit(self._pool, work, done, failed)
+
+    def write(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
+        """Do the same with ``work`` that changes files: one after the other, in this order.
+
+        A change of a file is to read it, to change what it holds, and to write it again.
+        """
+        self._submit(self._writer, work, done, failed)
+
+    def _submit(
+        self,
+        pool: concurrent.futures.Executor,
+        work: Callable[[], Any],
+        done: Done,
+        failed: Failed,
+    ) -> None:
         if self._closed:
             return
-        future = self._pool.submit(self._run, work, done, failed)
+        future = pool.submit(self._run, work, done, failed)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
 
@@ -47,6 +64,7 @@ class Tasks(QObject):
         """Wait for the tasks that run; their answers are dropped."""
         self._closed = True
         self._pool.shutdown()
+        self._writer.shutdown()
 
     def _run(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
         try:

@@ -27,7 +27,13 @@ class ComparisonModel(QObject):
     ) -> None:
         super().__init__(parent)
         self._session, self._tasks, self._failures = session, tasks, failures
-        self.sessions: list[Session] = []
+        self._added: list[Session] = []
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that were added, without the shown one: it may be opened afterwards."""
+        shown = self._session.shown
+        return [session for session in self._added if session.id != shown.id]
 
     def open(self, path: Path) -> None:
         """Add the session of a file, or of a journal, once it is read."""
@@ -35,22 +41,22 @@ class ComparisonModel(QObject):
 
     def add(self, session: Session) -> None:
         """Add a session; report one that is shown or here already."""
-        if any(session.id == other.id for other in [self._session.shown, *self.sessions]):
+        if any(session.id == other.id for other in [self._session.shown, *self._added]):
             self._failures.report(session_files.compared_already(session.title))
             return
-        self.sessions.append(session)
+        self._added.append(session)
         self._announce()
 
     def remove(self, session: Session) -> None:
         """Remove a session."""
-        self.sessions.remove(session)
+        self._added.remove(session)
         self._announce()
 
     def clear(self) -> None:
         """Remove every session from the comparison."""
-        self.sessions.clear()
+        self._added.clear()
         self._announce()
 
     def _announce(self) -> None:
-        self._session.set_compared_titles([session.titles for session in self.sessions])
+        self._session.set_compared_titles([session.titles for session in self._added])
         self.changed.emit()

@@ -163,9 +163,17 @@ def other_parts(requested: Configuration, ran: Configuration) -> list[str]:
     return differing if _same_model(requested, ran) else [*differing, "model fields"]
 
 
-def has(catalogue: Catalogue | None, family: str) -> bool:
-    """Return True if the catalogue has the family; a benchmark of kernels has none."""
-    return catalogue is not None and any(info.name == family for info in catalogue.families)
+def missing(catalogue: Catalogue | None, configuration: Configuration) -> str:
+    """Return which family or workload of a configuration the catalogue lacks; empty if none.
+
+    A benchmark of kernels has no family; other versions and plug-ins have others.
+    """
+    families = [] if catalogue is None else catalogue.families
+    family = next((info for info in families if info.name == configuration.family), None)
+    if family is None:
+        return f"family {configuration.family!r}"
+    known = configuration.workload in family.workloads
+    return "" if known else f"workload {configuration.workload!r}"
 
 
 def family_of(catalogue: Catalogue, name: str) -> FamilyInfo:

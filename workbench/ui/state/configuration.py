@@ -78,7 +78,7 @@ class ConfigurationModel(QObject):
     def set_catalogue(self, catalogue: protocol.Catalogue) -> None:
         """Set the runner's catalogue; keep what was edited as far as it offers that."""
         self.catalogue = catalogue
-        if self.edited is None:
+        if self.edited is None or config_edit.missing(catalogue, self.edited):
             self.edited = config_edit.first(catalogue)
         else:
             self.edited = config_edit.adopt(catalogue, self.edited)
@@ -131,7 +131,7 @@ class ConfigurationModel(QObject):
     def left_behind(self) -> list[str]:
         """Return the names of edited parts that the run in progress will not have."""
         running, edited = self._run.continued, self.edited
-        if running is None or edited is None or not config_edit.has(self.catalogue, running.family):
+        if running is None or edited is None or config_edit.missing(self.catalogue, running):
             return []
         if running.family != edited.family:
             parts = ["family"]

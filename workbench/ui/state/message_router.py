@@ -109,7 +109,7 @@ class MessageRouter(QObject):
     def _on_segment_started(self, message: protocol.SegmentStarted) -> None:
         started, configuration = message.configuration, self._configuration
         self._run.running = started
-        if self._run.replaying and config_edit.has(configuration.catalogue, started.family):
+        if self._run.replaying and not config_edit.missing(configuration.catalogue, started):
             configuration.edited = started
         if configuration.refused:
             configuration.revert_refused()

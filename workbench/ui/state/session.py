@@ -78,6 +78,7 @@ class SessionModel(QObject):
         self.recorder = Recorder()
         self.shown: Session = self.recorder.session
         self.path: Path | None = None  # the file of the shown session
+        self._opening: Path | None = None  # the file that is to be shown
         self.saved = True  # nothing was measured or noted since the live session was saved
         self.journal: Journal | None = None
         self.previous: LiveSession | None = None  # the one that ``begin`` left
@@ -223,6 +224,7 @@ class SessionModel(QObject):
 
     def open(self, path: Path) -> None:
         """Show the session of a file, or of a journal, once it is read."""
+        self._opening = path
         self._tasks.start(
             lambda: session_files.read(path),
             lambda session: self._opened(session, path),
@@ -244,7 +246,7 @@ class SessionModel(QObject):
             if then is not None:
                 then()
 
-        self._tasks.start(write, finish, self._failures.report_unsaved)
+        self._tasks.write(write, finish, self._failures.report_unsaved)
 
     def rename(self, title: str) -> None:
         """Give the shown session another title."""
@@ -261,7 +263,7 @@ class SessionModel(QObject):
             if path == self._live_path:  # the live one's, which is written over it later
                 self.recorder.session.title, self.recorder.session.notes = title, notes
                 self._journal(protocol.Described(title=title, notes=notes))
-            self._tasks.start(
+            self._tasks.write(
                 lambda: session_files.describe(path, title, notes),
                 lambda _: None,
                 self._failures.report_unsaved,
@@ -269,8 +271,9 @@ class SessionModel(QObject):
         self.sessionChanged.emit()
 
     def _opened(self, session: Session, path: Path) -> None:
-        self.path = path
-        self.show(session)
+        if path == self._opening:  # else another one was chosen while it was read
+            self.path = path
+            self.show(session)
 
     def _wrote(self, path: Path, shown: Session, written: tuple[Recorder, int] | None) -> None:
         """``shown`` was written; by now another may be shown, or another be recorded."""
@@ -291,9 +294,11 @@ class SessionModel(QObject):
             return
         event = Event(0.0 if t_s is None else t_s, kind, text)
         self.shown.events.append(event)
-        if self.path is not None and not session_files.is_journal(self.path):
+        if self.path is not None and session_files.is_session(self.path):
             path = self.path
-            self._tasks.start(
+            if path == self._live_path:  # the live one's, which is written over it later
+                self.write(protocol.Note(kind=kind, text=text), event.t_s - self.recorder.offset_s)
+            self._tasks.write(
                 lambda: session_files.add_event(path, event),
                 lambda _: None,
                 self._failures.report_unsaved,

@@ -101,6 +101,21 @@ def test_another_profile_is_set_against_it_by_module(filled):
     assert filled.aligned.isHidden()
 
 
+def test_an_open_choice_and_a_selected_row_stay_while_the_run_goes_on(qtbot, workspace, filled):
+    filled.against.setCurrentIndex(1)
+    filled._show_difference()
+    filled.tabs.setCurrentIndex(tab(filled, "Difference"))
+    filled.difference.selectRow(1)
+    filled.against.showPopup()
+    choices = filled.against.view()
+    choices.setCurrentIndex(filled.against.model().index(0, 0))  # as the mouse over it does
+    workspace.run.stateChanged.emit()
+    qtbot.wait(150)
+    assert choices.isVisible() and choices.currentIndex().row() == 0
+    assert [index.row() for index in filled.difference.selectionModel().selectedRows()] == [1]
+    assert filled.against.currentIndex() == 1
+
+
 def test_compiled_code_is_set_against_it_by_class_with_the_reason(workspace, filled):
     for study in breakdown.profiles(workspace.session.shown):
         study.tables["kernels"]["module"][:] = breakdown.COMPILED

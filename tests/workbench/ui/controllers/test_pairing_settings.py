@@ -45,8 +45,12 @@ def test_settings_that_cannot_be_read_are_as_if_nobody_had_chosen(tmp_path):
     for damaged in ("much", "-1", "7"):
         settings._store.setValue("pairing_share", damaged)
         assert settings.pairing_share == protocol.PAIRING_SHARE
-    settings._store.setValue("build_count", "often")
-    assert settings.build_count == 0
+    for damaged in ("often", "-1", "9" * 30, "9" * 5000, "nan"):
+        settings._store.setValue("build_count", damaged)
+        assert settings.build_count == 0
+    for damaged in ("large", "0.5", "70", "inf", "nan"):
+        settings._store.setValue("font_points", damaged)
+        assert settings.font_points == 0
 
 
 def test_a_background_comparison_neither_blocks_nor_displaces_a_verdict(qtbot, ready):

@@ -167,6 +167,27 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     assert workspace.configuration.edited.toggles["precision"] == configuration.toggles["precision"]
 
 
+@pytest.mark.parametrize("in_another_session", [True, False])
+def test_of_another_optimization_the_best_configuration_is_applied_until_one_is_selected(
+    qtbot, panel, ready, in_another_session
+):
+    session = ready.workspace.session
+    session.show(Session(studies=[optimization_samples.study()]))
+    qtbot.waitUntil(lambda: panel.candidates.rowCount() > 3)
+    best = panel.chosen.text()
+    panel.candidates.selectRow(1)
+    assert panel.chosen.text() == panel.candidates.item(1, 0).text() != best
+    session.studiesChanged.emit()  # the same optimization with another row
+    panel._show()
+    assert panel.chosen.text() == panel.candidates.item(1, 0).text()
+    if in_another_session:
+        session.show(Session(studies=[optimization_samples.study()]))
+    else:
+        session.shown.studies.append(optimization_samples.study())
+        panel._show()
+    assert panel.chosen.text() == best and not panel.candidates.selectedItems()
+
+
 @pytest.mark.parametrize("memory", [True, False])
 @pytest.mark.parametrize("suffix", [".svg", ".csv"])
 def test_the_front_is_drawn_and_exported_against_memory_or_error(qapp, tmp_path, memory, suffix):

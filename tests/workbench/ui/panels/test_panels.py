@@ -22,6 +22,7 @@ from workbench import protocol
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels import events
 from workbench.ui.panels._segment_model import AS_BASELINE
+from workbench.ui.state import config_edit
 
 
 def panel(window, name):
@@ -100,9 +101,10 @@ def test_the_segments_table_condenses_what_differs(qtbot, ready):
     assert model.index(1, 3).data(Qt.ItemDataRole.TextAlignmentRole) & right
 
 
-def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, ready):
+@pytest.mark.parametrize("part", ["family", "workload"])
+def test_a_configuration_of_what_the_runner_lacks_is_not_taken(qtbot, ready, part):
     shown = session()
-    other = msgspec.structs.replace(shown.segments[0].configuration, family="kernels")
+    other = msgspec.structs.replace(shown.segments[0].configuration, **{part: "kernels"})
     shown.segments[0].configuration = other
     show(ready, shown)
     before = ready.workspace.configuration.edited
@@ -119,7 +121,21 @@ def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, r
         taken[row] = use.isEnabled(), use.text()
         menu.close()
     assert taken[1] == (True, "Use its configuration")
-    assert taken[0][0] is False and "no family 'kernels'" in taken[0][1]
+    assert taken[0][0] is False and f"no {part} 'kernels'" in taken[0][1]
+    ready.settings.save_preset("other", other)
+    (menu,) = (menu for menu in ready.findChildren(QMenu) if menu.title() == "Saved configurations")
+    menu.aboutToShow.emit()
+    saved = menu.actions()[0]
+    assert not saved.isEnabled() and saved.toolTip() == f"The runner has no {part} 'kernels'."
+
+
+@pytest.mark.parametrize("part", ["family", "workload"])
+def test_another_runner_that_lacks_what_is_edited_offers_its_own(ready, part):
+    configuration = ready.workspace.configuration
+    other = {part: "kernels"}
+    configuration.edited = msgspec.structs.replace(configuration.edited, **other)
+    configuration.set_catalogue(configuration.catalogue)
+    assert configuration.edited == config_edit.first(configuration.catalogue)
 
 
 def test_a_double_click_makes_a_segment_the_baseline(qtbot, ready):
@@ -216,8 +232,6 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):
-    from workbench.ui.state import config_edit
-
     foreign = msgspec.structs.replace(
         ready.workspace.configuration.edited,
         toggles={"precision": "fp4", "gone": "on", "triton": "on"},

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtWidgets import QApplication, QLabel, QTextEdit, QToolTip, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QMenu, QTextEdit, QToolTip, QWidget
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fuzzing"))
 
@@ -73,6 +74,11 @@ def marked() -> Session:
     return session
 
 
+def shown_text(text: str) -> str:
+    """The text of a menu's entry or a button as Qt draws it: "&" underlines what follows it."""
+    return re.sub("&(.)", r"\1", text)
+
+
 def show(qtbot, window: MainWindow, path: Path) -> None:
     """Open a file and bring every panel to the front once."""
     before = window.workspace.session.shown
@@ -106,6 +112,25 @@ def test_markup_of_a_file_is_shown_as_text_in_every_widget(qtbot, full_window, t
             assert "<img" not in widget.toHtml()
             shown += "<img" in widget.toPlainText()
     assert shown > 2
+
+
+def test_an_ampersand_of_a_name_is_shown_in_menus_and_buttons(qtbot, ready, tmp_path):
+    workspace, name = ready.workspace, "R&D"
+    path = tmp_path / f"{name}.h5"
+    hdf5.save(Session(title=name), path)
+    ready.settings.remember(path)
+    ready.settings.save_named_layout(name, ready.dock_area.saveState())
+    ready.settings.save_preset(name, workspace.configuration.edited)
+    workspace.presets.save(name)
+    sets = ready.sweep.presets.menu()
+    qtbot.waitUntil(lambda: bool(sets.actions()))
+    assert name in [shown_text(action.text()) for action in sets.actions()]
+    menus = {menu.title(): menu for menu in ready.findChildren(QMenu)}
+    for title in ("Open recent", "Saved configurations", "Toggle sets", "Layouts"):
+        menus[title].aboutToShow.emit()
+        actions = [menus[title], *menus[title].findChildren(QMenu)]
+        texts = [action.text() for menu in actions for action in menu.actions()]
+        assert any(name in shown_text(text) for text in texts), title
 
 
 def test_a_tooltip_shows_markup_as_text(qtbot, full_window):

@@ -15,6 +15,7 @@ from workbench.client import journal
 from workbench.titles import distinct
 from workbench.ui import docks, notices
 from workbench.ui.dialogs import message_boxes
+from workbench.ui.panels import failure
 
 
 @pytest.fixture
@@ -116,6 +117,18 @@ def test_a_written_file_is_confirmed_with_its_folder(ready, tmp_path, monkeypatc
     (button,) = (b for b in banner.findChildren(QPushButton) if b.text() == "Open folder")
     button.click()
     assert opened == [tmp_path]
+
+
+def test_a_notice_comes_after_other_banners_took_the_place_of_the_one_before(
+    qtbot, ready, tmp_path
+):
+    for name in ("one.png", "two.png"):
+        ready.workspace.tasks.wrote.emit(tmp_path / name)
+        assert f"Written: {tmp_path / name}" in sentences(ready)
+        for number in range(failure.SHOWN):
+            ready.failures.show_banner("bad", f"failure {number}")
+        assert not any("Written" in sentence for sentence in sentences(ready))
+        qtbot.wait(10)  # until the banner is deleted
 
 
 def test_a_long_measurement_tells_that_it_ended_and_a_short_one_does_not(ready, monkeypatch):

@@ -6,6 +6,7 @@ import json
 
 import profile_samples
 import pytest
+from PySide6.QtWidgets import QApplication
 from test_window_files import drop
 from traces import Written
 
@@ -40,7 +41,10 @@ def test_a_trace_opens_in_the_breakdown_panel_and_its_file_stays_as_it_is(
     monkeypatch.setattr(session_dialogs, "save_as", lambda window, *_: saved.append(window))
     ready.actions_["save"].trigger()
     workspace.session.rename("another title")
+    workspace.session.add_note("slow here")
     workspace.tasks.wait()
+    QApplication.processEvents()
+    assert not workspace.failures.recent
     assert saved == [ready] and trace.read_bytes() == content
 
 

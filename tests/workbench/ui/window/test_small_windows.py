@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import optimization_samples
 import pytest
-from fake_session import compared, messages
+from fake_session import compared, messages, session
 from hang_limit import HANG_S
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QFontMetrics, QImage
@@ -309,8 +309,8 @@ def comparing(qtbot, workspace, height: int) -> ComparePanel:
     workspace.session.shown = first
     panel = panel_list.compare(workspace)
     qtbot.addWidget(panel)
-    for session in rest:
-        workspace.compared.add(session)
+    for other in rest:
+        workspace.compared.add(other)
     panel.resize(BESIDE_PX, height)
     panel.show()
     qtbot.waitUntil(lambda: panel.result is not None)
@@ -343,11 +343,18 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     assert table.columnWidth(1) >= _SHARING_PX
 
 
-def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(complete_window, ready):
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(qtbot, complete_window, ready):
     headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
     named = [header for header in headers if not header.isHidden()]
     assert len(named) > 5
     assert all(header.textElideMode() == Qt.TextElideMode.ElideRight for header in named)
+    ready.workspace.session.show(session())
+    header = ready.dock_area.docks["segments"].widget().table.horizontalHeader()
+    qtbot.waitUntil(lambda: header.count() > 5)
+    at, role = Qt.Orientation.Horizontal, Qt.ItemDataRole.ToolTipRole
+    for column in range(header.count()):
+        heading = str(header.model().headerData(column, at))
+        assert heading in str(header.model().headerData(column, at, role)), "pointing shows all"
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])

@@ -10,7 +10,7 @@ from fake_session import session
 from hang_limit import HANG_S
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QInputDialog, QPushButton
+from PySide6.QtWidgets import QApplication, QInputDialog, QPushButton
 
 from sessions.storage import hdf5
 from workbench import protocol, state_folder
@@ -166,6 +166,22 @@ def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, re
     ready.workspace.session.show_live()
     assert ready.workspace.session.shown.title == "Renamed"
     assert journal.recover(ready.workspace.session.journal.path).title == "Renamed"
+
+
+def test_a_note_in_the_live_session_s_own_file_is_in_the_live_session(qtbot, ready, tmp_path):
+    measure(qtbot, ready)
+    path = tmp_path / "live.h5"
+    ready.save_path(path)
+    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
+    ready.open_path(path)
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    ready.workspace.session.add_note("warm now", 1.5)
+    ready.workspace.tasks.wait()
+    ready.workspace.session.show_live()
+    ready.save_path(path)
+    ready.workspace.tasks.wait()
+    notes = [event for event in hdf5.load(path).events if event.kind == "note"]
+    assert [(note.t_s, note.text) for note in notes] == [(1.5, "warm now")]
 
 
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
@@ -350,6 +366,38 @@ def test_of_two_files_dropped_together_the_second_compares(qtbot, ready, saved):
     qtbot.waitUntil(
         lambda: [session.title for session in ready.workspace.compared.sessions] == ["two"]
     )
+
+
+def test_of_two_files_opened_one_after_the_other_the_second_is_shown(
+    qtbot, ready, saved, monkeypatch
+):
+    second_shown, read = threading.Event(), session_files.read
+
+    def read_first_last(path):
+        assert path == saved[1] or second_shown.wait(HANG_S)
+        return read(path)
+
+    monkeypatch.setattr(session_files, "read", read_first_last)
+    for path in saved:
+        ready.open_path(path)
+    qtbot.waitUntil(lambda: ready.workspace.session.path == saved[1])
+    second_shown.set()
+    ready.workspace.tasks.wait()
+    QApplication.processEvents()
+    assert ready.workspace.session.path == saved[1] and ready.workspace.session.shown.title == "two"
+
+
+def test_quick_changes_of_a_file_are_all_in_it_and_the_last_title_stays(qtbot, ready, saved):
+    ready.open_path(saved[0])
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    texts = [f"note {number}" for number in range(8)]
+    for text in texts:
+        ready.workspace.session.add_note(text)
+        ready.workspace.session.rename(text)
+    ready.workspace.tasks.wait()
+    reread = hdf5.load(saved[0])
+    assert [event.text for event in reread.events if event.kind == "note"] == texts
+    assert reread.title == texts[-1]
 
 
 def test_a_recent_file_that_may_not_be_looked_at_is_left_out(ready, saved, monkeypatch):
