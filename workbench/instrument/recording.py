@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import time
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Recording:
         self._flush_ns = self._log_ns = 0
         self.explicit = False
         self.waits_for_input = False
+        self._thread = get_ident()  # the one that steps: only its waits are those of a step
         self.clock: GpuClock | None = None  # once the script uses a GPU
         self.before_flush: Callable[[Recording], None] = write_host_memory
         self.at_end: Callable[[Recording], None] = lambda _: None
@@ -67,13 +69,14 @@ class Recording:
         if self._last_ns:
             self._rows.append((self._last_ns, ended_ns, self._input_ns, self._last_event, event))
         self._last_ns, self._last_event, self._input_ns = ended_ns, event, 0
+        self._thread = get_ident()
         if ended_ns >= self._flush_ns:
             self.flush()
 
     def begin_step(self) -> None:
         """Begin a step now; the time since the last one (evaluation, a save) belongs to no step."""
         self._last_event = None if self.clock is None else self.clock.mark()
-        self._last_ns, self._input_ns = now_ns(), 0
+        self._last_ns, self._input_ns, self._thread = now_ns(), 0, get_ident()
 
     def mark_explicitly(self) -> None:
         """Let a person mark the steps from now on."""
@@ -92,8 +95,11 @@ class Recording:
         self._input_ns += now_ns() - start_ns
 
     def next_batch(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``fetch`` and count its time as waiting for input, once if calls are nested."""
-        if self.waits_for_input:
+        """Call ``fetch`` and count its time as waiting for input, once if calls are nested.
+
+        A thread that fetches ahead lets no step wait.
+        """
+        if self.waits_for_input or self._thread != get_ident():
             return fetch(*arguments)
         self.waits_for_input = True
         start_ns = now_ns()
@@ -183,7 +189,7 @@ class Recording:
             os.close(self._file)
         self._file, self._last_ns, self._last_event, self.clock = -1, 0, None, None
         self._rows.clear()
-        self._flush_ns, self.waits_for_input = 0, False
+        self._flush_ns, self.waits_for_input, self._thread = 0, False, get_ident()
 
 
 def write_host_memory(recording: Recording) -> None:
@@ -239,8 +245,20 @@ class Watched:
         finally:
             recording.pause()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return watch, (self._loader,)  # a copy belongs to the process that has it
+
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def watch(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the loader; each of its iterations is recorded as one step.
+
+    Outside of ``workbench run -- COMMAND`` it is the loader itself.
+    """
+    recording = Recording.current
+    return loader if recording is None else Watched(loader, recording)
