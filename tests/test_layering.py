@@ -115,7 +115,7 @@ models sessions | msgspec torch
 .runner.loading .runner.failures | torch
 .runner.batches .runner.failures .runner.loading .runner.structures | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
-.runner.instruments .runner.structures kernels models sessions | torch
+.runner.instruments .runner.structures kernels models sessions | numpy torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch
