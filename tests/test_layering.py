@@ -60,7 +60,8 @@ sessions.notebook sessions                                     | numpy pandas
 .protocol    .protocol .plugins sessions                                | msgspec
 .titles      .protocol sessions                                |
 .client.runner_command                                         |
-.commit_checkout                                               |
+.git                                                           |
+.commit_checkout .git                                          |
 .trackers    sessions                                          | tensorboard trackio wandb
 .alternating_runners sessions .protocol .client .calibration .interrupts |
 .client.throttle                                               |
@@ -86,7 +87,7 @@ sessions | numpy msgspec
 .plot_export .plots .theming .claims .protocol .client.throttle .titles .crash_log sessions | \
 PySide6 numpy msgspec
 .notebook    .plot_export .plots .titles sessions              |
-.commands .commands .alternating_runners .commit_checkout .trackers .plugins .claims .ui \
+.commands .commands .alternating_runners .commit_checkout .git .trackers .plugins .claims .ui \
 .charts .plot_export .plots .theming sessions .protocol .client .calibration .ceilings .presets \
 .report .titles .interrupts .state_folder .instrument .scripts | msgspec rich shtab PySide6
 .instrument  .instrument                                       |
@@ -97,7 +98,7 @@ PySide6 numpy msgspec
 .runner.__init__                                               |
 .runner.components .runner.components kernels models | torch
 .runner.foreign .runner.foreign kernels | torch transformers
-.runner.revision sessions |
+.runner.revision .git sessions |
 .runner.source_lines | torch
 .runner.structures | torch
 .runner.training .runner.training models | torch
@@ -114,7 +115,7 @@ models sessions | msgspec torch
 .runner.loading .runner.failures | torch
 .runner.batches .runner.failures .runner.loading .runner.structures | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
-.runner.instruments .runner.structures kernels models sessions | torch
+.runner.instruments .runner.structures kernels models sessions | numpy torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-TIMEOUT_S = 300.0
+from workbench.git import run_git
+
 _SHOWN = 40  # characters
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
 class NotCheckedOut(Exception):  # noqa: N818 - says what happened
     """Reason why a commit cannot be checked out: a clause."""
-
-
-def repository_of(folder: Path) -> Path | None:
-    """Return the top folder of the repository that contains ``folder``; None outside of one."""
-    completed = _git(folder, "rev-parse", "--show-toplevel")
-    return (
-        Path(completed.stdout.strip())
-        if completed is not None and completed.returncode == 0
-        else None
-    )
-
-
-def commit_of(folder: Path) -> str:
-    """Return the commit of a repository, "+" behind it with uncommitted changes; else empty."""
-    completed = _git(folder, "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*")
-    return completed.stdout.strip() if completed is not None and completed.returncode == 0 else ""
 
 
 @contextlib.contextmanager
@@ -45,7 +29,9 @@ def checked_out(repository: Path, commit: str) -> Iterator[Path]:
         raise NotCheckedOut(f"its commit {commit[:_SHOWN]!r} is not the hash of a commit")
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
         target = Path(folder).resolve() / "checkout"
-        completed = _git(repository, "worktree", "add", "--detach", "--quiet", str(target), commit)
+        completed = run_git(
+            repository, "worktree", "add", "--detach", "--quiet", str(target), commit
+        )
         if completed is None:
             raise NotCheckedOut("git is missing, or did not answer")
         if completed.returncode != 0:
@@ -57,18 +43,4 @@ def checked_out(repository: Path, commit: str) -> Iterator[Path]:
         try:
             yield target
         finally:
-            _git(repository, "worktree", "remove", "--force", str(target))
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run git; None if it is missing or does not answer."""
-    try:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",  # as Python reads file names
-            timeout=TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+            run_git(repository, "worktree", "remove", "--force", str(target))

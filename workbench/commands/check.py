@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.model import HF, OWN, Configuration, Judgement, Segment, Session
+from sessions.model import HF, OWN, SCRIPT, Configuration, Judgement, Segment, Session
 from sessions.tables import escaped
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import choose
@@ -59,7 +59,8 @@ from workbench.commands._command import (
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.ab import EXPECTATIONS, is_expected
-from workbench.commit_checkout import NotCheckedOut, checked_out, commit_of, repository_of
+from workbench.commit_checkout import NotCheckedOut, checked_out
+from workbench.git import commit_of, repository_of
 
 BUDGET_S = 60.0
 UNPAIRED_S = 10.0  # of steps where only the file can be compared with
@@ -123,6 +124,11 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     session = load(arguments.baseline)
     base = choose(session, arguments.segment)
+    if base.configuration.family == SCRIPT:
+        raise Mistaken(
+            f"{arguments.baseline} is of a script, which no check can repeat; compare two settings "
+            "with `workbench ab --b NAME=OPTION -- COMMAND`"
+        )
     with commits_of(session, base, arguments.model) as commits:
         why, outcome = commits.why, None
         if commits.baseline is not None:

@@ -11,14 +11,11 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import settings
 from .callbacks import lightning_callback, transformers_callback
-from .recording import FOLDER, Recording, Watched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .recording import FOLDER, Recording, watch
 
 __all__ = ["lightning_callback", "start", "transformers_callback", "watch"]
 
@@ -31,15 +28,6 @@ def start() -> None:
             Recording.begin(folder), settings.read(os.environ.get(settings.VARIABLE, ""))
         )
         sys.meta_path.append(_Workbench())
-
-
-def watch(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the loader; each of its iterations is recorded as one step.
-
-    Outside of ``workbench run -- COMMAND`` it is the loader itself.
-    """
-    recording = Recording.current
-    return loader if recording is None else Watched(loader, recording)
 
 
 class _Workbench:

@@ -57,6 +57,7 @@ def install(recording: Recording, chosen: dict[str, str]) -> None:
     actions: dict[str, Callable[[Any], None]] = {
         "torch": torch_hooks.install,
         "torch._dynamo.callback": functools.partial(_watch_compiles, recording),
+        "multiprocessing.util": functools.partial(_finish_forks, recording),
     }
     sys.meta_path.insert(0, ImportHooks(recording, actions))  # type: ignore[arg-type]
 
@@ -193,6 +194,15 @@ def _watch_compiles(recording: Recording, module: Any) -> None:
 
     module.callback_handler.register_start_callback(started)
     module.callback_handler.register_end_callback(ended)
+
+
+def _finish_forks(recording: Recording, util: Any) -> None:
+    """Let a forked process of ``multiprocessing`` write its last rows: it runs no ``atexit``."""
+
+    def forked(recording: Recording) -> None:
+        util.Finalize(None, recording.finish, exitpriority=-100)
+
+    util.register_after_fork(recording, forked)
 
 
 def _facts(torch: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import time
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Recording:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file = -1
+        self._identity: tuple[int, int] | None = None  # device and number of the file
+        self._has_stepped = False
         self._rows: collections.deque[Row] = collections.deque()
         self._last_ns = 0
         self._last_event: Any = None
@@ -46,6 +49,7 @@ class Recording:
         self._flush_ns = self._log_ns = 0
         self.explicit = False
         self.waits_for_input = False
+        self._thread = get_ident()  # the one that steps: only its waits are those of a step
         self.clock: GpuClock | None = None  # once the script uses a GPU
         self.before_flush: Callable[[Recording], None] = write_host_memory
         self.at_end: Callable[[Recording], None] = lambda _: None
@@ -64,16 +68,19 @@ class Recording:
         clock = self.clock
         event = None if clock is None else clock.mark()
         ended_ns = now_ns()
+        is_first = bool(self._last_ns) and not self._has_stepped
         if self._last_ns:
             self._rows.append((self._last_ns, ended_ns, self._input_ns, self._last_event, event))
+            self._has_stepped = True
         self._last_ns, self._last_event, self._input_ns = ended_ns, event, 0
-        if ended_ns >= self._flush_ns:
-            self.flush()
+        self._thread = get_ident()
+        if is_first or ended_ns >= self._flush_ns:
+            self.flush(wait=is_first)  # at once: a process that steps later is not the script's
 
     def begin_step(self) -> None:
         """Begin a step now; the time since the last one (evaluation, a save) belongs to no step."""
         self._last_event = None if self.clock is None else self.clock.mark()
-        self._last_ns, self._input_ns = now_ns(), 0
+        self._last_ns, self._input_ns, self._thread = now_ns(), 0, get_ident()
 
     def mark_explicitly(self) -> None:
         """Let a person mark the steps from now on."""
@@ -92,8 +99,11 @@ class Recording:
         self._input_ns += now_ns() - start_ns
 
     def next_batch(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``fetch`` and count its time as waiting for input, once if calls are nested."""
-        if self.waits_for_input:
+        """Call ``fetch`` and count its time as waiting for input, once if calls are nested.
+
+        A thread that fetches ahead lets no step wait.
+        """
+        if self.waits_for_input or self._thread != get_ident():
             return fetch(*arguments)
         self.waits_for_input = True
         start_ns = now_ns()
@@ -166,11 +176,13 @@ class Recording:
 
     def _write(self, line: str) -> None:
         try:
-            if self._file < 0:
+            if self._file < 0 or self._identity != _identity(self._file):
                 name = f"{os.getpid()}{SUFFIX}"
                 path = os.path.join(self._folder, name)  # noqa: PTH118 - pathlib takes 3 ms
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                # A script that closes all files may have opened one of its own by that number.
                 self._file = os.open(path, flags, 0o600)
+                self._identity = _identity(self._file)
                 first = {"pid": os.getpid(), "rank": os.environ.get("RANK", "0")}
                 line = f"{json.dumps(first)}\n{line}"
             os.write(self._file, line.encode() + b"\n")
@@ -179,11 +191,20 @@ class Recording:
 
     def _forget(self) -> None:
         """Reset the recording in a fork, which records only its own steps."""
-        if self._file >= 0:
+        if self._file >= 0 and self._identity == _identity(self._file):
             os.close(self._file)
+        self._has_stepped = False
         self._file, self._last_ns, self._last_event, self.clock = -1, 0, None, None
         self._rows.clear()
-        self._flush_ns, self.waits_for_input = 0, False
+        self._flush_ns, self.waits_for_input, self._thread = 0, False, get_ident()
+
+
+def _identity(file: int) -> tuple[int, int] | None:
+    """Return what an open file is; None if it is closed."""
+    with contextlib.suppress(OSError):
+        status = os.fstat(file)
+        return status.st_dev, status.st_ino
+    return None
 
 
 def write_host_memory(recording: Recording) -> None:
@@ -239,8 +260,20 @@ class Watched:
         finally:
             recording.pause()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return watch, (self._loader,)  # a copy belongs to the process that has it
+
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def watch(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the loader; each of its iterations is recorded as one step.
+
+    Outside of ``workbench run -- COMMAND`` it is the loader itself.
+    """
+    recording = Recording.current
+    return loader if recording is None else Watched(loader, recording)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 VARIABLE = "WORKBENCH_SETTINGS"
 DEFAULT = "default"
 SWITCH = {DEFAULT: "As the script sets it", "off": "Off", "on": "On"}
+_DEVICES = ("cuda", "cpu")
 NO_GPU = "no CUDA GPU is used, and it acts there alone"
 
 
@@ -169,36 +171,57 @@ def _apply_autocast(torch: Any, _option: str) -> Callable[[], tuple[str, str]]:
     The cache of cast weights stays off: nothing leaves this autocast region, so that nothing would
     ever drop weights of before an update.
     """
-
-    def switch(on: bool) -> None:
-        for device in ("cuda", "cpu"):
-            torch.set_autocast_enabled(device, on)
-
-    for device in ("cuda", "cpu"):
+    for device in _DEVICES:
         torch.set_autocast_dtype(device, torch.bfloat16)
     torch.set_autocast_cache_enabled(False)
-    switch(True)
+    _switch_autocast(torch, [True, True])
     count = [0]
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
     def without_autocast(*arguments: Any, **keywords: Any) -> Any:
-        count[0] += torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-        before = [torch.is_autocast_enabled(device) for device in ("cuda", "cpu")]
-        switch(False)
+        before = _switch_autocast(torch, [False, False])
+        count[0] += any(before)
         try:
             return backward(*arguments, **keywords)
         finally:
-            for device, on in zip(("cuda", "cpu"), before):  # noqa: B905 - Python 3.8
-                torch.set_autocast_enabled(device, on)
+            _switch_autocast(torch, before)
 
     torch.autograd.backward = without_autocast
+    _leave_optimizers_out(torch)
 
     def finding() -> tuple[str, str]:
         passes = f"{count[0]} backward passes followed a forward pass under autocast in bfloat16"
         return ("effective" if count[0] else "no effect"), passes
 
     return finding
+
+
+def _leave_optimizers_out(torch: Any) -> None:
+    """Leave autocast for the updates of optimizers; one with a closure runs the forward pass."""
+    states: dict[int, list[list[bool]]] = {}  # by optimizer, whose step may call that of its base
+
+    def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
+        state = _switch_autocast(torch, [])
+        states.setdefault(id(optimizer), []).append(state)
+        if all(value is None for value in (*arguments[1:], *keywords.values())):  # no closure
+            _switch_autocast(torch, [False, False])
+
+    def after(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        _switch_autocast(torch, states[id(optimizer)].pop())
+
+    before._torchdynamo_disable = after._torchdynamo_disable = True  # type: ignore[attr-defined]
+    module = sys.modules["torch.optim.optimizer"]  # torch.optim has deleted the attribute
+    module.register_optimizer_step_pre_hook(before)
+    module.register_optimizer_step_post_hook(after)
+
+
+def _switch_autocast(torch: Any, states: list[bool]) -> list[bool]:
+    """Switch autocast of CUDA and of the CPU; return what they were."""
+    before = [torch.is_autocast_enabled(device) for device in _DEVICES]
+    for device, on in zip(_DEVICES, states):  # noqa: B905 - Python 3.8
+        torch.set_autocast_enabled(device, on)
+    return before
 
 
 def _apply_compile(torch: Any, option: str) -> Callable[[], tuple[str, str]]:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 from pathlib import Path
 
 from sessions.model import HF, OWN, Configuration, Scalar
 from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE
+from workbench.git import commit_of, repository_of
 
 TIMEOUT_S = 5.0
-DIRTY = "+"  # after a commit whose files were changed and not committed
 
 
 def workbench_commit() -> str:
     """Return the commit of the workbench's own checkout; empty for an installed package."""
     root = Path(__file__).parents[2]
-    return describe(root) if (root / ".git").exists() else ""
-
-
-def describe(folder: Path) -> str:
-    """Return the commit of a folder's repository, with a ``+`` if files have changed since.
-
-    Empty outside of a repository, and where git is missing.
-    """
-    return _git(folder, "describe", "--always", f"--dirty={DIRTY}", "--abbrev=40", "--exclude=*")
+    return commit_of(root, TIMEOUT_S) if (root / ".git").exists() else ""
 
 
 def source_facts(configuration: Configuration) -> dict[str, Scalar]:
@@ -37,22 +28,8 @@ def source_facts(configuration: Configuration) -> dict[str, Scalar]:
 
 @functools.lru_cache(maxsize=64)
 def _source_facts(file: Path) -> tuple[tuple[str, Scalar], ...]:
-    top = _git(file.parent, "rev-parse", "--show-toplevel")
-    commit = describe(file.parent) if top else ""
-    if not commit:
+    top = repository_of(file.parent, TIMEOUT_S)
+    commit = commit_of(file.parent, TIMEOUT_S)
+    if top is None or not commit:
         return ()
-    return (MODEL_COMMIT, commit), (MODEL_FILE, file.relative_to(Path(top).resolve()).as_posix())
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        completed = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",  # as Python reads file names
-            timeout=TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return completed.stdout.strip() if completed.returncode == 0 else ""
+    return (MODEL_COMMIT, commit), (MODEL_FILE, file.relative_to(top.resolve()).as_posix())

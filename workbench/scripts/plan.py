@@ -140,18 +140,13 @@ def failed(exit_code: int, steps: int) -> protocol.Failure | None:
     """Return the failure of a script that ended with an exit code other than 0."""
     if exit_code == 0:
         return None
-    signalled = f" ({signal.Signals(exit_code - 128).name})" if is_signal(exit_code) else ""
+    names = {128 + number: f" ({number.name})" for number in signal.Signals}
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
-        sentence=f"The script ended with exit code {exit_code}{signalled}.",
+        sentence=f"The script ended with exit code {exit_code}{names.get(exit_code, '')}.",
         fix="The script's own messages give the reason; "
         + ("the session has the earlier steps." if steps else "no steps were recorded."),
     )
-
-
-def is_signal(exit_code: int) -> bool:
-    """Return True for the exit code of a process that a signal ended."""
-    return exit_code - 128 in signal.valid_signals()
 
 
 def not_started(argv: Sequence[str], error: OSError) -> protocol.Failure:

@@ -107,7 +107,7 @@ def final_facts(search: Search, verdicts: Verdicts) -> dict[str, Scalar]:
     payoff, more_s = verdicts.payoff_steps(), estimation.more_s(verdicts.effects)
     return {
         "final": True,
-        "complete": search.is_complete,
+        "complete": search.is_complete and verdicts.best in (search.best, None),
         "rounds": len(verdicts.rounds),
         "seconds": verdicts.seconds,
         "settled": verdicts.is_settled,

@@ -204,6 +204,11 @@ class Search:
     def _is_over(self) -> bool:
         return self._left_s <= 0
 
+    def replace_best(self, candidate: Candidate) -> None:
+        """Let another candidate be the best one, after the search."""
+        self.best = candidate
+        self.is_complete = self.is_complete and not self._singles()
+
     # Proposals
 
     def _next_batch(self) -> list[Candidate]:

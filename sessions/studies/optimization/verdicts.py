@@ -2,8 +2,8 @@
 
 The start, the best candidate, the runner-up and the best candidate without each of its changes
 alternate in rounds. The blocks of the search do not count: the best of many was chosen by them. If
-the new blocks show that one of these others is faster than the best candidate, and its numbers are
-right, it takes that place.
+the new blocks show that one of these others is faster than the best candidate or needs less, and
+its numbers are right, it takes that place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sessions.studies.attribution import estimation
 from sessions.studies.attribution.design import Contrast
 from sessions.studies.attribution.estimation import Effect
 from sessions.studies.optimization.knowledge import changed_options
-from sessions.studies.optimization.search import Search
+from sessions.studies.optimization.search import MATTERS, Search
 from sessions.studies.optimization.space import (
     ENERGY,
     MEMORY,
@@ -209,17 +209,22 @@ class Verdicts:
     def _refutations(self) -> list[Effect]:
         """Return the effects by which the best candidate is slower or needs more, largest first."""
         objective = self.search.goal.objective
-        effects = {MEMORY: [], ENERGY: self.energy}.get(objective, self.effects)
-        judged = [(e.judgement, e) for e in effects if e.judgement is not None]
-        slower = [(j.ratio or math.nan, e) for j, e in judged if j.verdict == "SLOWER"]
-        return [effect for _, effect in sorted(slower, key=lambda pair: -pair[0])]
+        effects = self.energy if objective == ENERGY else self.effects
+        judged = [(e.judgement, e) for e in effects if e.judgement and e.judgement.ratio]
+        worse = [(j.ratio or math.nan, e) for j, e in judged if j.verdict == "SLOWER"]
+        if objective == MEMORY:  # which is counted exactly
+            contrasts = [effect.contrast for _, effect in judged]
+            ratios = estimation.memory(contrasts, [arm.peak_bytes for arm in self.arms])
+            pairs = zip(ratios, judged, strict=True)
+            worse = [(ratio, e) for ratio, (_, e) in pairs if math.log(ratio) > MATTERS]
+        return [effect for _, effect in sorted(worse, key=lambda pair: -pair[0])]
 
     @property
     def _is_slower_than_the_start(self) -> bool:
         return any(effect.contrast.kind == GAIN for effect in self._refutations())
 
     def _give_way(self) -> None:
-        """Put another candidate in the place of the best one if the rounds show it to be faster.
+        """Put another candidate in the place of the best one if the rounds show it to be better.
 
         That was asked before these rounds, so the answer holds. The other one is the runner-up, or
         the best candidate without one of its options. The runner-up also replaces a candidate that
@@ -227,17 +232,17 @@ class Verdicts:
         """
         search, best = self.search, self.search.best
         has_failed = best.numerics is not None and not search.proposable(best)
-        better = self.runner_up if has_failed else self._find_faster()
+        better = self.runner_up if has_failed else self._find_better()
         if better is None or better in self._refuted or not search.proposable(better):
             return
         self._refuted.append(best)
         self.contrasts = []
         self.runner_up = None if has_failed or best is search.start else best
-        search.best = better
+        search.replace_best(better)
         self._choose_arms()
         self.judge()
 
-    def _find_faster(self) -> Candidate | None:
+    def _find_better(self) -> Candidate | None:
         """Return the fastest candidate that the rounds show to be better and right, if any."""
         for effect in self._refutations():
             if effect.contrast.kind == GAIN:
@@ -254,7 +259,7 @@ class Verdicts:
 
     def _enter(self, candidate: Candidate, contrast: Contrast) -> None:
         """Give a candidate that only the verdicts measured its estimates: the search has none."""
-        best, is_energy = self.search.best, self.search.goal.objective == ENERGY
+        best, objective = self.search.best, self.search.goal.objective
 
         def gain(effects: Sequence[Effect]) -> float:
             judged = (e.judgement for e in effects if e.contrast is contrast)
@@ -263,7 +268,9 @@ class Verdicts:
 
         candidate.state = RACED
         candidate.time = best.time - gain(self.effects)
-        candidate.value = best.value - gain(self.energy if is_energy else self.effects)
+        candidate.value = best.value - gain(self.energy if objective == ENERGY else self.effects)
+        if objective == MEMORY:
+            candidate.value = math.log(candidate.peak_bytes / self.search.start.peak_bytes)
         blocks = (row.get(candidate.number) for row in self.rounds)
         candidate.measurements += [block for block in blocks if block is not None]
 

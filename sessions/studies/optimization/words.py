@@ -223,7 +223,8 @@ def _certainty(study: Study) -> str:
     words = f"{tried} of {len(options)} options were measured"
     if facts.get("complete"):
         return f"Search complete: {words}, with every single change of the result that may help."
-    return f"Search incomplete: the budget was spent. {words}; a larger budget tries more."
+    untried = f"{words}, and not every single change of the result"
+    return f"Search incomplete: {untried}; a larger budget tries more."
 
 
 def _unshown_words(study: Study) -> str:

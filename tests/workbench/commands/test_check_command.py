@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from session_files import session_of
 
-from sessions.model import OWN, Configuration, Session
+from sessions.model import OWN, SCRIPT, Configuration, Session
 from sessions.storage import hdf5
 from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE, Finding
 from workbench.cli import main
 from workbench.client.headless import Outcome
 from workbench.commands.check import _code, commits_of
-from workbench.commit_checkout import commit_of
+from workbench.git import commit_of
 
 MODEL = """
 import time
@@ -188,6 +188,21 @@ def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):
     assert len(listed.stdout.splitlines()) == 1
 
 
+def test_a_check_in_a_hook_of_git_leaves_the_index_of_the_commit_alone(repository, monkeypatch):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    (repository / "model.py").write_text("# changed")
+    git(repository, "add", "model.py")
+    index = repository / ".git" / "index"
+    session, before = hdf5.load(repository / "base.h5"), index.read_bytes()
+    for path in (index, Path(".git/index")):  # of `git commit -a`, and of `git commit`
+        monkeypatch.setenv("GIT_INDEX_FILE", str(path))
+        monkeypatch.setenv("GIT_DIR", ".git")
+        with commits_of(session, session.segments[0], None) as commits:
+            assert not commits.why and commits.current.title.endswith(commit_of(repository)[:13])
+        assert index.read_bytes() == before
+
+
 @pytest.mark.parametrize("relative", ["", "../outside.py"])
 def test_a_baseline_decides_on_no_code_outside_of_the_repository(repository, relative, capsys):
     commit(repository)
@@ -202,6 +217,16 @@ def test_a_baseline_decides_on_no_code_outside_of_the_repository(repository, rel
         assert main(["check", "--baseline", "base.h5"]) == 2
         assert "it is outside of" in capsys.readouterr().err
     assert not (repository / "it ran").exists()
+
+
+def test_a_baseline_of_a_script_is_refused_before_anything_runs(repository, capsys):
+    configuration = Configuration(
+        family=SCRIPT, preset="train.py", settings={"command": "python train.py"}
+    )
+    hdf5.save(session_of(configuration), repository / "base.h5")
+    assert main(["check", "--baseline", "base.h5"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "base.h5 is of a script" in line
 
 
 def test_the_model_must_be_named_where_its_file_has_moved(repository, capsys):

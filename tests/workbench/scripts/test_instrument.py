@@ -113,7 +113,11 @@ compiled = []  # the module that is compiled is tested, not the compiler
 nn.Module.compile = lambda module, mode: compiled.append((module, mode))
 model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-helper = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+class Preconditioned(torch.optim.Adagrad):
+    def step(self, closure=None):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+        super().step()
+helper = Preconditioned([nn.Parameter(torch.zeros(1))], lr=0.1)
 data = torch.utils.data.TensorDataset(torch.ones(16, 8) * 4)
 loader = torch.utils.data.DataLoader(data, 2, num_workers=0)
 assert loader.num_workers == 1 and loader.prefetch_factor == 4
@@ -129,6 +133,7 @@ for x, in loader:
     loss.backward()
     optimizer.step()
     helper.step()
+    assert torch.is_autocast_enabled("cpu")
     optimizer.zero_grad()
     losses.append(loss.item())
 assert len(set(losses)) > 4, losses  # each forward pass sees the newest weights

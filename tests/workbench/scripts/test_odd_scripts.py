@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from workbench.runner.script.reader import Reader
@@ -30,6 +32,65 @@ if __name__ == "__main__":
     spawned.start(), spawned.join()
     forked = multiprocessing.get_context("fork").Process(target=work, args=(5,))
     forked.start(), forked.join()
+"""
+FORKED = """
+import multiprocessing, time
+import workbench
+def work():
+    for _ in workbench.watch(range(30)):
+        time.sleep(0.001)
+forked = multiprocessing.get_context("fork").Process(target=work)
+forked.start(), forked.join()
+"""
+COPIES = """
+import copy, multiprocessing, time
+import workbench
+def work(loader):
+    for _ in loader:
+        time.sleep(0.001)
+if __name__ == "__main__":
+    loader = workbench.watch(range(30))
+    spawned = multiprocessing.get_context("spawn").Process(target=work, args=(loader,))
+    spawned.start(), spawned.join()
+    assert not spawned.exitcode
+    for other in (copy.copy(loader), copy.deepcopy(loader)):
+        work(other)
+"""
+FETCHED_AHEAD = """
+import queue, threading, time
+import torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+batches = queue.Queue()
+def fetch():
+    for batch in torch.utils.data.DataLoader(Slow()):
+        batches.put(batch)
+threading.Thread(target=fetch).start()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for _ in range(30):
+    time.sleep(0.01)
+    optimizer.step()
+"""
+CLOSES_FILES = """
+import os, time, workbench
+for batch in workbench.watch(range(30)):
+    if batch == 10:
+        os.closerange(3, 256)
+        own = open("own", "wb")
+    time.sleep(0.03)
+"""
+STARTS_ANOTHER = """
+import subprocess, sys, torch
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for step in range(31):
+    if step == 5:
+        code = "import time, workbench; [time.sleep(0.1) for _ in workbench.watch(range(9))]"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    optimizer.step()
 """
 LOOKS_FOR_TORCH = """
 import importlib.util
@@ -76,6 +137,45 @@ def test_forks_and_workers_are_other_processes(record, write, tmp_path):
     texts = [path.read_text() for path in (tmp_path / "recording").iterdir()]
     assert [text.count('"pid"') for text in texts] == [1, 1, 1]  # processes that stepped
     assert count_steps(reader) > 0
+    assert reader.left_out == 2
+
+
+def test_a_process_that_multiprocessing_forks_writes_its_last_steps(record, write):
+    assert count_steps(record(write(FORKED))) == 30
+
+
+def test_a_watched_loader_can_be_copied_and_sent_to_another_process(record, write, tmp_path):
+    record(write(COPIES))
+    lines = [line for path in (tmp_path / "recording").iterdir() for line in path.open()]
+    assert sum(len(json.loads(line).get("rows", [])) for line in lines) == 90
+
+
+def test_a_thread_that_fetches_ahead_lets_no_step_wait(record, write):
+    rows = [row for entry in record(write(FETCHED_AHEAD)).read() for row in entry.get("rows", [])]
+    assert len(rows) == 29
+    assert not any(input_ns for _, _, input_ns, _ in rows)
+
+
+def test_a_file_that_a_script_opens_after_it_closed_all_gets_no_line_of_ours(
+    record, write, tmp_path
+):
+    assert count_steps(record(write(CLOSES_FILES))) == 30
+    assert (tmp_path / "own").read_bytes() == b""
+
+
+def test_the_process_that_steps_first_is_the_scripts(run, write):
+    """Another one that it starts soon after, and waits for, could write all of its steps before."""
+    (segment,) = run("run", script=(write(STARTS_ANOTHER),)).session.segments
+    assert len(segment.steps["t_s"]) == 30
+
+
+def test_of_two_recordings_that_are_read_at_once_the_first_steps_are_the_scripts(tmp_path):
+    for pid, start_ns in ((10000, 8), (9999, 1), (1234, 5)):
+        lines = [{"pid": pid, "rank": "0"}, {"rows": [[start_ns, start_ns + 1, 0, None]]}]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / f"{pid}.jsonl").write_text(text)
+    reader = Reader(tmp_path)
+    assert [entry["pid"] for entry in reader.read() if "pid" in entry] == [9999]
     assert reader.left_out == 2
 
 

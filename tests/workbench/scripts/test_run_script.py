@@ -49,9 +49,11 @@ def test_a_failing_script_passes_its_exit_code_on_and_its_session_is_kept(run, w
     assert segment.ledger["exit_code"] == 7
 
 
-def test_a_script_that_fails_before_its_first_step_promises_no_steps(run, write):
-    result = run("run", script=(write("raise SystemExit(3)"),), saved=False)
-    assert result.code == 3
+@pytest.mark.parametrize("code", [3, 170])  # 170 - 128 is a real-time signal without a name
+def test_a_script_that_fails_before_its_first_step_promises_no_steps(run, write, code):
+    result = run("run", script=(write(f"raise SystemExit({code})"),), saved=False)
+    assert result.code == code
+    assert f"exit code {code}." in result.err
     assert result.err.strip().endswith("no steps were recorded.")
 
 

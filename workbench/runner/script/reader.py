@@ -26,28 +26,32 @@ class Reader:
         self._rests: dict[Path, bytes] = {}
         self._waiting: dict[Path, list[Entry]] = {}  # of processes that have not stepped
         self._main: Path | None = None
-        self._stepped: set[Path] = set()
+        self._first_ns: dict[Path, int] = {}  # when a process began its first step
         self._ranks: set[Path] = set()  # of ranks above 0
         self.imported_torch = self.explicit = False
 
     @property
     def left_out(self) -> int:
         """Number of processes whose steps are left out."""
-        return len(self._stepped - {self._main})
+        return len(self._first_ns.keys() - {self._main})
 
     def read(self) -> list[Entry]:
         """Return the new entries of the script's process, in order."""
         new: list[Entry] = []
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            entries = self._new_entries(path)
+        entries_of = {
+            path: self._new_entries(path) for path in sorted(self._folder.glob(f"*{SUFFIX}"))
+        }
+        for path, entries in entries_of.items():
             self.imported_torch |= any("torch" in entry for entry in entries)
             self.explicit |= any("explicit" in entry for entry in entries)
             if any(entry.get("rank", "0") not in ("", "0") for entry in entries):
                 self._ranks.add(path)
-            if any("rows" in entry for entry in entries):
-                self._stepped.add(path)
-                if path not in self._ranks:
-                    self._main = self._main or path
+            for row in (row for entry in entries for row in entry.get("rows", [])):
+                self._first_ns.setdefault(path, row[1] if row[0] == "compile" else row[0])
+        if self._main is None:
+            stepped = self._first_ns.keys() - self._ranks
+            self._main = min(stepped, key=self._first_ns.__getitem__, default=None)
+        for path, entries in entries_of.items():
             if path == self._main:
                 new += self._waiting.pop(path, []) + entries
             elif self._main is None and path not in self._ranks:

@@ -36,19 +36,22 @@ class Trainer:
 
     def update(self, loss: torch.Tensor) -> None:
         """Run the backward pass and the optimizer; frees gradients and the graph of the loss."""
+        try:
+            self._compute_gradients(loss)
+            self._update_weights()
+        except RuntimeError:  # of a collective or of the optimizer
+            self._require_dense_gradients()
+            raise
+        self.optimizer.zero_grad(set_to_none=True)
+        forget_graph(loss)
+
+    def _compute_gradients(self, loss: torch.Tensor) -> None:
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.after_backward is not None:
             self.after_backward()
         if not self.gradients:
             groups = self.optimizer.param_groups
             self.gradients = sum(p.grad is not None for group in groups for p in group["params"])
-        try:
-            self._update_weights()
-        except RuntimeError:
-            self._require_dense_gradients()
-            raise
-        self.optimizer.zero_grad(set_to_none=True)
-        forget_graph(loss)
 
     def _update_weights(self) -> None:
         if self.scaler is None:

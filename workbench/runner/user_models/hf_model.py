@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from workbench.runner.environment import host
 _FOLDER = Path(__file__).with_name("hf")
 _OPTIONS = re.compile(r"(tiny|\w+=[^,/\\:]*)(,(tiny|\w+=[^,/\\:]*))*")
 _MOST_BYTES = 1_000_000
+_MOST_LETTERS = 300  # of transformers' own words, some of which list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -115,20 +117,23 @@ def load(source: str, *, initialise: bool) -> Parts:
         config.use_cache = False
         from transformers.initialization import no_init_weights
 
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+        if kind is None or kind.main_input_name != "input_ids" or vocabulary is None:
+            name = fields["model_type"] if kind is None else kind.__name__
+            raise ConfigurationError(f"own: {source}: {name} is no model of text tokens")
         with contextlib.nullcontext() if initialise else no_init_weights():
             module = kind._from_config(config, dtype=torch.float32)
     except Exception as error:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError, ConfigurationError)):
             raise
-        text = str(error).strip().split("\n")[0]
+        text = textwrap.shorten(str(error), _MOST_LETTERS, placeholder=" ...")
         raise ConfigurationError(
             f"own: transformers cannot build {source}: {type(error).__name__}: {text}"
         ) from None
-    vocabulary = int(config.get_text_config().vocab_size)
     is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
     return Parts(
         module,
-        functools.partial(_draw, vocabulary, sequence),
+        functools.partial(_draw, int(vocabulary), sequence),
         _next_token_loss if is_causal else _same_token_loss,
         sequence,
     )
@@ -144,21 +149,34 @@ def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
 
 
 def _next_token_loss(output: Any, tokens: Tensor) -> Tensor:
-    logits = output.logits[:, :-1].flatten(0, 1).float()
+    logits = _logits(output)[:, :-1].flatten(0, 1).float()
     return nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
 
 
 def _same_token_loss(output: Any, tokens: Tensor) -> Tensor:
-    logits = output.logits.flatten(0, 1).float()
+    logits = _logits(output).flatten(0, 1).float()
     return nn.functional.cross_entropy(logits, tokens.flatten())
 
 
+def _logits(output: Any) -> Any:
+    """Return the logits of each token; raises ``ConfigurationError``."""
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3:
+        raise ConfigurationError(
+            f"own: {type(output).__name__} has no logits of each token, so that there is no loss; "
+            "choose the workload forward, or a language model in the field architectures"
+        )
+    return logits
+
+
 def _architecture(transformers: Any, fields: Mapping[str, Any]) -> Any:
+    """Return the model's class: the first one that is named, else a language model, else None."""
     for name in fields.get("architectures") or ():
-        if (kind := getattr(transformers, name, None)) is not None:
+        kind = getattr(transformers, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
     kinds = transformers.AutoModelForCausalLM._model_mapping
-    kind = kinds[type(transformers.AutoConfig.for_model(fields["model_type"]))]
+    kind = kinds.get(type(transformers.AutoConfig.for_model(fields["model_type"])), None)
     return kind[0] if isinstance(kind, tuple) else kind
 
 
@@ -175,8 +193,7 @@ def fields_of(source: str) -> tuple[dict[str, Any], int]:
     chosen = [option for option in options.split(",") if option]
     if "tiny" in chosen:
         fields = _scaled_down(fields)
-    positions = fields.get("max_position_embeddings") or fields.get("n_positions") or _SEQUENCE
-    length = _TINY_SEQUENCE if "tiny" in chosen else min(_SEQUENCE, int(positions))
+    length = _TINY_SEQUENCE if "tiny" in chosen else 0
     for option in chosen:
         key, equals, text = option.partition("=")
         if key == "sequence":
@@ -192,7 +209,18 @@ def fields_of(source: str) -> tuple[dict[str, Any], int]:
                 fields[key] = json.loads(text)
             except ValueError:
                 fields[key] = text
-    return fields, length
+    return fields, length or _longest(source, fields)
+
+
+def _longest(source: str, fields: Mapping[str, Any]) -> int:
+    """Return the longest usual sequence that a model has positions for."""
+    positions = fields.get("max_position_embeddings") or fields.get("n_positions") or _SEQUENCE
+    if type(positions) is not int or positions < 2:
+        raise ConfigurationError(
+            f"own: {source}: no sequence has {positions!r} positions; add the option sequence=N"
+        )
+    # A multiple of 8, as tensor cores like it: RoBERTa has 514 positions for 512 tokens.
+    return min(_SEQUENCE, positions // 8 * 8 or positions)
 
 
 def _scaled_down(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ from workbench.runner.user_models.arguments import Arguments
 from workbench.runner.user_models.example_inputs import inputs_like, with_example
 from workbench.runner.user_models.modes import set_mode
 from workbench.runner.user_models.parameter_aliases import adopt_parameters
+from workbench.runner.user_models.random_state import seeded
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
@@ -333,8 +334,7 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
     ``initialise``: whether weights of a Hugging Face model are drawn.
     """
     if hf_model.is_hf(config.source):
-        with torch.random.fork_rng(devices=[]), global_flags.put_back():
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed), global_flags.put_back():
             hf_parts = hf_model.load(config.source, initialise=initialise)
         return _remember(config, Parts(hf_parts.module, hf_parts.make_inputs, hf_parts.loss))
     path, name = split(config.source)
@@ -347,11 +347,10 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
         exec(compile(content, path, "exec"), module.__dict__)
 
     with (
-        torch.random.fork_rng(devices=[]),
+        seeded(seed),
         global_flags.put_back(),
         neighbour_modules.importing(path, module, _read),
     ):
-        torch.default_generator.manual_seed(seed)
         _call_user_code(path, "the file", run)
         build = getattr(module, name, None)
         if not callable(build):
@@ -399,8 +398,8 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
     path = Path(config.source) if hf_model.is_hf(config.source) else split(config.source)[0]
     parts = _drawers[config] if config in _drawers else load(config, 0, initialise=False)
-    with torch.random.fork_rng(devices=[]), global_flags.put_back():
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with seeded(seed), global_flags.put_back():
         drawn = _call_user_code(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
     if not tensors(drawn):
         raise Mistake(

@@ -30,6 +30,7 @@ from rank_checks import (
 )
 from runner_driver import Driver
 
+from models import ConfigurationError
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import rank_worker as worker_module
@@ -281,6 +282,22 @@ def test_a_model_of_your_own_trains_on_two_ranks(sharding):
     arm = stepped(own, steps=2, arms=VariantCache(), data_parallel="2", sharding=sharding)
     assert {status for status, _ in collect_evidence(arm).values()} == {"effective"}
     assert_right(arm)
+
+
+@needs_cores
+def test_a_sparse_gradient_on_two_ranks_names_its_remedy(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def build():\n"
+        "    layer = torch.nn.Embedding(9, 8, sparse=True)\n"
+        "    return layer, lambda n: torch.randint(9, (n, 4)), lambda y, x: y.mean()\n"
+    )
+    own = Configuration(
+        family="own", preset="file", model={"source": str(path)}, settings={"batch": 4}
+    )
+    with pytest.raises((ConfigurationError, world.RankError), match=r"is sparse.*sparse=False"):
+        stepped(own, data_parallel="2")
 
 
 @needs_cores

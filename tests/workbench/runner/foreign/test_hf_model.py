@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +68,16 @@ def test_a_file_that_is_no_configuration_is_a_sentence(tmp_path, text, words):
         hf_model.sequence(f"hf:{path}")
 
 
+@pytest.mark.parametrize("positions", ["many", [1], -1, 1, 2.5])
+def test_positions_that_no_sequence_has_are_a_sentence(tmp_path, positions):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_positions": positions}))
+    with pytest.raises(ConfigurationError, match="add the option sequence=N"):
+        hf_model.sequence(f"hf:{path}")
+    assert hf_model.sequence(f"hf:{path}:sequence=8") == 8
+    assert hf_model.sequence(f"hf:{path}:n_positions=16") == 16
+
+
 def test_a_folder_and_its_file_are_the_same_model_and_a_change_is_noticed(installed, tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "gpt2", "n_embd": 8}')
@@ -110,6 +121,56 @@ def test_a_field_that_transformers_refuses_is_a_sentence():
     config = user_model.FAMILY.configure("file", {"source": "hf:gpt2:tiny,n_head=5"})
     with pytest.raises(ConfigurationError, match="transformers cannot build hf:gpt2:tiny,n_head=5"):
         user_model.load(config, 0)
+
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "vocab_size": 16}  # fmt: skip
+
+
+def write_config(folder: Path, **fields: object) -> str:
+    (folder / "config.json").write_text(json.dumps({**SMALL, **fields}))
+    return f"hf:{folder}:sequence=8"
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "vit"}, "vit is no model of text tokens"),
+        (
+            {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
+            "ViTForImageClassification is no model of text tokens",
+        ),
+        ({"model_type": "nonsense"}, "Unrecognized model identifier: nonsense"),
+        ({"model_type": "llama", "num_attention_heads": 3}, "not a multiple of"),
+    ],
+)
+def test_a_configuration_without_a_language_model_is_a_short_sentence(tmp_path, fields, words):
+    config = user_model.FAMILY.configure("file", {"source": write_config(tmp_path, **fields)})
+    with pytest.raises(ConfigurationError, match=words) as error:
+        user_model.load(config, 0)
+    assert len(str(error.value)) < 500
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+def test_a_model_without_logits_of_tokens_runs_forward_and_has_no_loss(tmp_path, name):
+    source = write_config(tmp_path, model_type="bert", architectures=[name])
+    parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
+    tokens = parts.make_inputs(2)
+    output = parts.module(tokens)
+    with pytest.raises(ConfigurationError, match="has no logits of each token"):
+        parts.loss(output, tokens)
+
+
+@needs_transformers
+def test_a_model_whose_first_positions_are_padding_gets_as_many_tokens_as_it_has_others(tmp_path):
+    fields = {"architectures": ["RobertaForMaskedLM"], "max_position_embeddings": 26}
+    source = write_config(tmp_path, model_type="roberta", **fields).removesuffix(":sequence=8")
+    parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
+    tokens = parts.make_inputs(1).clamp(min=2)  # 1 is padding
+    assert tokens.shape == (1, 24)
+    assert parts.loss(parts.module(tokens), tokens).isfinite()
 
 
 @needs_transformers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from built import owned
@@ -361,13 +363,48 @@ def test_arms_share_parameters_wherever_the_model_refers_to_them(write):
     assert len(hooked._backward_hooks) == 1, "a copy has the hooks of the file's own parameter"
 
 
+DRAWS = """
+import random
+import numpy
+import torch
+
+def draw(*shape):
+    return torch.rand(shape) + random.random() + torch.from_numpy(numpy.random.rand(*shape)).float()
+
+def build():
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.data = draw(2, 2)
+    return layer, lambda batch: draw(batch, 2)
+"""
+
+
+def test_a_seed_gives_the_same_draws_of_torch_python_and_numpy_in_every_process(write):
+    """Each rank of data parallelism runs the file itself."""
+    config = user_model.FAMILY.configure("file", {"source": str(write(DRAWS))})
+    weights, inputs = [], []
+    for seed in (3, 3, 4):
+        random.seed(), np.random.seed()  # as in another process
+        weights.append(user_model.load(config, seed).module.weight)
+        generator = torch.Generator().manual_seed(seed)
+        (batch,), _ = user_model.FAMILY.draw(config, 5, 1, generator)
+        inputs.append(batch)
+    for drawn in (weights, inputs):
+        assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
 def test_its_seed_leaves_the_process_as_it_was(write):
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(1)), random.random(), float(np.random.rand())
+
+    def seed() -> None:
+        torch.manual_seed(5), random.seed(5), np.random.seed(5)
+
+    seed()
+    expected = draw()
+    seed()
     before = set(sys.modules)
-    user_model.load(user_model.FAMILY.configure("file", {"source": str(write(LINEAR))}), seed=3)
-    assert torch.equal(torch.rand(1), expected)
+    user_model.load(user_model.FAMILY.configure("file", {"source": str(write(DRAWS))}), seed=3)
+    assert draw() == expected
     assert {name.partition("_model_")[0] for name in set(sys.modules) - before} <= {"own"}
 
 
