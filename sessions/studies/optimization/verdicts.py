@@ -233,7 +233,7 @@ class Verdicts:
         search, best = self.search, self.search.best
         has_failed = best.numerics is not None and not search.proposable(best)
         better = self.runner_up if has_failed else self._find_better()
-        if better is None or better in self._refuted or not search.proposable(better):
+        if better is None or not search.proposable(better):
             return
         self._refuted.append(best)
         self.contrasts = []
@@ -249,6 +249,8 @@ class Verdicts:
                 continue
             (other,) = (arm for arm, weight in effect.contrast.weights.items() if weight < 0)
             candidate = self.arms[other]
+            if candidate in self._refuted:
+                continue
             if candidate.state == NOT_TRIED:  # by the search
                 self._enter(candidate, effect.contrast)
             if candidate in self._unchecked():
