@@ -42,7 +42,6 @@ LEAST_SPEEDUP = 1.02  # a bound below this is not worth a line
 _LEAST_MEMORY_SHARE = 0.4  # of the peak, from which activations are worth a line
 _FUSED = ("elementwise", "normalisation", "reduction", "copy", "view", "indexing")
 _SIXTEEN_BITS = ("bfloat16", "float16")
-_REPLAYED = ("reduce-overhead", "max-autotune")  # options of compilation that replay graphs
 _SAME, _SLOWER = "SAME", "SLOWER"
 
 
@@ -92,6 +91,9 @@ class Suggestion:
 
 
 Usable = Callable[[Option], bool]
+_COMPILED = Option("compile", "default", "torch.compile")
+_GRAPHS = Option("cuda_graphs", "on", "CUDA graphs", needs_gpu=True)
+_REPLAYED = ("reduce-overhead", "max-autotune")  # options of compilation that replay graphs
 
 
 def speedup_text(speedup: float) -> str:
@@ -159,13 +161,14 @@ class _Facts:
     def is_captured(self) -> bool:
         """True if the step is replayed from CUDA graphs, so that the GPU waits for no launches."""
         toggles = {} if self.configuration is None else self.configuration.toggles
-        return toggles.get("cuda_graphs") == "on" or toggles.get("compile") in _REPLAYED
+        is_replayed = toggles.get(_COMPILED.toggle) in _REPLAYED
+        return is_replayed or toggles.get(_GRAPHS.toggle) == _GRAPHS.option
 
     def _is_worth(self, option: Option) -> bool:
         if self.configuration is None or (option.needs_gpu and not self.on_gpu):
             return False
         current = self.configuration.toggles.get(option.toggle, "")
-        if (option.toggle, option.option) == ("compile", "default") and current not in ("", "off"):
+        if option == _COMPILED and current not in ("", "off"):
             return False  # it is compiled already
         if current == option.option or (option.toggle, option.option) in self._refused:
             return False
@@ -186,9 +189,9 @@ def _host(facts: _Facts) -> list[Suggestion]:
         finding = f"{percent_text(share)} in Python and autograd"
         details = [("Python and autograd's engine", saved_us, 0.0)]
     options = facts.options(
-        Option("cuda_graphs", "on", "CUDA graphs", needs_gpu=True),
-        Option("compile", "reduce-overhead", "torch.compile with graphs", needs_gpu=True),
-        Option("compile", "default", "torch.compile"),
+        _GRAPHS,
+        Option(_COMPILED.toggle, _REPLAYED[0], "torch.compile with graphs", needs_gpu=True),
+        _COMPILED,
     )
     advice = "a larger batch"
     return [Suggestion(finding, options, facts.speedup(saved_us), math.nan, advice, (*details,))]
@@ -223,12 +226,11 @@ def _operators(facts: _Facts) -> list[Suggestion]:
     worst = max(slow, key=lambda row: row.us - row.least_us)
     fused_worst = Option(f"triton_{worst.name}", "triton", f"Triton {worst.name}", needs_gpu=True)
     every = Option("triton", "on", "Triton kernels", needs_gpu=True)
-    compiled = Option("compile", "default", "torch.compile")
     saved_all = sum(row.us - row.least_us for row in slow)
     details = tuple((row.name, row.us, row.least_us) for row in slow[:8])
     finding = f"{worst.name} at {percent_text(worst.share)} of attainable"
     suggestions = []
-    if options := facts.options(every, compiled):
+    if options := facts.options(every, _COMPILED):
         suggestions.append(Suggestion(finding, options, facts.speedup(saved_all), details=details))
     elif options := facts.options(fused_worst):
         saved = worst.us - worst.least_us
@@ -253,7 +255,7 @@ def _fusion(facts: _Facts) -> list[Suggestion]:
     """Suggest compilation for kernels that only move memory."""
     parts = [(kind, facts.kinds[kind], 0.0) for kind in _FUSED if facts.kinds.get(kind)]
     saved_us = sum(us for _, us, _ in parts)
-    options = facts.options(Option("compile", "default", "torch.compile"))
+    options = facts.options(_COMPILED)
     if not options:
         return []
     finding = f"{percent_text(saved_us / facts.step_us)} in kernels that could be fused"
