@@ -199,7 +199,13 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 @pytest.mark.parametrize("dim", _hopper.DIMS)
 @pytest.mark.parametrize(
     ("tile", "heads", "split", "window"),
-    [(0, 32, 1, None), (1, 24, 1, None), (1, 24, 3, None), (0, 24, 1, 100), (1, 24, 3, 1000)],
+    [
+        (0, 32, 1, None),
+        (1, 24, 3, 1000),
+        pytest.param(1, 24, 1, None, marks=pytest.mark.slow),
+        pytest.param(1, 24, 3, None, marks=pytest.mark.slow),
+        pytest.param(0, 24, 1, 100, marks=pytest.mark.slow),
+    ],
 )
 def test_attention_on_hopper_has_kernels_of_its_own(
     compiled, monkeypatch, dim, tile, heads, split, window
