@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -32,13 +32,37 @@ def first(catalogue: Catalogue) -> Configuration | None:
 
 
 def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
-    """Return the configuration for another catalogue: toggles are added and removed as it needs."""
+    """Return the configuration for another catalogue.
+
+    Toggles are added and removed as it needs. Values of another type than their field's are left
+    out: a file of settings or of a session may hold anything.
+    """
+    model, settings = configuration.model, configuration.settings
+    if not missing(catalogue, configuration):
+        model = _of_type(model, family_of(catalogue, configuration.family).fields)
+        settings = _of_type(settings, workload_of(catalogue, configuration.workload).fields)
     toggles = {}
     for toggle in catalogue.toggles:
         option = configuration.toggles.get(toggle.name, toggle.default)
         known = any(offered.name == option for offered in toggle.options)
         toggles[toggle.name] = option if known else toggle.default
-    return msgspec.structs.replace(configuration, toggles=toggles)
+    return msgspec.structs.replace(configuration, model=model, settings=settings, toggles=toggles)
+
+
+def _of_type(values: Mapping[str, Scalar], fields: Sequence[Field]) -> dict[str, Scalar]:
+    """Return the values whose field has their type, or is not among the fields."""
+    defaults = {field.name: field.default for field in fields}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in defaults or _kind(value) is _kind(defaults[name])
+    }
+
+
+def _kind(value: Scalar) -> type:
+    """Return the type of a value; whole and other numbers count as the same."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float if is_number else type(value)
 
 
 def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str) -> Configuration:

@@ -129,6 +129,20 @@ def test_a_configuration_of_what_the_runner_lacks_is_not_taken(qtbot, ready, par
     assert not saved.isEnabled() and saved.toolTip() == f"The runner has no {part} 'kernels'."
 
 
+def test_values_of_another_type_than_their_field_s_are_not_taken(ready):
+    shown = session()
+    own = shown.segments[0].configuration
+    odd = msgspec.structs.replace(
+        own, settings={"batch": "x", "sequence": True}, model={"dim": "wide", "n_layers": 3}
+    )
+    shown.segments[0].configuration = odd
+    show(ready, shown)
+    panel(ready, "segments")._use(shown.segments[0])
+    edited = ready.workspace.configuration.edited
+    assert edited.settings == {} and edited.model == {"n_layers": 3}
+    assert edited.workload == own.workload
+
+
 @pytest.mark.parametrize("part", ["family", "workload"])
 def test_another_runner_that_lacks_what_is_edited_offers_its_own(ready, part):
     configuration = ready.workspace.configuration
