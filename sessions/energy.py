@@ -72,7 +72,7 @@ def energy_table(session: Session, environment: Mapping[str, str] | None = None)
     """Return one row for each segment; cost and CO2 of a million steps where they are set."""
     settings = os.environ if environment is None else environment
     price, grams = (_setting(settings, name) for name in (PRICE_VARIABLE, CO2_VARIABLE))
-    kinds = {segment.configuration.processes for segment in session.segments}
+    kinds = {segment.configuration.throughput_unit for segment in session.segments}
     counted = kinds.pop() if len(kinds) == 1 else "tokens or samples"
     columns = [Column("segment"), Column("energy a step", "J"), Column(counted, "1/J")]
     columns += [Column("measured", "s"), Column("cost of a million steps")]

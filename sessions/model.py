@@ -82,8 +82,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.family} {self.preset} {self.workload}"
 
     @property
-    def processes(self) -> str:
-        """The contents of a batch: tokens, or samples of a model from a file of one's own."""
+    def throughput_unit(self) -> str:
+        """The unit of throughput: tokens, or samples of a model from a person's own file."""
         has_samples = self.family == OWN and not str(self.model.get("source", "")).startswith(HF)
         return "samples" if has_samples else "tokens"
 

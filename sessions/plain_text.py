@@ -79,12 +79,12 @@ def one_line(text: str, most: int) -> str:
 
 
 def capitalized(text: str) -> str:
-    """Return the text with a capital first letter; the others stay as they are."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """Return a clause as a sentence; what is one already stays as it is."""
+    """Return a clause as a sentence; a sentence is returned unchanged."""
     return capitalized(text) if text.endswith((".", "!", "?")) else f"{capitalized(text)}."
 
 

@@ -1,4 +1,4 @@
-"""Questions to git about the repository of a folder."""
+"""Git commands in the repository of a folder."""
 
 from __future__ import annotations
 

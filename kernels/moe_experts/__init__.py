@@ -281,7 +281,7 @@ def _cost(
     workspace: Workspace | None = None,
 ) -> Cost:
     experts = tensor_bytes(gate_EFD, up_EFD, down_EDF)
-    # Each choice reads an expert: of few choices, the others are not read.
+    # A choice reads one expert, so that few choices read few experts.
     read = experts * min(index.numel(), len(down_EDF)) // len(down_EDF)
     routing = tensor_bytes(index, weight)
     product = 2 * index.numel() * down_EDF.shape[1] * down_EDF.shape[2]

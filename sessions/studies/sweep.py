@@ -350,13 +350,13 @@ def peak_title(study: Study) -> str:
     return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
 
 
-def processes(study: Study) -> str:
-    """Return what a step's throughput counts: tokens or samples."""
+def throughput_unit(study: Study) -> str:
+    """Return the unit of throughput: tokens or samples."""
     try:
         base = msgspec.json.decode(str(study.request.get("base", "")), type=Configuration)
     except msgspec.MsgspecError:  # another version may have written it
         return "tokens"
-    return base.processes
+    return base.throughput_unit
 
 
 def points_table(study: Study) -> Table:
@@ -372,7 +372,7 @@ def points_table(study: Study) -> Table:
         Column("outcome"),
         Column("step time", "ms"),
         *([Column("exponent from the size before")] if numeric else []),
-        Column(f"{processes(study)}/s"),
+        Column(f"{throughput_unit(study)}/s"),
         Column(peak_title(study), unit),
         Column("blocks"),
         Column("numbers"),

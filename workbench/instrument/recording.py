@@ -200,7 +200,7 @@ class Recording:
 
 
 def _identity(file: int) -> tuple[int, int] | None:
-    """Return what an open file is; None if it is closed."""
+    """Return the device and the inode number of an open file; None if it is closed."""
     with contextlib.suppress(OSError):
         status = os.fstat(file)
         return status.st_dev, status.st_ino

@@ -198,7 +198,7 @@ def _apply_autocast(torch: Any, _option: str) -> Callable[[], tuple[str, str]]:
 
 
 def _leave_optimizers_out(torch: Any) -> None:
-    """Leave autocast for the updates of optimizers; one with a closure runs the forward pass."""
+    """Disable autocast in optimizer steps without a closure; a closure runs the forward pass."""
     states: dict[int, list[list[bool]]] = {}  # by optimizer, whose step may call that of its base
 
     def before(optimizer: Any, arguments: Any, keywords: Any) -> None:

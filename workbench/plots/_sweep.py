@@ -112,7 +112,7 @@ def key(runs: Sequence[Run]) -> object:
 
 def unit_of(name: str, unit: Unit, study: Study) -> Unit:
     """Return the unit of a column of the table: a throughput counts tokens or samples."""
-    return THROUGHPUTS[sweep.processes(study)] if name == "tokens_per_s" else unit
+    return THROUGHPUTS[sweep.throughput_unit(study)] if name == "tokens_per_s" else unit
 
 
 def draw_curves(

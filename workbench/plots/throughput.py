@@ -68,9 +68,9 @@ def table(runs: Sequence[Run]) -> dict[str, Array]:
 
 
 def _counted(runs: Sequence[Run]) -> str:
-    """Return what all of these count: tokens, samples, or else steps."""
+    """Return the unit of throughput that all runs share: tokens, samples, or else steps."""
     segments = [segment for run in runs for segment in run.chosen()]
-    kinds = {segment.configuration.processes for segment in segments}
+    kinds = {segment.configuration.throughput_unit for segment in segments}
     is_known = all(_size(segment) > 0 for segment in segments)
     return kinds.pop() if len(kinds) == 1 and is_known else "steps"
 

@@ -94,7 +94,7 @@ class StepRecord:
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
     tiles: list[kernels.Choice] = field(default_factory=list)
     checkpointed_blocks: int = 0
-    gradients: int = 0  # parameters that have one
+    gradient_count: int = 0  # number of parameters that have a gradient
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     placed_additions: int = 0  # to the residual stream, without new memory
     workspace_tensors: int = 0  # that experts placed in their workspace

@@ -38,7 +38,7 @@ class Knowledge:
             self.predicted[option] = bench.saved_waits(point)
         for option, point in usable.items():
             if math.isnan(self.predicted[option]) and bench.now() <= until_s:
-                self.predicted[option] = _predicted_alone(bench, option, point, start)
+                self.predicted[option] = _predict_alone(bench, option, point, start)
 
     def effect(self, option: Option) -> float:
         """Return the effect of an option: measured, predicted, or 0."""
@@ -82,7 +82,7 @@ class Knowledge:
             self.refused[changed_option] = f"{reason} in {candidate.title}"
 
 
-def _predicted_alone(bench: Bench, option: Option, point: Point, start: Point) -> float:
+def _predict_alone(bench: Bench, option: Option, point: Point, start: Point) -> float:
     """Return the predicted effect of an option, beyond that of the options that it needs."""
     ratio, needed = bench.predict(point), replaced(point, [(option[0], start[option[0]])])
     own = ratio - bench.predict(needed) if needed != start else math.nan

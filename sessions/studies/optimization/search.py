@@ -205,7 +205,7 @@ class Search:
         return self._left_s <= 0
 
     def replace_best(self, candidate: Candidate) -> None:
-        """Let another candidate be the best one, after the search."""
+        """Replace the best candidate after the search."""
         self.best = candidate
         self.is_complete = self.is_complete and not self._singles()
 

@@ -63,7 +63,7 @@ class Verdicts:
     slice_s: float = math.inf  # after which all arms are built again
     one_build: str = ""  # why they are built once, as a clause
     seconds: float = 0.0  # of alternating
-    _refuted: list[Candidate] = field(default_factory=list)  # that were the best one before
+    _refuted: list[Candidate] = field(default_factory=list)  # former best candidates
 
     @property
     def best(self) -> Candidate | None:
@@ -212,7 +212,7 @@ class Verdicts:
         effects = self.energy if objective == ENERGY else self.effects
         judged = [(e.judgement, e) for e in effects if e.judgement and e.judgement.ratio]
         worse = [(j.ratio or math.nan, e) for j, e in judged if j.verdict == "SLOWER"]
-        if objective == MEMORY:  # which is counted exactly
+        if objective == MEMORY:  # memory is counted exactly
             contrasts = [effect.contrast for _, effect in judged]
             ratios = estimation.memory(contrasts, [arm.peak_bytes for arm in self.arms])
             pairs = zip(ratios, judged, strict=True)
@@ -224,11 +224,11 @@ class Verdicts:
         return any(effect.contrast.kind == GAIN for effect in self._refutations())
 
     def _give_way(self) -> None:
-        """Put another candidate in the place of the best one if the rounds show it to be better.
+        """Replace the best candidate if the rounds show that another candidate is better.
 
-        That was asked before these rounds, so the answer holds. The other one is the runner-up, or
-        the best candidate without one of its options. The runner-up also replaces a candidate that
-        was checked and cannot be proposed, such as one that failed in these rounds.
+        The comparison was planned before these rounds, so its result is valid. The other candidate
+        is the runner-up, or the best candidate without one of its options. The runner-up also
+        replaces a best candidate that cannot be proposed, for example because it failed.
         """
         search, best = self.search, self.search.best
         has_failed = best.numerics is not None and not search.proposable(best)
@@ -251,7 +251,7 @@ class Verdicts:
             candidate = self.arms[other]
             if candidate in self._refuted:
                 continue
-            if candidate.state == NOT_TRIED:  # by the search
+            if candidate.state == NOT_TRIED:  # the search did not measure it
                 self._enter(candidate, effect.contrast)
             if candidate in self._unchecked():
                 self._check(candidate)
@@ -260,7 +260,7 @@ class Verdicts:
         return None
 
     def _enter(self, candidate: Candidate, contrast: Contrast) -> None:
-        """Give a candidate that only the verdicts measured its estimates: the search has none."""
+        """Set the estimates of a candidate that the search did not measure, from the verdicts."""
         best, objective = self.search.best, self.search.goal.objective
 
         def gain(effects: Sequence[Effect]) -> float:

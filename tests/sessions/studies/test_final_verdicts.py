@@ -1,4 +1,4 @@
-"""The final measurement of a search: who gives way to whom, in simulated spaces."""
+"""Final verdicts of searches: which candidate replaces the best one, in simulated spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A result of a search that new blocks replace: by its own objective, and without a claim."""
+"""Results of searches that new blocks replace, by the objective of the search."""
 
 from __future__ import annotations
 

@@ -384,7 +384,7 @@ def test_throughput_of_a_persons_own_file_counts_samples_and_nothing_if_they_dif
     assert "samples_per_s" in PLOTS["throughput"].table([Run(session)])
     assert energy_table(session).columns[2].name == "samples"
     hf = Configuration(family="own", preset="file", model={"source": "hf:qwen3-0.6b"})
-    assert hf.processes == "tokens"
+    assert hf.throughput_unit == "tokens"
 
 
 def test_throughput_counts_tokens_only_if_every_segment_does():

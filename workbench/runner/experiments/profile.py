@@ -303,7 +303,7 @@ class ProfileRun:
         wire.send(protocol.StudyFacts(study=index, facts=finite))
 
     def _send_least(self, index: int, situation: Situation) -> dict[str, Scalar | list[Scalar]]:
-        """Send the least work of a step; return the measured ceilings, and what is unknown."""
+        """Send the least work of a step; return the ceilings, and why some work is unknown."""
         predictor = self._context.predictor
         least, why = predictor.rows(situation)
         unknown: dict[str, Scalar | list[Scalar]] = {"no_least": why} if why else {}

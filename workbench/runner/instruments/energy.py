@@ -18,7 +18,7 @@ LEAST_CHANGES = 4
 
 
 class EnergyCounter:
-    """Reads the joules that the devices of a step have used; ``why_not`` says why it cannot.
+    """Reader of the joules that the devices of a step use; ``why_not`` is the reason if it cannot.
 
     Each of several ``ranks`` has a GPU of its own; CPU packages are counted together as they are.
     A reading takes about 4 ms. The driver updates the counter every 20 to 100 ms, so that a short

@@ -71,9 +71,9 @@ class _Range:
     """The nodes of autograd that an operator of the library made, by their sequence numbers."""
 
     first: int
-    last: int  # not one of them
+    last: int  # exclusive
     name: str
-    backward: list[Call]  # what its backward pass needs, until that runs
+    backward: list[Call]  # least work of its backward pass; empty once that has run
 
 
 class Tally:
@@ -95,7 +95,7 @@ class Tally:
         self.calls: list[Call] = []
         self.least: list[Call] = []
         self.unknown = ""  # why ``calls`` are incomplete, in a clause
-        self.unknown_least = ""  # why ``least`` is
+        self.unknown_least = ""  # why ``least`` is incomplete, in a clause
         self.plain: set[str] = set()  # operators of the library that ran as several of torch
         self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
@@ -136,9 +136,9 @@ class Tally:
         trains = bool(learned) and torch.is_grad_enabled()
         works = () if cost is None else (cost.forward, cost.backward if trains else None)
         calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
-        is_saved = _computes_again() and self._saves(op.name)
+        is_saved = _is_recomputing() and self._saves(op.name)
         forward, backward = calls[: 0 if is_saved else 1], calls[1:]
-        # Within another one it is a part of that, which counts as a whole.
+        # Inside of another operator, it is a part of that one, whose complete work is counted.
         needed = [] if self._label else backward
         if not self._label:
             self.least += forward
@@ -235,8 +235,9 @@ class Tally:
             changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
             written = changed | {id(tensor): tensor for tensor in outputs}
             overwrites = base in _OVERWRITES or function._schema.overload_name.endswith("out")
-            unread = {id(_given(function, args, kwargs)["self"])} if _needs_shape(base) else set()
-            unread |= set(changed) if overwrites else set()
+            unread = set(changed) if overwrites else set()
+            if _has_unread_self(base):
+                unread.add(id(_given(function, args, kwargs)["self"]))
             read = {id(t): t for t in tensors if id(t) not in unread}
             moved = sum(map(_touched, (*read.values(), *written.values())))
         formula = flop_registry.get(function._overloadpacket)
@@ -254,7 +255,7 @@ class Tally:
         Its backward pass then counts.
         """
         node = torch._C._current_autograd_node()
-        if node is None or _computes_again():
+        if node is None or _is_recomputing():
             return ""
         number = node._sequence_nr()
         for nodes in reversed(self._ranges):
@@ -307,7 +308,7 @@ class _Fused(torch.autograd.Function):
             return (None, None, None, *(torch.empty_like(tensor) for tensor in ctx.saved_tensors))
 
 
-def _computes_again() -> bool:
+def _is_recomputing() -> bool:
     """Return True in a block that a checkpoint computes again, as a node reads what it saved.
 
     A node itself records no gradients.
@@ -350,7 +351,7 @@ def _given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _needs_shape(name: str) -> bool:
+def _has_unread_self(name: str) -> bool:
     """Return True if an operator reads nothing of ``self``, or one number for each index."""
     return name in _LOSSES or name.endswith("_like") or name.startswith("new_")
 

@@ -1,4 +1,4 @@
-"""FLOP formulas for operators of which torch's own count more than the mathematics needs.
+"""FLOP formulas that replace those of torch which count more than the mathematics needs.
 
 Attention: a causal mask leaves half of the pairs. A gradient takes two products for each one of the
 forward pass; fused kernels also compute the scores again, which is their own choice. Formulas of

@@ -46,7 +46,7 @@ class PredictedToggle(Protocol):
 
     @property
     def known_classes(self) -> Mapping[str, Collection[str]]:
-        """Operators whose least time stays known for these options, by the class of kernels."""
+        """Operators whose least time is known for every other option, too, by kernel class."""
 
     @property
     def incomparable(self) -> str:
@@ -151,7 +151,7 @@ class Predictor:
         if isinstance(tally, str):
             return [], toggle.unpredictable
         known = {title: set(operators) for title, operators in toggle.known_classes.items()}
-        # What runs as several operators of torch is fused in part, and in part among the products.
+        # Inductor fuses a part of such an operator; its other part is among the matrix products.
         plain = {title for title in known if title != kinds.MATRIX and tally.plain & known[title]}
         for title in {*plain, kinds.MATRIX} if plain else plain:
             known.pop(title, None)

@@ -80,10 +80,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
         return effective(text) if moments.eight_bit else no_effect(text)
     if not all(group[option] for group in optimizer.param_groups):
         return no_effect(f"AdamW runs with {option}=False")
-    gradients = observed.record.gradients
-    if not gradients:
+    count = observed.record.gradient_count
+    if not count:
         return no_effect("no parameter gets a gradient, so AdamW updates nothing")
-    return effective(f"AdamW updates {counted(gradients, 'tensor')} with {option}=True")
+    return effective(f"AdamW updates {counted(count, 'tensor')} with {option}=True")
 
 
 def _memory(option: str, situation: Situation) -> dict[str, Any]:

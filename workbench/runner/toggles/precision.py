@@ -81,7 +81,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
-# How torch says that an operator does not take the dtypes that it got.
+# Messages of torch about an operator that does not support the dtypes of its inputs.
 _REFUSED_DTYPE = re.compile(
     r"same (data ?)?type|same dtype|scalar type|not implemented for '(BFloat16|Half)'"
     r"|should be the same|unsupported dtype",

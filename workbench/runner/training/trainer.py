@@ -26,7 +26,7 @@ class Trainer:
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
-        self.gradients = 0  # parameters that had one in the first update
+        self.gradient_count = 0  # number of parameters with a gradient in the first update
         self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
         # On several ranks: completes the gradients, and makes all ranks skip the same updates.
         self.after_backward: Callable[[], None] | None = None
@@ -49,9 +49,9 @@ class Trainer:
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
         if self.after_backward is not None:
             self.after_backward()
-        if not self.gradients:
-            groups = self.optimizer.param_groups
-            self.gradients = sum(p.grad is not None for group in groups for p in group["params"])
+        if not self.gradient_count:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            self.gradient_count = sum(parameter.grad is not None for parameter in parameters)
 
     def _update_weights(self) -> None:
         if self.scaler is None:

@@ -32,7 +32,7 @@ from workbench.runner.environment import host
 _FOLDER = Path(__file__).with_name("hf")
 _OPTIONS = re.compile(r"(tiny|\w+=[^,/\\:]*)(,(tiny|\w+=[^,/\\:]*))*")
 _MOST_BYTES = 1_000_000
-_MOST_LETTERS = 300  # of transformers' own words, some of which list all of its models
+_MOST_LETTERS = 300  # of an error message of transformers; some messages list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")

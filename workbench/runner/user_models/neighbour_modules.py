@@ -38,7 +38,7 @@ def files_beside(path: Path, read: Read) -> list[Path]:
     """
     files: set[Path] = set()
     waiting = [path]
-    folder, packages = _enclosing(path)
+    folder, packages = _find_packages(path)
     while waiting:
         file = waiting.pop()
         content = read(file)
@@ -57,7 +57,7 @@ def files_beside(path: Path, read: Read) -> list[Path]:
     return sorted(files)
 
 
-def _enclosing(path: Path) -> tuple[Path, list[str]]:
+def _find_packages(path: Path) -> tuple[Path, list[str]]:
     """Return the packages that a file is in, the outermost first, and the folder of that one."""
     folder, packages = path.parent, list[str]()
     while (folder / "__init__.py").is_file():
@@ -93,7 +93,7 @@ def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None
         _loaded[folder] = files
     if folder not in sys.path:
         sys.path.append(folder)
-    outside, packages = _enclosing(path)
+    outside, packages = _find_packages(path)
     module.__path__ = [str(outside)]
     module.__package__ = ".".join([module.__name__, *packages])
     sys.meta_path[:] = [importer for importer in sys.meta_path if not isinstance(importer, _Finder)]

@@ -40,7 +40,7 @@ class _Counter(FlopCounterMode):
 
     @contextlib.contextmanager
     def watching_backward(self) -> Iterator[None]:
-        """Notice inside the block when a backward pass runs that is not to be differentiated."""
+        """Record inside the block whether a backward pass runs that is not differentiated."""
         backward = torch.autograd.backward
         signature = inspect.signature(backward)
 

@@ -152,7 +152,7 @@ class Variant:
         record.usage, record.reasons = kernels.usage(), kernels.reasons()
         record.tiles = kernels.tiles()
         record.facts |= attention_facts(record.usage, record.reasons)
-        record.gradients = 0 if self.trainer is None else self.trainer.gradients
+        record.gradient_count = 0 if self.trainer is None else self.trainer.gradient_count
         record.checkpointed_blocks = self.model.checkpointed_blocks
         record.kept_operators = kept_operators()
         after = count_reuse(self.model)

@@ -31,7 +31,7 @@ class ComparisonModel(QObject):
 
     @property
     def sessions(self) -> list[Session]:
-        """The sessions that were added, without the shown one: it may be opened afterwards."""
+        """The added sessions except the shown session, which may have been added before."""
         shown = self._session.shown
         return [session for session in self._added if session.id != shown.id]
 

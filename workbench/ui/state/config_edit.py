@@ -39,8 +39,10 @@ def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
     """
     model, settings = configuration.model, configuration.settings
     if not missing(catalogue, configuration):
-        model = _of_type(model, family_of(catalogue, configuration.family).fields)
-        settings = _of_type(settings, workload_of(catalogue, configuration.workload).fields)
+        family = family_of(catalogue, configuration.family)
+        workload = workload_of(catalogue, configuration.workload)
+        model = _drop_other_types(model, family.fields)
+        settings = _drop_other_types(settings, workload.fields)
     toggles = {}
     for toggle in catalogue.toggles:
         option = configuration.toggles.get(toggle.name, toggle.default)
@@ -49,8 +51,8 @@ def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
     return msgspec.structs.replace(configuration, model=model, settings=settings, toggles=toggles)
 
 
-def _of_type(values: Mapping[str, Scalar], fields: Sequence[Field]) -> dict[str, Scalar]:
-    """Return the values whose field has their type, or is not among the fields."""
+def _drop_other_types(values: Mapping[str, Scalar], fields: Sequence[Field]) -> dict[str, Scalar]:
+    """Return the values without those that have another type than their field."""
     defaults = {field.name: field.default for field in fields}
     return {
         name: value
@@ -60,7 +62,7 @@ def _of_type(values: Mapping[str, Scalar], fields: Sequence[Field]) -> dict[str,
 
 
 def _kind(value: Scalar) -> type:
-    """Return the type of a value; whole and other numbers count as the same."""
+    """Return the type of a value; integers and floats count as one type."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float if is_number else type(value)
 

@@ -78,12 +78,18 @@ def failures_since(driver, since):
 # In the real runner
 
 
-def test_a_model_that_cannot_be_compiled_is_offered_eager_mode_which_then_runs(runner, write):
-    configuration = owned(write(NO_FAKE), "forward", toggles={"compile": "default"})
+def failure_of(runner, configuration) -> protocol.Failure:
+    """Run a configuration that fails; return its failure."""
     since = len(runner.messages)
     runner.start(configuration, steps=5)
     assert runner.finish().reason == "failed"
     (failure,) = failures_since(runner, since)
+    return failure
+
+
+def test_a_model_that_cannot_be_compiled_is_offered_eager_mode_which_then_runs(runner, write):
+    configuration = owned(write(NO_FAKE), "forward", toggles={"compile": "default"})
+    failure = failure_of(runner, configuration)
     assert failure.kind == "compile" and failure.sentence.startswith("torch.compile failed: ")
     assert failure.set == {"compile": "off"}
     assert failure.fix == (
@@ -96,10 +102,7 @@ def test_a_model_that_cannot_be_compiled_is_offered_eager_mode_which_then_runs(r
 
 def test_a_model_with_tensors_that_stay_in_fp32_is_offered_autocast_which_then_runs(runner, write):
     configuration = owned(write(STAYS_IN_FP32), "forward", toggles={"precision": "bf16"})
-    since = len(runner.messages)
-    runner.start(configuration, steps=5)
-    assert runner.finish().reason == "failed"
-    (failure,) = failures_since(runner, since)
+    failure = failure_of(runner, configuration)
     assert "same dtype" in failure.sentence and failure.set == {"precision": "amp_bf16"}
     runner.start(msgspec.structs.replace(configuration, toggles=failure.set), steps=5)
     assert runner.finish().reason == "done"

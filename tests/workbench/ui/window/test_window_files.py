@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from fake_session import session
@@ -153,13 +154,19 @@ def test_a_file_of_any_name_keeps_a_new_title(qtbot, ready, saved, tmp_path):
     assert hdf5.load(path).title == "Renamed"
 
 
-def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, ready, tmp_path):
+def open_own_file(qtbot, ready, folder: Path) -> Path:
+    """Save the live session of a run, and open its file; return the file's path."""
+    path = folder / "live.h5"
     measure(qtbot, ready)
-    path = tmp_path / "live.h5"
     ready.save_path(path)
     qtbot.waitUntil(lambda: ready.workspace.session.path == path)
     ready.open_path(path)
     qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    return path
+
+
+def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, ready, tmp_path):
+    path = open_own_file(qtbot, ready, tmp_path)
     ready.workspace.session.rename("Renamed")
     ready.workspace.tasks.wait()
     assert hdf5.load(path).title == "Renamed"
@@ -169,12 +176,7 @@ def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, re
 
 
 def test_a_note_in_the_live_session_s_own_file_is_in_the_live_session(qtbot, ready, tmp_path):
-    measure(qtbot, ready)
-    path = tmp_path / "live.h5"
-    ready.save_path(path)
-    qtbot.waitUntil(lambda: ready.workspace.session.path == path)
-    ready.open_path(path)
-    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    path = open_own_file(qtbot, ready, tmp_path)
     ready.workspace.session.add_note("warm now", 1.5)
     ready.workspace.tasks.wait()
     ready.workspace.session.show_live()
