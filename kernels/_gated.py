@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.core.autograd import applied, once_differentiable
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
 from kernels.core.launch import launcher
 from kernels.core.operator import (
     Case,
@@ -56,6 +56,14 @@ def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
         return gate, up
     width = gate.shape[-1] // 2
     return gate[..., :width], gate[..., width:]
+
+
+def is_fused_by_compiler(gate: Tensor, up: Tensor | None, *_: Any) -> bool:
+    """Return False for the gradient of packed halves, each of which Inductor computes twice.
+
+    On an H200, that took 70 us for 8,192 rows of 2 x 2048 in BF16, and this kernel 42 us.
+    """
+    return up is not None or not needs_gradient(gate)
 
 
 @triton.jit

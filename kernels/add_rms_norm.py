@@ -27,6 +27,7 @@ from kernels.core.operator import (
     Work,
     accumulator,
     alike,
+    always,
     random_tensor,
     tensor_bytes,
 )
@@ -96,8 +97,8 @@ class _AddRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, r = ctx.saved_tensors
-        dresidual, dweight = backward(dy, dtotal, total, weight, r)
-        return dresidual.to(ctx.dtype), dresidual, dweight, None, None
+        dresidual, dx, dweight = backward(dy, dtotal, total, weight, r, ctx.dtype)
+        return dx, dresidual, dweight, None, None
 
 
 def _triton(
@@ -138,7 +139,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=always,
     inputs=_inputs,
     cost=_cost,
     sizes=RMS_NORM.sizes,

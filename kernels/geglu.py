@@ -80,7 +80,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=_gated.is_fused_by_compiler,
     inputs=_inputs,
     cost=_gated.cost,
     sizes=_sizes,

@@ -22,6 +22,7 @@ from kernels.core.operator import (
     Operator,
     Work,
     accumulator,
+    always,
     tensor_bytes,
 )
 from kernels.core.triton_helpers import missing, no_fp64
@@ -157,7 +158,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=always,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -27,6 +27,7 @@ from kernels.core.operator import (
     Operator,
     Work,
     accumulator,
+    always,
     tensor_bytes,
 )
 from kernels.core.triton_helpers import missing, no_fp64
@@ -153,7 +154,7 @@ OP = Operator(
         "torch": Implementation(reference),
         **peers.options("rope"),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=always,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -62,7 +62,7 @@ OP = Operator(
         "torch": Implementation(_torch),
         **peers.options("swiglu"),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=_gated.is_fused_by_compiler,
     inputs=_gated.inputs,
     cost=_gated.cost,
     sizes=_gated.sizes,

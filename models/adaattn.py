@@ -39,6 +39,8 @@ MEASURES = ("entropy", "rank", "precision", "score_error")  # per head
 class Block(nn.Module):
     """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
+    inner_additions = 1  # that are followed by a norm of this block
+
     def __init__(self, config: AdaAttnConfig, rotary: RotaryCache) -> None:
         super().__init__()
         std_out = residual_std(config.n_layers)
@@ -61,6 +63,27 @@ class Block(nn.Module):
     ) -> KVState:
         """Return the attention's keys and values."""
         return self.attention.new_state(batch, length, device, dtype)
+
+    @property
+    def first_norm(self) -> RMSNorm:
+        """Norm of the block's input."""
+        return self.attention_norm
+
+    def branches(
+        self,
+        u_BSE: Tensor,
+        x_BSE: Tensor,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        choice: Choice | None = None,
+        kv_length: Tensor | None = None,
+        sight: Sight | None = None,
+    ) -> tuple[Tensor, BlockOutput]:
+        """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
+        cached = {"state": state, "position": position, "kv_length": kv_length}
+        y_BSE, measured = self.attention(u_BSE, u_BSE, u_BSE, choice, **cached, sight=sight)
+        u_BSE, x_BSE = self.mlp_norm.after_addition(y_BSE, x_BSE)
+        return x_BSE, BlockOutput(self.mlp(u_BSE), None, measured)
 
     def forward(
         self,
@@ -174,7 +197,8 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
 
     The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
-    operators = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
+    operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
+    operators |= loss_operators(workload)
     if workload not in ("decode", "generate"):
         operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:

@@ -38,6 +38,7 @@ class Block(nn.Module):
     """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     by_token = True
+    inner_additions = 1  # that are followed by a norm of this block
 
     def __init__(self, config: HydraConfig, rotary: RotaryCache) -> None:
         super().__init__()
@@ -71,6 +72,23 @@ class Block(nn.Module):
         """Return what ``forward`` adds to the tokens, (B, S, E)."""
         attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
         return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
+
+    @property
+    def first_norm(self) -> RMSNorm:
+        """Norm of the block's input."""
+        return self.attention_norm
+
+    def branches(
+        self,
+        u_BSE: Tensor,
+        x_BSE: Tensor,
+        state: State | None = None,
+        position: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
+        attended_BSE = self.attention(u_BSE, state, position)
+        u_BSE, x_BSE = self.mlp_norm.after_addition(attended_BSE, x_BSE)
+        return x_BSE, self.mlp(u_BSE)
 
     def forward(
         self,
@@ -113,7 +131,7 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "swiglu", "attention", *loss_operators(workload)}
+    names = {"rms_norm", "add_rms_norm", "swiglu", "attention", *loss_operators(workload)}
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")

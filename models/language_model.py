@@ -52,9 +52,11 @@ class LanguageModel(Model):
     It runs outside of the checkpoint, so that a recomputation uses the same numbers. A block with
     ``by_token`` computes each token separately, except in layers that ranks may shard.
 
-    A block that is only ``x + branch(norm(x))`` may also have these two attributes, an ``RMSNorm``
-    and ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all blocks have them, one
-    kernel can add and normalise between two blocks: see ``set_fused_add_norm``.
+    A block of branches after norms may also have ``first_norm``, the ``RMSNorm`` of its input, and
+    ``branches(u_BSE, x_BSE, state, position) -> (x_BSE, y_BSE | BlockOutput)``. It takes the stream
+    and its norm, and returns the stream before the last addition and what that adds. Then one
+    kernel can add and normalise: see ``set_fused_add_norm``. ``inner_additions``: how many
+    additions ``branches`` itself fuses with a norm.
     """
 
     def __init__(
@@ -180,18 +182,17 @@ class LanguageModel(Model):
         return None
 
     def set_fused_add_norm(self, fused: bool) -> None:
-        """Choose whether a block's addition and the next block's norm are one kernel.
+        """Choose whether an addition to the residual stream and the norm after it are one kernel.
 
         The results differ only by rounding: under autocast the norm then has the branch's dtype
         and not that of the residual stream. ``fused_additions`` counts how many the last call
-        fused; the last addition, and those before or after a checkpointed block, stay separate.
-        Raises ``ConfigurationError`` if the blocks are more than one branch.
+        fused; the last addition, and those of checkpointed blocks, stay separate.
+        Raises ``ConfigurationError`` if no block supports it.
         """
-        if fused and not all(hasattr(block, "branch") for block in self.blocks):
+        if fused and not any(hasattr(block, "branches") for block in self.blocks):
             kinds = sorted({type(block).__name__ for block in self.blocks})
             raise ConfigurationError(
-                "set_fused_add_norm: each block must be one norm and one branch, but "
-                f"{', '.join(kinds)} is not"
+                f"set_fused_add_norm: no addition can be fused in blocks of {', '.join(kinds)}"
             )
         self.fused_add_norm = fused
 
@@ -266,8 +267,10 @@ class LanguageModel(Model):
         recompute_flags = (
             self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         )
-        # Blocks that normalise and add for themselves.
-        is_unfused = [not self.fused_add_norm or checkpointed for checkpointed in recompute_flags]
+        is_fused = [
+            self.fused_add_norm and not checkpointed and hasattr(block, "branches")
+            for checkpointed, block in zip(recompute_flags, self.blocks, strict=True)
+        ]
         self.fused_additions = self.applied_blocks = 0
         self.applied_tokens = x_BSE.shape[1]
         total: Tensor | None = None
@@ -282,20 +285,21 @@ class LanguageModel(Model):
             inputs = (*block_inputs[index], *drawn)
             if recompute_flags[index]:
                 output = self.recomputed(block, x_BSE, None, None, *inputs)
-            elif is_unfused[index]:
-                output = block(x_BSE, state, position, *inputs)
+            elif is_fused[index]:
+                u_BSE = block.first_norm(x_BSE) if normed_BSE is None else normed_BSE
+                x_BSE, output = block.branches(u_BSE, x_BSE, state, position, *inputs)
+                self.fused_additions += getattr(block, "inner_additions", 0)
             else:
-                u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
-                output = block.branch(u_BSE, state, position, *inputs)
+                output = block(x_BSE, state, position, *inputs)
             if not isinstance(output, BlockOutput):
                 output = BlockOutput(output, None, {})
             normed_BSE = None
             self.applied_blocks += 1
-            if is_unfused[index]:
+            if not is_fused[index]:
                 x_BSE = output.x
-            elif index + 1 < indices.stop and not is_unfused[index + 1]:
-                norm = self.blocks[index + 1].norm
-                normed_BSE, x_BSE = kernels.add_rms_norm(output.x, x_BSE, norm.weight, norm.eps)
+            elif index + 1 < indices.stop and is_fused[index + 1]:
+                norm = self.blocks[index + 1].first_norm
+                normed_BSE, x_BSE = norm.after_addition(output.x, x_BSE)
                 self.fused_additions += 1
             else:
                 x_BSE = x_BSE + output.x

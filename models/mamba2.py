@@ -101,34 +101,38 @@ class Block(nn.Module):
             return mixer
         return HybridState(mixer, self.attention.new_state(batch, length, device, dtype))
 
-    def branch(
+    @property
+    def first_norm(self) -> RMSNorm:
+        """Norm of the block's input."""
+        return self.norm
+
+    def branches(
         self,
         u_BSE: Tensor,
+        x_BSE: Tensor,
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
-    ) -> Tensor | BlockOutput:
-        """Return the change of the residual stream from its norm: (B, S, E) -> (B, S, E)."""
+    ) -> tuple[Tensor, BlockOutput]:
+        """Return ``x_BSE`` and what the block adds to it, from its norm ``u_BSE``: (B, S, E)."""
         mixer, kv = (state.mixer, state.kv) if isinstance(state, HybridState) else (state, None)
         y_BSE = self.mixer(u_BSE, mixer, position)
         if self.attention is None or self.gate is None:
-            return y_BSE
+            return x_BSE, BlockOutput(y_BSE, None, {})
         attended_BSE = self.attention(u_BSE, kv, position)
         share_BS1 = self.gate(u_BSE)
         y_BSE = attended_BSE + share_BS1.to(y_BSE.dtype) * (y_BSE - attended_BSE)
-        return BlockOutput(y_BSE, None, {"ssm_share": share_BS1.mean()})
+        return x_BSE, BlockOutput(y_BSE, None, {"ssm_share": share_BS1.mean()})
 
     def forward(
         self,
         x_BSE: Tensor,
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
-    ) -> Tensor | BlockOutput:
+    ) -> BlockOutput:
         """Compute (B, S, E) -> (B, S, E)."""
-        # Not self.branch, which may be compiled: torch 2.11 would call that without self here.
-        output = Block.branch(self, self.norm(x_BSE), state, position)
-        if isinstance(output, BlockOutput):
-            return BlockOutput(x_BSE + output.x, output.loss, output.measured)
-        return x_BSE + output
+        # Not self.branches, which may be compiled: torch 2.11 would call that without self here.
+        _, output = Block.branches(self, self.norm(x_BSE), x_BSE, state, position)
+        return BlockOutput(x_BSE + output.x, None, output.measured)
 
 
 def construct(config: Mamba2Config) -> LanguageModel:

@@ -84,7 +84,8 @@ def watched(watch: Watch) -> Iterator[None]:
 def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     device_type = _type_of(args[0])
     candidates, passed = _candidates(op.name, device_type)
-    if torch.compiler.is_compiling() and op.fused_by_compiler and "torch" in candidates:
+    compiling = torch.compiler.is_compiling() and "torch" in candidates
+    if compiling and op.fused_by_compiler(*args):
         return _resolved(op, "torch", f"{PREFERRED}: {FUSED}", args)
     ranked = measured.ranking(op, candidates, args) if device_type in measured.DEVICES else None
     if ranked is not None:

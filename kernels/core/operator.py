@@ -72,6 +72,16 @@ def _unchecked(*inputs: Any) -> None:
     pass
 
 
+def always(*inputs: Any) -> bool:
+    """Return True for any inputs."""
+    return True
+
+
+def never(*inputs: Any) -> bool:
+    """Return False for any inputs."""
+    return False
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute an operator.
@@ -130,9 +140,9 @@ class Operator:
     inputs, with the reason; or None.
     ``standard`` takes the inputs by position if plain torch has several implementations. It
     returns the one that "torch" means, and why no better one is used (empty if it is the best).
-    ``fused_by_compiler``: under ``torch.compile`` ``auto`` uses "torch", because Inductor fuses it
-    with its neighbours: a separate kernel reads and writes again what a fusion keeps in
-    registers.
+    ``fused_by_compiler`` takes the inputs by position and returns True if ``auto`` uses "torch"
+    under ``torch.compile``, because Inductor fuses it with its neighbours: a separate kernel reads
+    and writes again what a fusion keeps in registers.
     """
 
     name: str
@@ -151,7 +161,7 @@ class Operator:
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
     standard: Callable[..., tuple[str, str]] | None = None
-    fused_by_compiler: bool = False
+    fused_by_compiler: Callable[..., bool] = never
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the positional arguments of one call by the names that ``cost`` takes."""
@@ -204,14 +214,14 @@ def unit_stride(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
 
 
-def blank(x: Tensor) -> Tensor:
-    """Allocate contiguous memory of x's shape, dtype and device.
+def blank(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Allocate contiguous memory of x's shape and device; ``dtype`` None is x's.
 
     ``torch.empty`` takes a quarter longer, and twice as long if sizes come as one tuple.
     """
     if x.is_contiguous():
-        return torch.empty_like(x)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.empty_like(x, dtype=dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def by_tokens(q_BHSD: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from kernels.core.operator import (
     Work,
     accumulator,
     alike,
+    always,
     blank,
     cdiv,
     random_tensor,
@@ -204,17 +205,31 @@ def forward(
 
 @replayed
 def backward(
-    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return, by Triton, the gradients of x, plus ``dsum`` if given, and of weight."""
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    r: Tensor,
+    other_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return, by Triton, the gradients of x, plus ``dsum`` if given, and of weight.
+
+    The first two are that of x in x's dtype and in ``other_dtype``: one tensor if that is None or
+    the same.
+    """
     dx = blank(x)
+    cast_dx = None
+    if other_dtype is not None and other_dtype != x.dtype:
+        cast_dx = blank(x, other_dtype)
     if not x.numel():
-        return dx, None if weight is None else torch.zeros_like(weight)
+        dweight = None if weight is None else torch.zeros_like(weight)
+        return dx, dx if cast_dx is None else cast_dx, dweight
     dim = x.shape[-1]
     n_rows = x.numel() // dim
     other = None if dsum is None else dsum.dtype
     key = (x.get_device(), dim, x.dtype, dy.dtype, other, weight is not None, size_class(n_rows))
-    rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, dy, dsum, x, weight, r)
+    arguments = (dy, dsum, x, weight, r, other_dtype)
+    rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, *arguments)
     programs = min(cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
     partial = dweight = None
     if weight is not None:
@@ -233,6 +248,7 @@ def backward(
             weight,
             r,
             dx,
+            cast_dx,
             partial,
             n_rows,
             dy_stride,
@@ -241,6 +257,7 @@ def backward(
             D=dim,
             HAS_WEIGHT=weight is not None,
             HAS_RESIDUAL=dsum is not None,
+            HAS_CAST=cast_dx is not None,
             ROWS=rows,
             BLOCK_D=power_of_two(dim),
             STAGES=stages,
@@ -248,7 +265,7 @@ def backward(
         )
         if weight is not None and partial is not None:
             dweight = column_sum(partial, weight.dtype)
-    return dx, dweight
+    return dx, dx if cast_dx is None else cast_dx, dweight
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -262,7 +279,8 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
-        return *backward(dy, None, x, weight, r), None, None
+        dx, _, dweight = backward(dy, None, x, weight, r)
+        return dx, dweight, None, None
 
 
 def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -307,7 +325,7 @@ OP = Operator(
         "torch": Implementation(_torch),
         **peers.options("rms_norm"),
     },
-    fused_by_compiler=True,
+    fused_by_compiler=always,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -56,6 +56,7 @@ def rms_norm_backward_kernel(
     weight_ptr,
     r_ptr,
     dx_ptr,
+    cast_dx_ptr,
     partial_ptr,
     n_rows,
     dy_stride,
@@ -64,6 +65,7 @@ def rms_norm_backward_kernel(
     D: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_CAST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
@@ -94,6 +96,8 @@ def rms_norm_backward_kernel(
             p_dsum = dsum_ptr + o_n[:, None] * dsum_stride + o_d[None, :]
             b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)
         tl.store(dx_ptr + o_n[:, None] * D + o_d[None, :], b_dx, mask=m)
+        if HAS_CAST:
+            tl.store(cast_dx_ptr + o_n[:, None] * D + o_d[None, :], b_dx, mask=m)
     if HAS_WEIGHT:
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
 

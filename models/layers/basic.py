@@ -82,6 +82,10 @@ class RMSNorm(nn.Module):
         """Normalise (..., E) -> (..., E)."""
         return kernels.rms_norm(x, self.weight, self.eps)
 
+    def after_addition(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum ``x + y`` and the sum, both (..., E), in one operator."""
+        return kernels.add_rms_norm(y, x, self.weight, self.eps)
+
 
 class SwiGLUMLP(nn.Module):
     """Feed-forward layer ``down(silu(gate x) * up x)`` (arXiv 2002.05202), (B, S, E) -> (B, S, E).

@@ -12,7 +12,8 @@ sequence after the prompt. A contender whose loss (in inference, the size of the
 more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ratio is ours over the
 best contender that is not ours, with a 95 % interval and a verdict by the window's rules. The
 settings with one operator by Triton show which kernels cost more under torch.compile than what
-Inductor fuses. Writes JSON after each family. ``--device cpu`` only tries the script out.
+Inductor fuses. *Fused* settings also fuse the loss, and additions with the norms after them. Writes
+JSON after each family. ``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ GRAPHS = BASE | {"cuda_graphs": "on"}
 PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
 SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
 NEW_TOKENS = 128
+FUSED = {"fused_loss": "linear_cross_entropy", "fused_add_norm": "add_rms_norm"}
 PYTORCH = functools.partial(kernels.using, all="torch")
 Step = Callable[[], Any]
 
@@ -82,22 +84,24 @@ Make = Callable[[], Contender]
 
 def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
     """Return settings of the window by name, the most promising first."""
+    operators = FAMILIES[family].operators
+    called: frozenset[str] = frozenset()
+    if operators is not None:
+        called = operators(FAMILIES[family].presets[PRESETS[family]], workload)
+    fused = {toggle: "triton" for toggle, name in FUSED.items() if name in called}
     made = {
         "graphs": GRAPHS,
         "graphs, measured": GRAPHS | {"triton": "auto"},
         "graphs, cuDNN": GRAPHS | {"attention": "sdpa_cudnn"},
         "graphs, Triton": GRAPHS | {"triton": "on"},
         "reduce-overhead": BASE | {"compile": "reduce-overhead"},
-        "graphs, measured, fused loss": GRAPHS | {"triton": "auto", "fused_loss": "triton"},
-        "graphs, measured, tuned": GRAPHS
-        | {"triton": "auto", "fused_loss": "triton", "kernel_tuning": "on"},
+        "graphs, measured, fused": GRAPHS | {"triton": "auto"} | fused,
+        "graphs, Triton, fused": GRAPHS | {"triton": "on"} | fused,
+        "reduce-overhead, fused": BASE | {"compile": "reduce-overhead"} | fused,
     }
-    operators = FAMILIES[family].operators
-    if operators is not None:
-        called = operators(FAMILIES[family].presets[PRESETS[family]], workload)
-        for name in sorted(called - {"attention", "linear_cross_entropy"}):
-            if f"triton_{name}" in all_toggles():
-                made[f"graphs, {name} by Triton"] = GRAPHS | {f"triton_{name}": "triton"}
+    for name in sorted(called - {"attention", *FUSED.values()}):
+        if f"triton_{name}" in all_toggles():
+            made[f"graphs, {name} by Triton"] = GRAPHS | {f"triton_{name}": "triton"}
     return made
 
 
@@ -181,7 +185,6 @@ def makers(
             usable = {k: v for k, v in usable.items() if k in ("adamw", "precision", "compile")}
         if not trains:
             usable.pop("adamw", None)
-            usable.pop("fused_loss", None)
             if usable.get("precision") == "amp_bf16":
                 usable["precision"] = "bf16"
         configuration = Configuration(

@@ -258,11 +258,24 @@ def test_a_compiled_call_uses_what_is_stored_and_measures_nothing(
 
 def test_under_compile_a_fused_operator_is_left_to_the_compiler():
     """Its graph has torch's operations, which Inductor fuses with their neighbours."""
-    operators = [name for name, op in kernels.OPS.items() if op.fused_by_compiler]
-    assert {"rms_norm", "swiglu", "rope"} <= set(operators)
     kernels.reset_usage()
     torch.compile(kernels.rms_norm, backend="eager")(torch.randn(4, 8))
     assert kernels.reasons()["rms_norm"] == ("torch", f"{kernels.PREFERRED}: {dispatch.FUSED}")
+
+
+@pytest.mark.parametrize("operator", [kernels.swiglu, kernels.geglu])
+def test_under_compile_only_the_gradient_of_packed_halves_is_not_left_to_the_compiler(operator):
+    packed, half = torch.randn(4, 8), torch.randn(4, 4)
+    compiled = torch.compile(operator, backend="eager", fullgraph=True)
+    for inputs, fused in (
+        ((packed,), True),
+        ((packed.clone().requires_grad_(),), False),
+        ((half.clone().requires_grad_(), half), True),
+    ):
+        kernels.reset_usage()
+        compiled(*inputs)
+        _, why = kernels.reasons()[operator.__name__]
+        assert (why == f"{kernels.PREFERRED}: {dispatch.FUSED}") == fused
 
 
 def test_a_loop_of_calls_is_long_enough_for_its_clock_and_no_longer():

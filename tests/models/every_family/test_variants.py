@@ -1,5 +1,6 @@
-"""Checkpointing, shared rotary tables and compilation change the cost and not the result."""
+"""Checkpointing, fused additions, shared tables and compilation change no result."""
 
+import copy
 import dataclasses
 from collections import Counter
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import FAMILIES
+import kernels
+from models import FAMILIES, ConfigurationError
 from models.execution import checkpointing
 from models.layers.attention import RotaryCache
 
@@ -70,6 +72,62 @@ def test_checkpointing_gives_the_same_gradients(model, tokens_BS, targets_BS, mo
 def test_every_so_many_blocks_are_checkpointed(model, mode, every):
     model.set_checkpointing(mode)
     assert model.choose_checkpointed(12) == [index % every == 0 for index in range(12)]
+
+
+# Additions and norms of four layers: each has one or two branches, and the last norm is the head's.
+FUSED = {"hydra": (7, 2), "adaattn": (7, 2), "mamba2": (3, 2)}
+
+
+@pytest.fixture(params=FUSED)
+def fusing(request):
+    family = FAMILIES[request.param]
+    return family.materialise(family.presets["tiny"], dtype=torch.float64, seed=3)
+
+
+def test_fused_additions_are_one_operator_and_give_the_same_gradients(
+    fusing, tokens_BS, targets_BS, request
+):
+    additions, norms = FUSED[request.node.callspec.params["fusing"]]
+    expected = gradients(fusing, tokens_BS, targets_BS)
+    metrics = {name: values.clone() for name, values in fusing.metrics().items()}
+    assert fusing.fused_additions == 0
+    fusing = copy.deepcopy(fusing)
+    kernels.reset_usage()
+    fusing.set_fused_add_norm(True)
+    torch.testing.assert_close(gradients(fusing, tokens_BS, targets_BS), expected)
+    assert fusing.fused_additions == additions
+    assert sum(kernels.usage()["add_rms_norm"].values()) == additions
+    assert sum(kernels.usage()["rms_norm"].values()) == norms
+    torch.testing.assert_close(dict(fusing.metrics()), metrics)
+
+
+def test_fused_under_autocast_it_stays_as_close_as_before(fusing, tokens_BS):
+    fusing, expected = fusing.float(), fusing(tokens_BS).detach()
+    errors = []
+    for fused in (False, True):
+        fusing.set_fused_add_norm(fused)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits_BSV = fusing(tokens_BS)
+        errors.append(((logits_BSV - expected).norm() / expected.norm()).item())
+    assert errors[1] < 1.5 * errors[0] < 0.03
+
+
+def test_blocks_that_route_tokens_add_for_themselves_and_the_others_are_fused(
+    tokens_BS, targets_BS
+):
+    routed = dataclasses.replace(HYDRA.presets["tiny"], mixture_of_depths=True)
+    model = HYDRA.materialise(routed, dtype=torch.float64, seed=3)
+    expected = gradients(model, tokens_BS, targets_BS)
+    model.set_fused_add_norm(True)
+    torch.testing.assert_close(gradients(model, tokens_BS, targets_BS), expected)
+    assert model.fused_additions == sum(hasattr(block, "branches") for block in model.blocks) == 2
+
+
+def test_a_model_whose_blocks_cannot_fuse_additions_refuses_it():
+    model = FAMILIES["moe"].build(FAMILIES["moe"].presets["tiny"])
+    with pytest.raises(ConfigurationError, match="no addition can be fused in blocks of Block"):
+        model.set_fused_add_norm(True)
+    assert not model.fused_add_norm
 
 
 def test_checkpointing_keeps_less_for_backward(model, tokens_BS, targets_BS):

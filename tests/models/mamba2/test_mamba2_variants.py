@@ -12,8 +12,7 @@ import torch
 from hang_limit import HANG_S
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import kernels
-from models import FAMILIES, ConfigurationError
+from models import FAMILIES
 
 MAMBA2 = FAMILIES["mamba2"]
 
@@ -59,35 +58,6 @@ def test_checkpointed_fused_or_not_the_gradients_are_the_same(
     torch.testing.assert_close(gradients(model, model.loss, tokens_BS, targets_BS), expected)
     assert (model.checkpointed_blocks, model.fused_additions) == (blocks, fused)
     torch.testing.assert_close(model.metrics()["ssm_share"], share)
-
-
-def test_a_fused_addition_is_the_operator_that_says_so(model, tokens_BS):
-    kernels.reset_usage()
-    model(tokens_BS)
-    assert "add_rms_norm" not in kernels.usage()
-    model.set_fused_add_norm(True)
-    kernels.reset_usage()
-    model(tokens_BS)
-    assert sum(kernels.usage()["add_rms_norm"].values()) == 3
-    assert sum(kernels.usage()["rms_norm"].values()) == 2  # before the first block, and the last
-
-
-def test_fused_under_autocast_it_stays_as_close_as_before(model, tokens_BS):
-    model, expected = model.float(), model(tokens_BS).detach()
-    errors = []
-    for fused in (False, True):
-        model.set_fused_add_norm(fused)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            logits_BSV = model(tokens_BS)
-        errors.append(((logits_BSV - expected).norm() / expected.norm()).item())
-    assert errors[1] < 1.5 * errors[0] < 0.03
-
-
-def test_blocks_of_more_than_one_branch_cannot_fuse_it():
-    model = FAMILIES["hydra"].build(FAMILIES["hydra"].presets["tiny"])
-    with pytest.raises(ConfigurationError, match="one norm and one branch, but Block is not"):
-        model.set_fused_add_norm(True)
-    assert not model.fused_add_norm
 
 
 @pytest.mark.parametrize(("mode", "fused"), [("none", True), ("full", False)])

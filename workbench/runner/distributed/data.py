@@ -246,7 +246,7 @@ class FullyShard:
         self._registered = True
         for module, names in (
             (model, ("loss", "stage_loss")),
-            *((block, ("branch", "draw")) for block in self._blocks),
+            *((block, ("branches", "draw")) for block in self._blocks),
         ):
             for name in names:
                 if hasattr(module, name):

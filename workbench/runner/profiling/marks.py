@@ -55,7 +55,7 @@ def blocks_marked(
     modules ``beside`` blocks, which other compiled methods call.
     """
     methods = [(block, name, block.__dict__[name]) for block in blocks
-               for name in ("forward", "branch") if name in block.__dict__]  # fmt: skip
+               for name in ("forward", "branches") if name in block.__dict__]  # fmt: skip
     names = {id(module): name for name, module in model.named_modules()}
     for block, method, compiled in methods:
         block.__dict__[method] = _within(f"{MODULE}{names[id(block)]}", compiled)

@@ -115,7 +115,7 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Compile the model's repeated blocks in place, and its loss if it names a method for it."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
-        for name in ("forward", "branch"):  # a fused addition calls only the branch
+        for name in ("forward", "branches"):  # fused additions call only the branches
             method = getattr(type(block), name, None)
             if method is None:
                 continue

@@ -347,6 +347,7 @@ def test_other_options_go_with_it(configuration, toggles):
     [
         ("mamba2", {"n_groups": 2}, {}),
         ("mamba2", {}, {"fused_add_norm": "torch"}),
+        ("hydra", {}, {"fused_add_norm": "torch"}),
         ("mamba2", {}, {"precision": "amp_bf16"}),
         ("hydra", {"ccgqa": True, "n_kv_heads": 4}, {}),
     ],

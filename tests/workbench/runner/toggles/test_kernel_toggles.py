@@ -93,6 +93,8 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         ("moe", "train", "triton_moe_experts", "dense", "moe_experts", "effective"),
         ("moe", "train", "fused_loss", "chunked", "linear_cross_entropy", "effective"),
         ("mamba2", "prefill", "fused_add_norm", "torch", "add_rms_norm", "effective"),
+        ("hydra", "train", "fused_add_norm", "torch", "add_rms_norm", "effective"),
+        ("adaattn", "decode", "fused_add_norm", "torch", "add_rms_norm", "effective"),
     ],
 )  # fmt: skip
 def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(

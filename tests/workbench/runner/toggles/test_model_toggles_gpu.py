@@ -79,6 +79,8 @@ def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
     ("family", "workload", "toggle", "option"),
     [
         ("mamba2", "train", "fused_add_norm", "triton"),
+        ("hydra", "train", "fused_add_norm", "triton"),
+        ("adaattn", "forward", "fused_add_norm", "triton"),
         ("moe", "train", "fused_loss", "triton"),
         ("moe", "train", "triton_moe_experts", "triton"),
         ("mamba2", "decode", "triton_ssd_step", "triton"),
