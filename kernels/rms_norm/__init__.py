@@ -126,19 +126,20 @@ def _backward_tiles(
     """Return rows per step, warps, programs per multiprocessor and pipeline stages of each tile.
 
     Three stages hold two steps' rows in shared memory: measured on an H200 that saves a third of
-    the time. If that does not fit, there are fewer rows, then fewer stages.
+    the time. If that does not fit for all programs of a multiprocessor, there are fewer rows, then
+    fewer stages: 8,192 rows of 768 in FP32, with a sum, take 38 us with 4 rows, and 54 with 8.
     """
     block, shared = power_of_two(dim), shared_bytes(device)
     row_bytes = block * sum(dtype.itemsize for dtype in (x, dy, dsum) if dtype is not None)
     most = max(1, min(32, (16384 if 1024 < block < 8192 else 8192) // block))
+    per_sm = 2 if block <= 1024 else 1
     rows, stages = most, 1
     for buffers in (2, 1):
-        fitting = int(0.72 * shared) // (buffers * row_bytes)
+        fitting = int(0.72 * shared) // (buffers * row_bytes * per_sm)
         if fitting >= 1:
             rows, stages = min(most, power_of_two(fitting + 1) // 2), buffers + 1
             break
     warps = max(4, min(32, rows * block // (2048 if block < 8192 else 1024)))
-    per_sm = 2 if block <= 1024 else 1
     half = max(1, rows // 2)
     tiles = [
         (rows, warps, per_sm, stages),

@@ -99,6 +99,8 @@ def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
         "graphs, Triton, fused": GRAPHS | {"triton": "on"} | fused,
         "reduce-overhead, fused": BASE | {"compile": "reduce-overhead"} | fused,
     }
+    if "swiglu" in called:
+        made["reduce-overhead, fused"] |= {"triton_swiglu": "triton"}
     for name in sorted(called - {"attention", *FUSED.values()}):
         if f"triton_{name}" in all_toggles():
             made[f"graphs, {name} by Triton"] = GRAPHS | {f"triton_{name}": "triton"}
