@@ -10,6 +10,7 @@ from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.space import Candidate, Dimension, Point, by_turns, replaced
 
 Option = tuple[int, str]  # index of a dimension, and one of its options
+PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's other options promising
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Knowledge:
         """Predict the single changes of the start, until the bench's clock shows ``until_s``.
 
         The waits of the start's steps were measured, so that it takes no time to know what saves
-        them.
+        them. Where an option promises much, the other options of its dimension come next.
         """
         usable: dict[Option, Point] = {}
         for option in by_turns(dimensions, start):
@@ -36,9 +37,13 @@ class Knowledge:
                 usable[option] = point  # with what the option needs
         for option, point in usable.items():
             self.predicted[option] = bench.saved_waits(point)
-        for option, point in usable.items():
-            if math.isnan(self.predicted[option]) and bench.now() <= until_s:
-                self.predicted[option] = _predict_alone(bench, option, point, start)
+        remaining = [option for option in usable if math.isnan(self.predicted[option])]
+        while remaining and bench.now() <= until_s:
+            option = remaining.pop(0)
+            effect = _predict_alone(bench, option, usable[option], start)
+            self.predicted[option] = effect
+            if abs(effect) > PROMISING:
+                remaining.sort(key=lambda other: other[0] != option[0])
 
     def effect(self, option: Option) -> float:
         """Return the effect of an option: measured, predicted, or 0."""
@@ -47,12 +52,17 @@ class Knowledge:
         predicted = self.predicted.get(option, math.nan)
         return predicted if math.isfinite(predicted) else 0.0
 
-    def score(self, point: Point, best: Point) -> float:
-        """Return the expected log ratio of a point to another one, if effects are additive."""
-        pairs = zip(enumerate(point), enumerate(best), strict=True)
-        return sum(
-            self.effect(option) - self.effect(other) for option, other in pairs if option != other
-        )
+    def score(self, point: Point, best: Point, start: Point) -> float:
+        """Return the expected log ratio of a point to another one, if effects are additive.
+
+        An option about which nothing is known counts as that of the other point.
+        """
+        total = 0.0
+        for option, other in zip(enumerate(point), enumerate(best), strict=True):
+            known = option in self.effects or option[1] == start[option[0]]
+            if option != other and (known or math.isfinite(self.predicted.get(option, math.nan))):
+                total += self.effect(option) - self.effect(other)
+        return total
 
     def cost(self, point: Point, start: Point) -> float:
         """Return the seconds that building a point should take, by its options; 0 if unknown.

@@ -2,8 +2,8 @@
 
 * **Proposals.** The search begins at the configuration that a person has. It proposes single
   changes of the best candidate so far, the most promising first: by the measured effect of the
-  option elsewhere, else by the prediction. All changes that help are also proposed
-  together, and at the end pairs of changes that are only slightly worse.
+  option elsewhere, else by the prediction; then what is built sooner. All changes that help are
+  also proposed together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
   cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
@@ -61,6 +61,7 @@ SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried a
 # Changes that lose more together are not tried as a pair. Losses are estimated in short races: the
 # limit leaves room for their error.
 PAIR_REACH = math.log(1.05)
+NEAR = math.log(1.01)  # predictions closer than this do not order; what is built sooner comes first
 FINAL_SHARE = 0.3  # of the budget, for the verdicts
 RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
 PREDICTION_SHARE = 0.05  # of the budget, for predictions
@@ -182,6 +183,10 @@ class Search:
             self.report(candidate.title)
         return candidate.is_right
 
+    def score(self, point: Point) -> float:
+        """Return the expected log ratio of a point to the best candidate."""
+        return self.knowledge.score(point, self.best.point, self.start.point)
+
     def cost(self, point: Point) -> float:
         """Return the seconds that building a point should take."""
         return self.knowledge.cost(point, self.start.point)
@@ -283,7 +288,7 @@ class Search:
         points = []
         for axis, option in by_turns(self.dimensions, self.best.point):
             point = replaced(self.best.point, [(axis, option)])
-            score = self.knowledge.score(point, self.best.point)
+            score = self.score(point)
             if (reason := self.knowledge.refused.get((axis, option))) is not None:
                 self._leave_out(point, reason)
             elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
@@ -336,8 +341,7 @@ class Search:
             for pair in itertools.combinations(options, 2)
             if pair[0][0] != pair[1][0]
         ]
-        best = self.best.point
-        return self._untried([p for p in points if self.knowledge.score(p, best) <= PAIR_REACH])
+        return self._untried([point for point in points if self.score(point) <= PAIR_REACH])
 
     def _untried(self, points: Sequence[Point]) -> list[Point]:
         """Return the points that can be used and were not tried, the most promising first."""
@@ -352,7 +356,7 @@ class Search:
                 self._leave_out(point, f"{BLOCKED}: {reason}")
             elif usable not in self._by_point and usable not in self.left_out:
                 untried[usable] = None
-        return sorted(untried, key=lambda p: self.knowledge.score(p, self.best.point))
+        return sorted(untried, key=lambda p: (round(self.score(p) / NEAR), self.cost(p)))
 
     def _without_excluded(self, point: Point) -> Point | None:
         """Return the point without the best candidate's option that excludes its change."""

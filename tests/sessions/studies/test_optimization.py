@@ -259,6 +259,41 @@ def test_saved_waits_are_known_where_predictions_take_all_their_time():
     assert search.candidates[1].title == "toggle1=b, toggle2=b"
 
 
+def test_the_other_options_of_a_promising_dimension_are_predicted_next():
+    """Each prediction takes a second, and 5 s are left for those of eight options."""
+    space = dimensions(4, 2, 2, 2, 2, 2)
+    predictions = {(0, "b"): -0.5, (0, "d"): -0.9}
+    bench = SimulatedBench(space, {}, predictions=predictions, prediction_s=1.0)
+    search = Search(space, bench, Goal(budget_s=100.0))
+    search.run()
+    assert search.candidates[1].title == "toggle0=d"
+
+
+def test_an_option_of_unknown_effect_is_tried_before_those_that_should_be_worse():
+    space = dimensions(3, 3)
+    predictions = {(0, "b"): -1.2, (1, "b"): 0.3, (1, "c"): 0.2}
+    bench = SimulatedBench(space, predictions | {(0, "c"): -1.9}, predictions=predictions)
+    search = Search(space, bench, Goal(budget_s=100.0))
+    search.run()
+    titles = [candidate.title for candidate in search.candidates]
+    assert titles[1:3] == ["toggle0=b", "toggle0=c"]
+
+
+def test_of_options_that_promise_the_same_the_one_that_is_built_sooner_is_tried_first():
+    """An option needs another one, which took 30 s to build."""
+    space = dimensions(2, 2, 2, 2, 2, 3)
+
+    class CompilingBench(SimulatedBench):
+        def usable(self, point):
+            return (("b", *point[1:]) if point[5] == "b" else point), ""
+
+    bench = CompilingBench(space, {(0, "b"): -0.001}, builds_s={(0, "b"): 30.0}, noise=0.0003)
+    search = Search(space, bench, Goal(budget_s=600.0))
+    search.run()
+    titles = [candidate.title for candidate in search.candidates]
+    assert titles[5:8] == ["toggle4=b", "toggle5=c", "toggle0=b, toggle5=b"]
+
+
 @pytest.mark.parametrize(
     ("ok", "reason"), [(False, "wrong numbers"), (None, "its numbers could not be checked")]
 )
