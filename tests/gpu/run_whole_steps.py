@@ -70,13 +70,14 @@ class Contender(NamedTuple):
     """A contender that can be timed.
 
     ``loss`` is its own, ``expected`` that of plain operators with the same weights. Its steps run
-    inside ``entered()``.
+    inside ``entered()``. ``idle``: why toggles of a setting had no effect.
     """
 
     loss: float
     expected: float
     step: Step
     entered: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    idle: tuple[str, ...] = ()
 
 
 Make = Callable[[], Contender]
@@ -127,7 +128,9 @@ def main() -> int:
         share = (deadline - time.monotonic()) / (len(options.families) - number)
         result = measure_family(family, options, time.monotonic() + share)
         report["families"][family] = result
-        wrong = wrong or any("loss" in why for why in result["failures"].values())
+        wrong = wrong or any(
+            why.startswith("ArithmeticError") for why in result["failures"].values()
+        )
         print(table(family, result), flush=True)
         options.out.write_text(json.dumps(report, indent=1))
         gc.collect()
@@ -161,6 +164,8 @@ def measure_family(family: str, options: argparse.Namespace, until: float) -> di
                     contender.step()
                 synchronize(device)
             contenders[name] = contender
+            if contender.idle:
+                failures[f"{name}, without effect"] = "; ".join(contender.idle)
             print(f"  {family} {name}: ready in {time.monotonic() - began:.1f} s", flush=True)
         except Exception as error:  # noqa: BLE001  the other contenders are still to be timed
             failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -219,8 +224,13 @@ def makers(
                 arm.prepare()
                 with arm.watched():
                     arm.step()
+            idle = tuple(
+                f"{evidence.toggle}: {evidence.text}"
+                for evidence in arm.find_evidence()
+                if evidence.status == "no effect"
+            )
             # A toggle may replace the arm's step, as by a captured one.
-            return Contender(loss, wanted, lambda: arm.step(), arm.entered)
+            return Contender(loss, wanted, lambda: arm.step(), arm.entered, idle)
 
         return make
 

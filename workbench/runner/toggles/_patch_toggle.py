@@ -59,7 +59,7 @@ def patch_toggle(
         return None
 
     def apply(option: str, build: Build) -> None:
-        build.choose_kernel(operator, "auto")  # the operator's own toggle comes later
+        build.choose_kernel(operator, "auto", shared=True)
 
         def transform(model: Model) -> None:
             model.patches[name] = patch(model)

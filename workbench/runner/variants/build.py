@@ -58,6 +58,7 @@ class Build:
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._own_choices: set[str] = set()
         # Without a toggle nothing is optimized: every operator that has a kernel runs in PyTorch.
         for name, operator in kernels.OPS.items():
             if {"torch", "triton"} <= operator.implementations.keys():
@@ -68,6 +69,13 @@ class Build:
         """The number of chunks of each stage of a pipeline."""
         return chunks_of(self.layout, self.schedule)
 
-    def choose_kernel(self, operator: str, implementation: str) -> None:
-        """Let ``operator`` run ``implementation``; the last choice wins."""
+    def choose_kernel(self, operator: str, implementation: str, *, shared: bool = False) -> None:
+        """Let ``operator`` run ``implementation``; the last choice wins.
+
+        A choice that several operators share never replaces that of the operator's own toggle.
+        """
+        if shared and operator in self._own_choices:
+            return
         self.kernel_choices[operator] = implementation
+        if not shared:
+            self._own_choices.add(operator)

@@ -41,7 +41,7 @@ class _Patched:
         self.transforms: list[Any] = []
         self.kernel_choices: dict[str, str] = {}
 
-    def choose_kernel(self, operator: str, implementation: str) -> None:
+    def choose_kernel(self, operator: str, implementation: str, *, shared: bool = False) -> None:
         self.kernel_choices[operator] = implementation
 
 

@@ -8,8 +8,8 @@ from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 import kernels
 from models import FAMILIES
-from workbench.runner.config.resolve import availability
-from workbench.runner.toggles import all_toggles
+from workbench.runner.config.resolve import availability, resolve
+from workbench.runner.toggles import _effects, all_toggles
 
 ELSEWHERE = {  # operators that a toggle of another name chooses
     "attention": "attention",
@@ -113,6 +113,25 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     assert "another 1" in evidence_of(arm, toggle).text
     del arm.record.usage[operator]
     assert evidence_of(arm, toggle).text == f"this model never calls {operator}"
+
+
+@pytest.mark.parametrize("shared", ["on", "auto"])
+@pytest.mark.parametrize(
+    ("family", "toggle", "option", "operator"),
+    [
+        ("hydra", "fused_loss", "chunked", "linear_cross_entropy"),
+        ("hydra", "fused_add_norm", "torch", "add_rms_norm"),
+        ("hydra", "triton_rope", "torch", "rope"),
+        ("adaattn", "kernel_low_rank", "torch", "low_rank"),
+    ],
+)
+def test_the_choice_of_an_operator_is_stronger_than_that_for_all(
+    family, toggle, option, operator, shared
+):
+    toggles = {toggle: option, "triton": shared}
+    situation = resolve(configuration(family, "train", toggles=toggles), CPU)
+    assert _effects.kernel_choices(situation)[operator] == option
+    assert _effects.kernel_choices(situation)["rms_norm"] == {"on": "triton"}.get(shared, shared)
 
 
 def test_what_a_family_never_calls_is_blocked_for_good():
