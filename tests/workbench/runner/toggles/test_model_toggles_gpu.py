@@ -82,6 +82,7 @@ def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
         ("hydra", "train", "fused_add_norm", "triton"),
         ("adaattn", "forward", "fused_add_norm", "triton"),
         ("moe", "train", "fused_loss", "triton"),
+        ("moe", "train", "fused_loss", "triton_small"),
         ("moe", "train", "triton_moe_experts", "triton"),
         ("mamba2", "decode", "triton_ssd_step", "triton"),
         ("hydra", "forward", "window", "32"),
