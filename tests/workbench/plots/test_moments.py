@@ -139,6 +139,13 @@ def test_the_view_can_follow_the_run_or_the_segment(qtbot, panel, window):
     assert stop - start <= 1.6 * (last - first)
 
 
+def test_a_live_run_whose_end_is_before_its_begin_has_a_range_to_show(panel):
+    assert panel._session.live
+    for start, stop in ((3.0, 2.0), (3.0, 3.0), (3.0, 4.0)):
+        left, right = panel._range(start, stop)
+        assert left < start < right
+
+
 def test_a_note_and_a_bookmark_are_stored_at_their_moment(qtbot, panel, workspace, tmp_path):
     panel.charts["step_time"].cursorMoved.emit(3.0)
     panel.moments.bookmark()
