@@ -9,6 +9,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from workbench.ui.panels import _widgets
+from workbench.ui.panels._least_height import least_height
 
 AFTER_PAINT_MS = 30
 LEAST = QSize(240, 120)  # of a panel in a dock: what needs more scrolls
@@ -95,7 +96,5 @@ class LowScrollArea(QScrollArea):
         self._panel.resize(width, max(height, room.height()))
 
     def _least_height(self, width: int) -> int:
-        least_height: Callable[[int], int] | None = getattr(self._panel, "least_height", None)
-        if least_height is not None:
-            return least_height(width)
-        return self._panel.minimumSizeHint().height()
+        own: Callable[[int], int] | None = getattr(self._panel, "least_height", None)
+        return least_height(self._panel, width) if own is None else own(width)

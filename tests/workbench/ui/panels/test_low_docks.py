@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+import attribution_samples
+import profile_samples
+from complete_session import everything
 from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QTabBar
 
+from sessions.model import Session
 from workbench import protocol
 from workbench.ui.panels import _widgets
 
@@ -65,3 +69,18 @@ def test_no_text_of_the_status_bar_widens_the_window(qtbot, ready):
     line = ready.status._progress_text
     qtbot.waitUntil(lambda: "…" in line.text())
     assert ready.width() == 800 and long_text[:200].split(".")[0] in line.toolTip()
+
+
+def test_in_large_type_the_results_of_low_docks_are_not_cut_off(qtbot, large_type):
+    large_type.resize(800, 500)
+    large_type.dock_area.proportion()
+    session = large_type.workspace.session
+    session.shown = Session(
+        studies=[*everything().studies, attribution_samples.study(), profile_samples.study()]
+    )
+    session.sessionChanged.emit()
+    for name in ("claims", "breakdown", "optimize"):
+        large_type.dock_area.bring(name)
+        line = large_type.lazy_panel(name).panel().headline
+        qtbot.waitUntil(lambda line=line: bool(line.text()) and line.isVisible())
+        qtbot.waitUntil(lambda line=line: line.height() >= line.heightForWidth(line.width()))
