@@ -117,7 +117,7 @@ def _segment_of(session: Session) -> Segment:
     """Return the current commit's segment of a check; else the one with the most steady steps."""
     comparison = _paired_of(session)
     if comparison is not None:
-        return session.segments[comparison.facts["segments"][1]]
+        return session.segments[comparison.segment_indices[1]]
     return choose(session)
 
 

@@ -144,6 +144,11 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     means_ms: list[float] = []  # mean step time of each block, NaN where unknown; empty likewise
     builds: list[int] = []  # build of both arms that each block ran in; empty: all in the first
 
+    @property
+    def segment_indices(self) -> list[int]:
+        """Index of each arm's segment; none if the session does not name them."""
+        return list(self.facts.get("segments", ()))
+
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a paired comparison so far; see ``sessions.verdicts.verdict``."""

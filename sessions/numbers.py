@@ -11,6 +11,8 @@ from dataclasses import dataclass
 DIGITS = 3  # significant digits of a number whose error is not known
 MOST_DECIMALS = 6  # that an edge may add to a number
 MISSING = "–"
+LARGEST = 1e30  # of any number but a p value: its square is finite
+MOST_COUNTED = 2.0**53  # of any count: up to here a float is exact
 STEP_TIME = "x step time"  # unit of every ratio in tables and on axes: below 1 is faster
 
 
@@ -52,6 +54,7 @@ def number(value: float, error: float | None = None, edges: Sequence[float] = ()
     """
     if not math.isfinite(value):
         return MISSING
+    value = float(value)  # rounding numpy's own numbers overflows
     if error is not None and math.isfinite(error) and error > 0:
         leading, _, exponent_text = f"{error:.16e}".partition("e")  # of 5e-324 too, unlike a power
         decimals = -int(exponent_text) + (float(leading) < 2)
@@ -66,6 +69,16 @@ def number(value: float, error: float | None = None, edges: Sequence[float] = ()
         decimals += 1
     rounded = round(value, decimals)
     return f"{rounded + 0.0:.{max(decimals, 0)}f}"
+
+
+def count_of(value: float) -> int | None:
+    """Return a count that a column stores; None if it is none: infinite, NaN or negative."""
+    return int(value) if 0 <= value <= MOST_COUNTED else None
+
+
+def is_drawable(value: float) -> bool:
+    """Return True if an axis can reach the number."""
+    return abs(value) <= LARGEST
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from sessions.columns import Columns, row_count
@@ -48,6 +49,15 @@ def end_s(segment: Segment) -> float:
     if not isinstance(segment.steps, Columns):
         return segment.start_s  # of a file, whose columns take long to read
     return max([segment.start_s, *segment.steps["t_s"][-1:].tolist()])
+
+
+def last_s(session: Session) -> float:
+    """Return the last known time of a session: of a step, an event or a study; 0 if it is empty."""
+    times = [event.t_s for event in session.events] + [study.start_s for study in session.studies]
+    times += [end_s(segment) for segment in session.segments]
+    for segment in session.segments[-1:]:
+        times += segment.steps["t_s"][-1:].tolist()
+    return max(filter(math.isfinite, times), default=0.0)
 
 
 def order_title(session: Session, order: Order) -> str:

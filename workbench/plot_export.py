@@ -6,15 +6,12 @@ offscreen platform.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QMarginsF, QRect, QRectF, QSize, QSizeF
 from PySide6.QtGui import (
     QGuiApplication,
@@ -28,11 +25,11 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
-from sessions.plain_text import for_spreadsheet, plain
+from sessions.csv_text import csv_bytes as csv_bytes
+from sessions.plain_text import plain
 from sessions.storage import atomic_write
 from sessions.tables import Table
 from workbench.charts.canvas import Canvas, canvas_view
-from workbench.charts.plot import DrawnTable
 from workbench.charts.style import paper_style, shade
 from workbench.plots import PLOTS, Plot, Run
 from workbench.theming import fonts
@@ -46,7 +43,6 @@ SIZE = (900, 520)  # logical pixels, 96 to the inch
 _SCALE = 2  # pixels of a PNG per logical pixel
 _DPI = 96
 _PDF_DPI = 1200
-_ROWS = 1000  # of CSV at a time: in between other threads have their turn
 # Qt declares image procedures on every page; a chart has no image, and a reader may rely on that.
 _PROCEDURES = b"/ProcSet [/PDF /Text /ImageB /ImageC]"
 
@@ -171,28 +167,6 @@ def table_text(table: Table, suffix: str) -> str:
             f"{', '.join(TABLE_SUFFIXES)}."
         )
     return table.to_csv() if suffix == ".csv" else table.to_markdown()
-
-
-def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
-    """Return a table of columns as CSV: a header line, numbers in full precision, NaN empty."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    writer.writerow(map(for_spreadsheet, table))
-    columns = [np.asarray(column) for column in table.values()]
-    for start in range(0, max(map(len, columns), default=0), _ROWS):
-        cells = (_cells(column[start : start + _ROWS]) for column in columns)
-        writer.writerows(zip(*cells, strict=True))
-    return text.getvalue().encode()
-
-
-def _cells(column: np.ndarray) -> list[object]:
-    """Write numbers as the shortest text that reads back as the same of the column's type."""
-    if column.dtype.kind != "f":
-        cells = column.tolist()
-        return [for_spreadsheet(cell) if isinstance(cell, str) else cell for cell in cells]
-    if column.dtype == np.float32:
-        return ["" if cell == "nan" else cell for cell in column.astype(str).tolist()]
-    return ["" if cell != cell else cell for cell in column.tolist()]
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from sessions.model import (
     SWEEP,
     Scalar,
 )
+from sessions.numbers import LARGEST
 
-LARGEST = 1e30  # of any number but a p value: its square is finite
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Positive = Annotated[float, Meta(ge=1e-9, le=LARGEST)]
 Amount = Annotated[float, Meta(ge=0, le=LARGEST)]

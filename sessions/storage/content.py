@@ -31,10 +31,10 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.numbers import LARGEST
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
-from sessions.storage._facts import LARGEST
 from sessions.storage._structure import DEEPEST_JSON, LONGEST_KEY
 from sessions.storage.study_schema import TIMELINE, columns_of, has_timeline
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sessions.columns import row_count
 from sessions.model import PROFILE, Session, Study
-from sessions.numbers import percent_text
+from sessions.numbers import LARGEST, percent_text
 from sessions.tracing.kinds import kind_of
 
 KIND = PROFILE
@@ -40,6 +41,7 @@ ROLE_TITLES = {
     "private_pools": "private pools of CUDA graphs",
 }
 ROLES = tuple(ROLE_TITLES)
+_SUMMED = ("kernels", "least", "peak", "gaps", "memory")  # tables
 INPUT_WAIT = "input wait"  # of a training script that waits for its next batch
 # Operator classes, those that take most time in most models first.
 KINDS = (
@@ -117,7 +119,20 @@ class Change:
 
 def profiles(session: Session) -> list[Study]:
     """Return the session's profiles, the newest last, that have kernels to show."""
+    return [study for study in stored(session) if is_possible(study)]
+
+
+def stored(session: Session) -> list[Study]:
+    """Return all profiles with kernels, those with impossible numbers too."""
     return [study for study in session.studies if study.kind == KIND and "kernels" in study.tables]
+
+
+def is_possible(study: Study) -> bool:
+    """Return True if the numbers of a profile are unknown, or amounts that can be added up."""
+    tables = (study.tables.get(name, {}) for name in _SUMMED)
+    columns = (np.asarray(values) for table in tables for values in table.values())
+    numbers = (column for column in columns if column.dtype.kind in "fiu")
+    return not any(((column < 0) | (column > LARGEST)).any() for column in numbers)
 
 
 def total_us(study: Study) -> float:
@@ -355,13 +370,13 @@ def peak(study: Study) -> dict[str, tuple[float, float]]:
 def highest(study: Study) -> dict[str, float]:
     """Return the most bytes that each role held at any time of the step, its own peak."""
     table = study.tables.get("memory", {})
-    return {role: float(np.max(table[role])) for role in ROLES if role in table}
+    return {role: float(np.max(table[role])) for role in ROLES if len(table.get(role, ()))}
 
 
 def fragmentation(study: Study) -> float:
     """Bytes reserved at the peak that nothing is in: NaN where no allocator reserves."""
     table = study.tables.get("memory", {})
-    if not table:
+    if not row_count(table):
         return float("nan")
     allocated = np.sum([np.asarray(table[role], np.float64) for role in ROLES], axis=0)
     peak = int(np.argmax(allocated))

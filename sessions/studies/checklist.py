@@ -8,6 +8,7 @@ should decide it (``more_s``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from sessions.model import CHECKLIST, Session, Study
@@ -95,9 +96,11 @@ def budget_s(study: Study) -> float | None:
 
     None if nothing is undecided, or if it is unknown.
     """
-    if "more_s" not in study.facts:
+    more_s = study.facts.get("more_s")
+    if more_s is None:
         return None
-    return budget_of(study.facts["more_s"], study.facts["seconds"])
+    budget_s = budget_of(more_s, study.facts.get("seconds", 0.0))
+    return budget_s if math.isfinite(budget_s) else None
 
 
 def complete(study: Study) -> bool:

@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 
 from sessions.model import SCALING, Session, Study
-from sessions.numbers import MISSING, STEP_TIME, Cell, Measured, interval_cells, text
+from sessions.numbers import (
+    MISSING,
+    STEP_TIME,
+    Cell,
+    Measured,
+    count_of,
+    counted,
+    interval_cells,
+    is_drawable,
+    text,
+)
 from sessions.numerics import MARKS
 from sessions.sizes import sized
 from sessions.studies.attribution.words import ONE_BUILD, rows
@@ -61,21 +71,25 @@ def scalings(session: Session) -> list[Study]:
 
 
 def points(study: Study) -> list[dict[str, Any]]:
-    """Return the rows of points: kind by kind in the order of the request, ascending in ranks."""
+    """Return the rows of points: kind by kind in the order of the request, ascending in ranks.
+
+    A file may hold rows of no rank, or of infinitely many: they are left out.
+    """
     kinds = [ONE_DEVICE, *map(str, study.request.get("kinds", []))]
 
     def order(row: dict[str, Any]) -> tuple[int, float]:
         kind = str(row["kind"])
         return kinds.index(kind) if kind in kinds else len(kinds), float(row["count"])
 
-    return sorted(rows(study, POINTS), key=order)
+    possible = [row for row in rows(study, POINTS) if count_of(row["count"])]
+    return sorted(possible, key=order)
 
 
 def curves(study: Study) -> dict[str, list[dict[str, Any]]]:
     """Return the points with an efficiency, by kind."""
     curves_by_kind: dict[str, list[dict[str, Any]]] = {}
     for row in points(study):
-        if row["kind"] != ONE_DEVICE and math.isfinite(row["efficiency"]):
+        if row["kind"] != ONE_DEVICE and is_drawable(row["efficiency"]):
             curves_by_kind.setdefault(str(row["kind"]), []).append(row)
     return curves_by_kind
 
@@ -86,6 +100,7 @@ def ranks_of(study: Study, row: dict[str, Any]) -> list[dict[str, Any]]:
         rank
         for rank in rows(study, RANKS)
         if (rank["kind"], rank["count"]) == (row["kind"], row["count"])
+        and count_of(rank["rank"]) is not None
     ]
 
 
@@ -212,6 +227,8 @@ def remarks(study: Study) -> list[str]:
     for name in ("communication", "device"):
         if fact := study.facts.get(name):
             lines.append(f"{fact}.")
+    if omitted := len(rows(study, POINTS)) - len(points(study)):
+        lines.append(f"Left out: {counted(omitted, 'row')} without a possible number of ranks.")
     if curves(study):
         lines.append(ONE_BUILD)
     if wrong := wrong_points(study):

@@ -46,7 +46,8 @@ class Scaling:
 
     def at(self, x: ArrayLike) -> NDArray:
         """Return y on the fitted line."""
-        line: NDArray = self.factor * np.asarray(x, np.float64) ** self.exponent
+        with np.errstate(over="ignore"):
+            line: NDArray = self.factor * np.asarray(x, np.float64) ** self.exponent
         return line
 
 

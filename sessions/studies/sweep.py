@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions.model import SWEEP, Configuration, Scalar, Study
-from sessions.numbers import Cell, Measured, number
+from sessions.numbers import Cell, Measured, count_of, number
 from sessions.numerics import MARKS
 from sessions.sizes import sized
 from sessions.studies import scaling
@@ -222,7 +222,6 @@ def curves(study: Study) -> list[Curve]:
     if table is None:
         return []
     xs, ys = axis(study, 0), axis(study, 1) if "y" in table else [None]
-    arms = table["arm"].astype(int)
     words = not is_numeric(study)
     curves_measured = []
     checks = _checks(study)
@@ -230,7 +229,7 @@ def curves(study: Study) -> list[Curve]:
         for y in ys:
             curve_rows = [
                 row
-                for row in np.flatnonzero(arms == arm).tolist()
+                for row in np.flatnonzero(table["arm"] == arm).tolist()
                 if y is None or _value(table["y"][row]) == y
             ]
             at = {row: _value(table["x"][row]) for row in curve_rows}
@@ -265,8 +264,10 @@ def _checks(study: Study) -> dict[tuple[int, Value | None, Value | None], Number
     checks = {}
     for row in range(len(table["arm"]) if table else 0):
         x, y = (_value(table[name][row]) if name in table else None for name in "xy")
-        right = float(table["right"][row])
-        checks[int(table["arm"][row]), x, y] = Numbers(
+        right, arm = float(table["right"][row]), count_of(table["arm"][row])
+        if arm is None or arm >= len(study.request["arms"]):
+            continue  # of no arm
+        checks[arm, x, y] = Numbers(
             None if math.isnan(right) else bool(right), str(table["text"][row])
         )
     return checks
@@ -310,10 +311,11 @@ def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:
     if table is None:
         return None
     for row in range(len(table["arm"])):
-        same = int(table["arm"][row]) == curve.arm and str(table["part"][row]) == part
+        same = table["arm"][row] == curve.arm and str(table["part"][row]) == part
         if same and (curve.y is None or _value(table["y"][row]) == curve.y):
             values = {field.name: table[field.name][row] for field in fields(Scaling)}
-            return Scaling(**values | {"n": int(values["n"]), "reason": str(values["reason"])})
+            points = count_of(values["n"]) or 0
+            return Scaling(**values | {"n": points, "reason": str(values["reason"])})
     return None
 
 
@@ -394,7 +396,7 @@ def points_table(study: Study) -> Table:
             row += [
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 next(peak),
-                int(column["blocks"][point]),
+                count_of(column["blocks"][point]),
                 "" if (check := curve.numbers[point]) is None else MARKS[check.right],
                 curve.reasons[point],
             ]
@@ -427,7 +429,7 @@ def fits_table(study: Study) -> Table:
                     part,
                     Measured(fitted.exponent, error),
                     " to ".join(ends) if math.isfinite(error) else None,
-                    100 * fitted.scatter,
+                    100 * float(fitted.scatter),
                     fitted.n,
                     fitted.reason,
                 ]

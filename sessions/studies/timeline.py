@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sessions.columns import row_count
 from sessions.model import Session, Study
-from sessions.numbers import Cell
+from sessions.numbers import LARGEST, Cell
 from sessions.storage.study_schema import TIMELINE, has_timeline
 from sessions.studies import breakdown
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
@@ -23,6 +24,7 @@ from sessions.tables import Column, Table
 IDLE = "GPU idle"
 HOST_MODULES = "Modules (CPU)"
 LEAST_GAP_US = 2.0  # shorter gaps between kernels do not matter
+_DEEPEST = 256  # slices in slices that a file may store
 _MOST_DEPTH = 8  # rows of nested modules that are drawn
 
 
@@ -234,12 +236,26 @@ class Timeline:
 
 def of(study: Study) -> Timeline | None:
     """Return the timeline of a profile, None if it stores none or a part of one."""
-    return Timeline(study) if has_timeline(study) else None
+    return Timeline(study) if _is_possible(study) else None
 
 
 def any_timeline(session: Session) -> bool:
     """Return whether any profile of the session stores a timeline."""
-    return any(has_timeline(study) for study in breakdown.profiles(session))
+    return any(map(_is_possible, breakdown.profiles(session)))
+
+
+def _is_possible(study: Study) -> bool:
+    """Return True if a timeline is stored, and its slices have tracks, names and times."""
+    if not has_timeline(study):
+        return False
+    slices, labels, tracks = (study.tables[name] for name in TIMELINE)
+    rows, names = row_count(slices), row_count(labels)
+    most = {"track": row_count(tracks), "depth": _DEEPEST + 1, "name": names,
+            "module": names, "launch": rows + 1, "t_us": LARGEST, "us": LARGEST}  # fmt: skip
+    return all(
+        ((column >= 0) & (column < limit)).all()
+        for column, limit in ((np.asarray(slices[name]), limit) for name, limit in most.items())
+    )
 
 
 def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -> Table:

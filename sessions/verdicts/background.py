@@ -23,7 +23,8 @@ def newest_requested(comparisons: Sequence[PairedComparison]) -> int | None:
 def baselines(session: Session) -> set[int]:
     """Return the indices of the segments whose blocks ran after their end, beside later ones."""
     return {
-        comparison.facts["segments"][0]
+        index
         for comparison in session.comparisons
         if is_background(comparison)
+        for index in comparison.segment_indices[:1]
     }

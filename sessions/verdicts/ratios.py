@@ -138,7 +138,7 @@ def _group_key(measurement: Measurement) -> tuple[str, str, str, str]:
     code = session.environment.get(work.COMMIT, "")
     for comparison in session.comparisons:
         arms = work.arms_of(session, comparison)
-        if len(arms) == 2 and arms[0] == arms[1] and index in comparison.facts["segments"]:
+        if len(arms) == 2 and arms[0] == arms[1] and index in comparison.segment_indices:
             code = f"{code} segment {index} of {id(session)}"
             break
     return *_key(measurement), code
@@ -224,7 +224,7 @@ def _of_pairs(
         if machine(session.environment) != machine(base.session.environment):
             continue
         is_own_session = session is base.session is other.session
-        indices = list(comparison.facts["segments"])
+        indices = comparison.segment_indices
         exact = is_own_session and sorted(indices) == sorted(places)
         swapped = arms != configurations
         if arms[0] == arms[1]:  # two commits, or two builds: the configuration does not tell which

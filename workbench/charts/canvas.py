@@ -14,6 +14,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsScene
 
+from sessions.numbers import is_drawable
 from workbench.charts.axis import Axis
 from workbench.charts.header import Header
 from workbench.charts.layers.curves import TrackLayer
@@ -402,5 +403,5 @@ class OffScale(Layer):
 
 
 def _finite_spans(spans: Iterable[tuple[float, float] | None]) -> list[tuple[float, float]]:
-    """Return the spans that can be shown; a file may hold numbers that have no logarithm."""
-    return [span for span in spans if span is not None and all(map(math.isfinite, span))]
+    """Return the spans that can be shown; a file may hold numbers that no axis can reach."""
+    return [span for span in spans if span is not None and all(map(is_drawable, span))]

@@ -70,7 +70,7 @@ class Pairing(Layer):
             index
             for comparison in self._run.session.comparisons
             if is_background(comparison)
-            for index in comparison.facts["segments"]
+            for index in comparison.segment_indices
         }
         spans: list[tuple[float, float]] = []
         for segment in self._run.chosen():

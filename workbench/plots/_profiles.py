@@ -33,7 +33,11 @@ def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
 
 def no_profile(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if there is a profile."""
-    return None if _of(runs) else "No steps of this session were profiled."
+    if _of(runs):
+        return None
+    if any(breakdown.stored(run.session) for run in runs):
+        return "The profile of this session has impossible numbers."
+    return "No steps of this session were profiled."
 
 
 def class_color(kind: str, style: Style, *, strong: bool = False) -> QColor:

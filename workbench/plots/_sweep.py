@@ -268,7 +268,7 @@ class FittedLine(Layer):
         sizes = curve.x[curve.measured & (curve.x > 0)]
         # Many points: on a plain axis, which a size of 0 makes, a power law is no straight line.
         along = np.geomspace(sizes.min(), sizes.max(), _LINE_POINTS)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             self._x, self._y = to_axis(along), np.log10(fitted.at(along))
 
     def entries(self) -> list[Entry]:

@@ -15,6 +15,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
 from sessions.model import Study
+from sessions.numbers import LARGEST
 from sessions.studies import breakdown
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
@@ -87,7 +88,7 @@ class Stack(Layer):
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
     """Draw the course of one profile."""
     study = _profiles.shown(runs, profile)
-    if study is None or "memory" not in study.tables:
+    if study is None or _why_not(study):
         return
     plot_item.describe((MILLISECONDS, "Time in the step"), (BYTES, "Memory"))
     plot_item.pad_x = 0.0
@@ -105,9 +106,18 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if a profile has memory in it."""
     reason = _profiles.no_profile(runs)
     study = _profiles.shown(runs)
-    if study is not None and "memory" not in study.tables:
+    return reason or (_why_not(study) if study is not None else None)
+
+
+def _why_not(study: Study) -> str | None:
+    """Return why the memory of a profile cannot be drawn; None if it can."""
+    course = study.tables.get("memory", {})
+    if not len(course.get("t_ms", ())):
         return "The profile of this session has no memory data."
-    return reason
+    times_ms = np.asarray(course["t_ms"], np.float64)
+    if not (np.abs(times_ms) <= LARGEST).all() or (np.diff(times_ms) < 0).any():
+        return "The memory data of this profile has impossible times."
+    return None
 
 
 PLOT = Plot(

@@ -9,7 +9,6 @@ rank. The times are sums over one step, recorded under the profiler after all ti
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen
 
 from sessions.model import Study
+from sessions.numbers import LARGEST
 from sessions.studies.rank_scaling import name_of, points, ranks_of, scalings
 from workbench.charts.arrays import Array
 from workbench.charts.canvas import Canvas
@@ -79,7 +79,7 @@ def recorded(runs: Sequence[Run]) -> tuple[Study, dict[str, list[Row]]] | None:
             lanes: dict[str, list[Row]] = {}
             for point in points(study):
                 ranks = ranks_of(study, point)
-                if ranks and all(math.isfinite(row["computing_ms"]) for row in ranks):
+                if ranks and all(map(_is_recorded, ranks)):
                     lanes[name_of(point)] = list(ranks)
             if lanes:
                 return study, lanes
@@ -134,6 +134,11 @@ def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
     """Return the points whose ranks were recorded."""
     lanes = recorded(runs)
     return {} if lanes is None or len(lanes[1]) < 2 else {"point": (LATEST, *lanes[1])}
+
+
+def _is_recorded(rank: Row) -> bool:
+    """Return True if a rank's times are known and possible."""
+    return all(0 <= rank[name] <= LARGEST for name in ACTIVITIES)
 
 
 def _title(rank: Row) -> str:

@@ -133,6 +133,8 @@ def draw(
     if study is None or sweeps.dimensions(study) < 2:
         return
     curves = [curve for curve in sweeps.curves(study) if curve.label == (arm or curve.label)]
+    if not curves:
+        return
     curves = [curve for curve in curves if curve.arm == curves[0].arm]
     titles = [sweeps.field_title(study, field) for field in (0, 1)]
     plot_item.describe((STEPS, titles[0].capitalize()), (STEPS, titles[1].capitalize()))
@@ -149,7 +151,7 @@ def draw(
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
-    """Return why there is nothing to show; None if a sweep has two fields."""
+    """Return why there is nothing to show; None if a sweep has two fields and a point."""
     study = _sweep.shown(runs)
     if reason := _sweep.no_sweep(runs):
         return reason
@@ -167,7 +169,7 @@ def table(
 
 def _choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
     study = _sweep.shown(runs)
-    arms = tuple(map(str, study.request["arms"])) if study is not None else ()
+    arms = tuple(dict.fromkeys(curve.label for curve in sweeps.curves(study))) if study else ()
     return {**_sweep.choices(runs), **({"arm": arms} if len(arms) > 1 else {})}
 
 

@@ -21,8 +21,10 @@ def parts(runs: Sequence[Run]) -> Parts:
         if dimensions(study) == 1:
             yield from (Chart(plot, shown) for plot in _CURVES)
         else:
-            for arm in PLOTS[_MAP].choices(shown)["arm"]:
-                yield Chart(_MAP, shown, {"arm": arm})
+            arms = PLOTS[_MAP].choices(shown).get("arm", ())  # a choice only if there are several
+            yield from (Chart(_MAP, shown, {"arm": arm}) for arm in arms)
+            if not arms:
+                yield Chart(_MAP, shown)
         yield fits_table(study)
         yield points_table(study)
         yield Words(numbers_lines(study))

@@ -33,7 +33,7 @@ LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
-BOTTOM_HEIGHT = 208
+BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # in pixels; of the height, at most
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
@@ -138,7 +138,7 @@ class DockArea(QMainWindow):
         self.resizeDocks([docks["build"], docks["live"]], [left, width - left], across)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
-        lower = BOTTOM_HEIGHT
+        lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
 
     def in_reading_order(self) -> list[QWidget]:

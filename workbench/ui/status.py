@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
-from sessions.plain_text import clip, wrapped
+from sessions.plain_text import clip
 from sessions.sizes import size_text
 from workbench.client import runner_command
 from workbench.theming import fonts
@@ -18,6 +20,8 @@ from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
+
+_Label = TypeVar("_Label", bound=QLabel)
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
@@ -61,7 +65,7 @@ class StatusBar(QStatusBar):
         self._mark = QLabel()
         self.runner = QLabel()
         self.runner.setObjectName("runner-state")
-        self._progress_text = QLabel()
+        self._progress_text = _widgets.OneLine(Qt.TextElideMode.ElideRight)
         self._progress = QProgressBar()
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
@@ -75,9 +79,12 @@ class StatusBar(QStatusBar):
         left.addStretch(1)
         self.addWidget(host)
         self.setFixedHeight(self._cancel.sizeHint().height() + 6)  # with progress and without
-        self._facts = {
-            name: self._add_fact(name) for name in ("rate", "memory", "elapsed", "file", "device")
+        numbers = {name: self._add_fact(name, QLabel()) for name in ("rate", "memory", "elapsed")}
+        # Elided where there is no room: no name widens the window.
+        self._names = {
+            name: self._add_fact(name, _widgets.OneLine()) for name in ("file", "device")
         }
+        self._facts: dict[str, QLabel] = {**numbers, **self._names}
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self._show_numbers)
@@ -95,8 +102,7 @@ class StatusBar(QStatusBar):
         """Stop counting."""
         self._timer.stop()
 
-    def _add_fact(self, name: str) -> QLabel:
-        label = QLabel()
+    def _add_fact(self, name: str, label: _Label) -> _Label:
         label.setObjectName(name)
         label.setTextFormat(Qt.TextFormat.PlainText)
         label.setProperty("muted", True)
@@ -122,31 +128,30 @@ class StatusBar(QStatusBar):
         text = self._run.text if progress is None else f"{task} {progress.text}".strip()
         has_text = busy or self._run.state == "running"  # beside its steps
         text = clip(self._session.titled(text), _LONGEST_TEXT)
-        self._progress_text.setText(text if has_text else "")
+        self._progress_text.say(text if has_text else "")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
         self._cancel.setVisible(busy and self._run.active and not self._run_control.cancelling)
         self._show_device()
-        self._facts["file"].setText(self._file_text())
+        self._names["file"].say(self._file_text())
         if self._run.active != self._timer.isActive():
             (self._timer.start if self._run.active else self._timer.stop)()
         self._show_numbers()
 
     def _show_device(self) -> None:
         """Show the device, and its host if a custom command started the runner."""
-        catalogue, label = self._configuration.catalogue, self._facts["device"]
+        catalogue, label = self._configuration.catalogue, self._names["device"]
         if catalogue is None:
-            label.setText("")
+            label.say("", "")
             return
         elsewhere = runner_command.is_custom() and not self._run.replaying
         host_suffix = runner_command.host_suffix(catalogue.environment) if elsewhere else ""
-        label.setText(f"{catalogue.device_title}{host_suffix}")
         tip = (
             f"The runner was started by {runner_command.shown(runner_command.command())}. "
             "Models, data and traces are files of that host, sessions of this one."
         )
-        label.setToolTip(wrapped(tip) if elsewhere else "")
+        label.say(f"{catalogue.device_title}{host_suffix}", tip if elsewhere else "")
 
     def _file_text(self) -> str:
         if not self._session.live:
@@ -178,7 +183,7 @@ class StatusBar(QStatusBar):
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(clock_text(self._run.elapsed_s) if self._run.active else "")
-        self._facts["file"].setText(self._file_text())
+        self._names["file"].say(self._file_text())
 
 
 def clock_text(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import ATTRIBUTION, Session, Study
-from sessions.numbers import STEP_TIME, Cell, counted, interval_cells
+from sessions.numbers import STEP_TIME, Cell, count_of, counted, interval_cells
 from sessions.plain_text import sentence
 from sessions.sizes import sized
 from sessions.studies.attribution.estimation import WHOLE_STEP
@@ -92,7 +92,7 @@ def arms_table(study: Study) -> Table:
                 row["title"],
                 float(row["step_ms"]),
                 *_ratio_cells(study, row),
-                int(row["rounds"]),
+                count_of(row["rounds"]),
                 peak,
                 {0.0: "right", 1.0: "WRONG"}.get(
                     float(row["wrong"]), "not checked" if is_unchecked(row) else ""

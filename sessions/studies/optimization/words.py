@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 
 from sessions.model import OPTIMIZATION, Session, Study
-from sessions.numbers import STEP_TIME, Cell, counted, interval_cells, interval_text, number
+from sessions.numbers import (
+    STEP_TIME,
+    Cell,
+    count_of,
+    counted,
+    interval_cells,
+    interval_text,
+    number,
+)
 from sessions.plain_text import sentence
 from sessions.sizes import sized
 from sessions.studies.attribution import words as attribution_words
@@ -122,7 +130,7 @@ def candidates_table(study: Study) -> Table:
                 peak,
                 *([float(row["joules"])] if has_energy else []),
                 float(row["max_error"]),
-                int(row["rounds"]),
+                count_of(row["rounds"]),
                 float(row["build_s"]),
                 {0.0: "right", 1.0: "WRONG"}.get(float(row["wrong"]), "not checked"),
                 "yes" if row["front"] == 1 else "",
@@ -145,7 +153,7 @@ def options_table(study: Study) -> Table:
         [
             f"{row['toggle']}={row['option']}",
             row["state"],
-            int(row["tried"]),
+            count_of(row["tried"]),
             float(row["estimate"]),
             row["reason"],
         ]

@@ -139,6 +139,13 @@ def test_the_view_can_follow_the_run_or_the_segment(qtbot, panel, window):
     assert stop - start <= 1.6 * (last - first)
 
 
+def test_a_live_run_whose_end_is_before_its_begin_has_a_range_to_show(panel):
+    assert panel._session.live
+    for start, stop in ((3.0, 2.0), (3.0, 3.0), (3.0, 4.0)):
+        left, right = panel._range(start, stop)
+        assert left < start < right
+
+
 def test_a_note_and_a_bookmark_are_stored_at_their_moment(qtbot, panel, workspace, tmp_path):
     panel.charts["step_time"].cursorMoved.emit(3.0)
     panel.moments.bookmark()
@@ -166,6 +173,26 @@ def test_a_note_to_an_opened_file_is_written_to_it(qtbot, workspace, tmp_path):
     qtbot.waitUntil(lambda: workspace.session.path == path)
     workspace.session.add_note("too hot", 1.5)
     qtbot.waitUntil(lambda: hdf5.load(path).events[-1:] == [Event(1.5, "note", "too hot")])
+
+
+def test_a_note_without_a_moment_stands_at_the_end_of_an_opened_session(qtbot, workspace, tmp_path):
+    path = tmp_path / "session.h5"
+    hdf5.save(gpu_session(2, 50), path)
+    workspace.session.open(path)
+    qtbot.waitUntil(lambda: workspace.session.path == path)
+    shown = workspace.session.shown
+    last_step_s = float(shown.segments[-1].steps["t_s"][-1])
+    workspace.session.add_note("the fans were loud")
+    (note,) = (event for event in shown.events if event.kind == "note")
+    assert note.t_s >= last_step_s > 0
+    qtbot.waitUntil(lambda: hdf5.load(path).events[-1:] == [note])
+    assert log(shown)[-1] == note, "it is the last entry of the log"
+
+
+def test_a_note_in_a_session_without_any_time_stands_at_its_begin(workspace):
+    workspace.session.show(Session(title="empty"))
+    workspace.session.add_note("nothing ran")
+    assert workspace.session.shown.events == [Event(0.0, "note", "nothing ran")]
 
 
 def with_a_study():

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
+from synthetic import comparison, gpu_session
 
+from sessions.exports import exportable
 from sessions.model import Configuration, PairedComparison, Phase, PhaseSpan, Segment, Session
-from sessions.verdicts.background import BACKGROUND
+from sessions.storage import content
+from sessions.verdicts.background import BACKGROUND, baselines
+from workbench import plot_export
 from workbench.charts.style import screen_style
-from workbench.plots import Run
+from workbench.plots import PLOTS, Run
 from workbench.plots._pairing import BlockSpans, Pairing
 from workbench.plots._segments import alternating
 from workbench.theming.theme import LIGHT
@@ -100,3 +105,16 @@ def test_spans_take_in_only_what_is_new(session):
     spans.pull()
     assert spans.spans[: len(known)] == known
     assert [round(at, 2) for at in spans.spans[-1]] == [8.01, 8.03]
+
+
+def test_a_background_comparison_without_its_segments_is_drawn_and_listed_without_them():
+    """A file may lack them: the fact is optional."""
+    session = gpu_session(2, 60)
+    lacking = comparison(0)
+    facts = {BACKGROUND: True}
+    session.comparisons = [msgspec.structs.replace(lacking, facts=facts)]
+    assert content.cleaned(session).comparisons[0].facts == facts
+    assert baselines(session) == set()
+    for name in ("step_time", "verdict"):
+        plot_export.plot_svg(PLOTS[name], [Run(session)])
+    assert exportable(session)

@@ -18,6 +18,7 @@ from workbench.charts.units import MILLISECONDS
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run, sweep_map
 from workbench.plots._sweep import Column, FittedLine, Missed, Points
+from workbench.report import _page
 
 NAMES = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 
@@ -187,3 +188,24 @@ def test_where_no_allocator_counted_memory_is_called_the_resident_set_that_it_is
         assert canvas.axis("left").title == title.capitalize()
         _, canvas = painted(PLOTS["sweep_time"], [Run(session)], STYLES["dark"])
         assert canvas.axis("left").title == "Step time"
+
+
+def of_one_arm(named: int) -> Session:
+    """Return a sweep over two fields that measured its first arm, of so many requested arms."""
+    session = swept(two=True)
+    (study,) = session.studies
+    points = {name: np.asarray(values) for name, values in study.tables["points"].items()}
+    rows = points["arm"] == 0
+    study.tables = {"points": {name: values[rows] for name, values in points.items()}}
+    study.request["arms"] = study.request["arms"][:named]
+    return session
+
+
+@pytest.mark.parametrize("named", [1, 2])
+def test_a_map_of_a_single_arm_is_drawn_and_reported(named):
+    """A report of a sweep of one arm ended in a KeyError, a map of an unmeasured arm in another."""
+    runs = [Run(of_one_arm(named))]
+    assert "arm" not in PLOTS["sweep_map"].choices(runs), "there is nothing to choose"
+    image, _ = painted(PLOTS["sweep_map"], runs, STYLES["light"])
+    assert ink(image, STYLES["light"].theme.surface) > 0.01
+    assert "over two fields" in _page.page(runs, sections=["sweep"])

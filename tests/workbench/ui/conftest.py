@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hang_limit import HANG_S
 from PySide6.QtWidgets import QWidget
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fake_session import messages
 from shown_window import opened
 
+from sessions.model import Session
 from workbench.client import runner_process
+from workbench.client.recorder import Recorder
 from workbench.client.runner_process import Runner
 from workbench.ui import panel_list
 from workbench.ui.connection import runner_link
@@ -110,3 +114,24 @@ def ready(qtbot, window):
     qtbot.waitUntil(lambda: window.workspace.run.state == "idle")
     qtbot.waitUntil(lambda: window.workspace.configuration.availability is not None)
     return window
+
+
+@pytest.fixture
+def judged(workspace):
+    """A session with three verdicts on arms of long names."""
+    recorder = Recorder(Session(title="judged"))
+    for message in messages("verdict"):
+        recorder.record(message)
+    workspace.session.shown = recorder.session
+    comparisons = workspace.session.shown.comparisons
+    comparisons += [msgspec.structs.replace(comparisons[0]) for _ in range(3 - len(comparisons))]
+    return workspace.session.shown
+
+
+@pytest.fixture
+def large_type(ready):
+    """The window in type of 14 points; the font of the application is restored."""
+    before = ready.appearance.font_points
+    ready.appearance.choose_font(14)
+    yield ready
+    ready.appearance.choose_font(before)

@@ -17,7 +17,12 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = {"900x600": (900, 600), "1440x900": (1440, 900), "1920x1080": (1920, 1080)}
+SIZES = {
+    "800x500": (800, 500),
+    "900x600": (900, 600),
+    "1440x900": (1440, 900),
+    "1920x1080": (1920, 1080),
+}
 SITUATIONS = (
     "first",
     "running",
@@ -50,6 +55,7 @@ def main() -> None:
     parser.add_argument("--scale", choices=("1", "2"))
     parser.add_argument("--size", choices=tuple(SIZES))
     parser.add_argument("--theme", choices=("dark", "light"))
+    parser.add_argument("--font", type=float, default=0.0, help="points; 0: the system's size")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if os.environ.get(SCALE):
@@ -76,11 +82,13 @@ def draw(arguments: argparse.Namespace) -> None:
             for situation in (arguments.only,) if arguments.only else SITUATIONS:
                 name = f"{situation}-{theme}-{size}@{os.environ[SCALE]}x.png"
                 path = arguments.folder / name
-                shoot(application, situation, theme, SIZES[size], path)
+                shoot(application, situation, theme, SIZES[size], path, arguments.font)
                 print(path, flush=True)
 
 
-def shoot(application, situation: str, theme: str, size: tuple[int, int], path: Path) -> None:
+def shoot(
+    application, situation: str, theme: str, size: tuple[int, int], path: Path, font: float
+) -> None:
     from workbench.ui.controllers.appearance import Appearance
     from workbench.ui.settings import Settings
     from workbench.ui.window import MainWindow
@@ -90,6 +98,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
     ini.unlink(missing_ok=True)
     settings = Settings(ini)
     settings.theme = theme
+    settings.font_points = font
     player = Player(situation)
     workspace = Workspace(launch=lambda journal: player)
     window = MainWindow(workspace, settings, Appearance(application, workspace.theme, settings))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
+from sessions.numbers import LARGEST
 from workbench.charts.arrays import Array
 
 Pixels = TypeVar("Pixels", float, Array)
@@ -22,8 +25,14 @@ class Frame:
 
     def px(self, x: Pixels) -> Pixels:
         """Return pixels from the left."""
-        return (x - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
+        return (_limited(x) - self.x[0]) * (self.width / (self.x[1] - self.x[0]))
 
     def py(self, y: Pixels) -> Pixels:
         """Return pixels from the top."""
-        return (self.y[1] - y) * (self.height / (self.y[1] - self.y[0]))
+        return (self.y[1] - _limited(y)) * (self.height / (self.y[1] - self.y[0]))
+
+
+def _limited(values: Pixels) -> Pixels:
+    """Return the numbers within what an axis can reach: pixels of others would overflow."""
+    limited: Pixels = np.clip(values, -LARGEST, LARGEST)
+    return limited

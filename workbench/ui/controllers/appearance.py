@@ -60,7 +60,7 @@ class Appearance(QObject):
         return False
 
     def _dress_part(self, part: QWidget) -> None:
-        hidden = isinstance(part, QDockWidget) and part.visibleRegion().isEmpty()
+        hidden = isinstance(part, QDockWidget) and not _is_seen(part)
         style_sheet = stylesheet.sheet(self._theme.current)
         if part not in self._containers and not hidden and part.styleSheet() != style_sheet:
             part.setStyleSheet(style_sheet)
@@ -136,3 +136,12 @@ class Appearance(QObject):
         for container in self._containers:
             for part in container.findChildren(QWidget, options=_DIRECT):
                 self._dress_part(part)
+
+
+def _is_seen(dock: QDockWidget) -> bool:
+    """Return True unless the dock is closed or behind another: Qt moves it out of the area then.
+
+    Its visible region would not do: it lacks what children with a background cover.
+    """
+    area = dock.parentWidget()
+    return dock.isVisible() and (dock.isFloating() or area.rect().intersects(dock.geometry()))

@@ -38,6 +38,15 @@ class Checklists(VerdictUser):
         return checklist.newest(self._session.shown)
 
     @property
+    def longer_s(self) -> float | None:
+        """Budget that should decide the newest checklist's undecided checks.
+
+        None if nothing is undecided, or if the session does not name what was checked.
+        """
+        study = self.newest
+        return None if study is None or _checked(study) is None else checklist.budget_s(study)
+
+    @property
     def checking(self) -> bool:
         """True while the newest checklist is being worked through."""
         newest = self.newest
@@ -67,13 +76,12 @@ class Checklists(VerdictUser):
 
     def check_longer(self) -> None:
         """Repeat undecided checks of the newest checklist, with a budget that should suffice."""
-        study = self.newest
-        budget_s = None if study is None else checklist.budget_s(study)
-        if study is None or budget_s is None or self.why_not():
+        study, budget_s = self.newest, self.longer_s
+        configuration = None if study is None else _checked(study)
+        if study is None or configuration is None or budget_s is None or self.why_not():
             return
-        text = str(study.request["configuration"])
-        configuration = msgspec.json.decode(text, type=Configuration)
-        self._validate(configuration, float(study.request["expect_speedup"]), budget_s)
+        expected = float(study.request.get("expect_speedup") or 0.0)
+        self._validate(configuration, expected, budget_s)
 
     def _validate(
         self, configuration: Configuration, expect_speedup: float, budget_s: float
@@ -86,3 +94,12 @@ class Checklists(VerdictUser):
             budget_s=budget_s,
         )
         self._measurements.perform(calibration.respected(self._configuration.catalogue, command))
+
+
+def _checked(study: Study) -> Configuration | None:
+    """Return the configuration that a checklist checked; None if its session does not name it."""
+    try:
+        text = str(study.request.get("configuration", ""))
+        return msgspec.json.decode(text, type=Configuration)
+    except msgspec.MsgspecError:
+        return None

@@ -120,7 +120,7 @@ class VerdictPrompt(QObject):
         if comparison is None:
             return False
         segments = self._session.shown.segments
-        arms = [segments[index].configuration for index in comparison.facts["segments"]]
+        arms = [segments[index].configuration for index in comparison.segment_indices]
         return arms == [offer.base, offer.other]
 
     def _answer(self) -> None:

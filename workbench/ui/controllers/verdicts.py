@@ -117,7 +117,7 @@ class Verdicts(QObject):
             and self._session.live
             and self._run.active
             and not newest.facts.get("final", False)
-            and newest.facts["segments"][-1] == len(self._session.shown.segments) - 1
+            and newest.segment_indices[-1:] == [len(self._session.shown.segments) - 1]
         )
 
     def before(self) -> Configuration | None:
@@ -220,7 +220,7 @@ class Verdicts(QObject):
         for comparison in session.comparisons:
             if is_background(comparison):
                 continue
-            arms = [session.segments[index].configuration for index in comparison.facts["segments"]]
+            arms = [session.segments[index].configuration for index in comparison.segment_indices]
             if comparison.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
                 return True
         return False
@@ -248,6 +248,8 @@ class Verdicts(QObject):
             return "Nothing has been compared yet."
         if not self._session.live:
             return "This session is a file; only the live session can be measured further."
+        if len(self.newest.segment_indices) != 2:
+            return "The session does not name the segments of the newest comparison."
         return self.why_not()
 
     def measure_more(self) -> None:
@@ -256,7 +258,7 @@ class Verdicts(QObject):
         if newest is None or self.why_not_more():
             return
         segments = self._session.shown.segments
-        base, other = (segments[index].configuration for index in newest.facts["segments"])
+        base, other = (segments[index].configuration for index in newest.segment_indices)
         facts = newest.facts
         command = protocol.Compare(
             base=base,
@@ -296,7 +298,7 @@ class Verdicts(QObject):
         if self._configuration.catalogue is None or len(session.comparisons) <= after:
             return
         comparison = session.comparisons[-1]
-        (first, *_) = comparison.facts["segments"]
+        first = comparison.segment_indices[0]
         try:
             measured = calibration.calibrated(
                 self._configuration.catalogue, comparison, session.segments[first].configuration

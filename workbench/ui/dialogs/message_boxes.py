@@ -24,6 +24,7 @@ from PySide6.QtWidgets import (
 from workbench.theming import fonts
 from workbench.ui.panels import _widgets
 
+_LONGEST_NAME = 120  # bytes of a suggested file name
 _folder: Path | None = None  # chosen in the preferences
 
 
@@ -51,7 +52,9 @@ def file_to_write(
 
 def suggested(title: str, suffix: str) -> str:
     """Return a path for a new file of that title."""
-    slug = re.sub(r"[^\w.-]+", "-", title).strip("-").lower() or "session"
+    slug = re.sub(r"[^\w.-]+", "-", title).lower()
+    # A title may have 1,000 letters of several bytes; file systems allow names of 255 bytes.
+    slug = slug.encode()[:_LONGEST_NAME].decode(errors="ignore").strip("-") or "session"
     return str(Path(folder()) / f"{slug}{suffix}")
 
 

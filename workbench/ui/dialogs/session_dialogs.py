@@ -154,10 +154,9 @@ def notes(parent: QWidget, session: SessionModel) -> None:
 
 
 def add_note(parent: QWidget, session: SessionModel) -> None:
-    """Ask for a note to this moment."""
-    message_boxes.ask(
-        parent, "Add note", "Note to this moment of the timeline", "", session.add_note
-    )
+    """Ask for a note to this moment, or to the end of an opened session."""
+    moment = "this moment of the timeline" if session.live else "the end of the session"
+    message_boxes.ask(parent, "Add note", f"Note to {moment}", "", session.add_note)
 
 
 def save_preset(parent: QWidget, configuration: ConfigurationModel, settings: Settings) -> None:

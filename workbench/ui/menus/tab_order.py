@@ -42,9 +42,19 @@ _STOPS = (
 
 def chain(roots: list[QWidget]) -> list[QWidget]:
     """Return the visible, usable widgets that Tab stops at, in order."""
-    # Those behind no other tab.
-    visible_roots = [root for root in roots if not root.visibleRegion().isEmpty()]
-    return [widget for root in visible_roots for widget in _stops(root)]
+    return [widget for root in roots if _is_in_sight(root) for widget in _stops(root)]
+
+
+def _is_in_sight(root: QWidget) -> bool:
+    """Return True unless a root is closed, without room, or in a dock behind another.
+
+    Qt moves such a dock out of its area. The visible region would not do: it lacks what children
+    with a background cover.
+    """
+    area, widget = root.rect(), root
+    while not widget.isWindow() and (parent := widget.parentWidget()) is not None:
+        area, widget = area.translated(widget.pos()) & parent.rect(), parent
+    return root.isVisible() and not area.isEmpty()
 
 
 def step(roots: list[QWidget], forward: bool) -> bool:

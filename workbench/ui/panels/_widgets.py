@@ -64,15 +64,18 @@ class OneLine(QLabel):
         self._elide, self._tip = elide, tip
         self._whole = ""
 
-    def say(self, text: str) -> None:
-        """Show this text."""
+    def say(self, text: str, tip: str | None = None) -> None:
+        """Show this text, with another tip unless it is None."""
         self._whole = clip(text)
+        self._tip = self._tip if tip is None else tip
         self.updateGeometry()
         self._elide_text()
 
     def sizeHint(self) -> QSize:
         """Return the width of the complete text."""
+        margins = self.contentsMargins()
         width = self.fontMetrics().horizontalAdvance(self._whole) + 2
+        width += margins.left() + margins.right()
         return QSize(width, super().sizeHint().height())
 
     def minimumSizeHint(self) -> QSize:
@@ -85,7 +88,8 @@ class OneLine(QLabel):
         self._elide_text()
 
     def _elide_text(self) -> None:
-        shown = self.fontMetrics().elidedText(self._whole, self._elide, self.width())
+        room = self.contentsRect().width()
+        shown = self.fontMetrics().elidedText(self._whole, self._elide, room)
         self.setText(shown)
         full = "" if shown == self._whole else self._whole
         self.setToolTip(wrapped("\n".join(filter(None, (full, self._tip)))))

@@ -127,7 +127,7 @@ class ChecklistPanel(QWidget):
             return
         rows = checklist.rows(study)
         checking = checklists.checking
-        self._longer = checklist.budget_s(study)
+        self._longer = checklists.longer_s
         shown = (study.start_s, study.title, rows, checking, why_not, self._theme.current.name)
         if shown == self._shown:
             return

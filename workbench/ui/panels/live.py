@@ -393,7 +393,7 @@ class LivePanel(QWidget):
         The range of a growing session grows in steps, so that the plots do not shrink at every
         frame.
         """
-        span = (stop - start) or 1.0
+        span = stop - start if stop > start else 1.0  # a run may end before its first step
         if not self._session.live:
             return start - _MARGIN * span, stop + _MARGIN * span
         if isinstance(self._window, float):

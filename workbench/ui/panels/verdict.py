@@ -27,6 +27,7 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._verdicts_table import MOST_VERDICTS, VerdictsTable
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.process.thread_pool import Tasks
@@ -107,11 +108,8 @@ class VerdictPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        self._button_row = button_row = _widgets.tight(QHBoxLayout())
-        button_row.addWidget(self.more)
-        button_row.addWidget(self.judge)
-        button_row.addWidget(self.calibrate)
-        button_row.addStretch(1)
+        buttons = (self.more, self.judge, self.calibrate)
+        self._button_row = button_row = WrappedRow(*buttons)
         self._noise = QWidget()  # a line of its own: the buttons fill a small window
         noise = _widgets.tight(QHBoxLayout(self._noise))
         noise.addWidget(_widgets.muted("Budget"))
@@ -135,11 +133,8 @@ class VerdictPanel(QWidget):
 
     def minimumSizeHint(self) -> QSize:
         """Return a size that fits the short names of the buttons, and covers no other dock."""
-        other_buttons_px = (
-            self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
-        )
         short = self.judge.fontMetrics().horizontalAdvance(JUDGE_SHORT) + _PADDING_PX
-        return QSize(other_buttons_px + short, LEAST_PX)
+        return QSize(max(self.more.minimumSizeHint().width() + _PADDING_PX, short), LEAST_PX)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Shorten the name of a button, and leave out parts, if there is no room."""
@@ -153,9 +148,7 @@ class VerdictPanel(QWidget):
         self._measure_again()
         budget_px = self._noise.minimumSizeHint().height() + self._head.spacing()
         notes_px = self._notes.minimumSizeHint().height()
-        rest_px = self._column.totalMinimumHeightForWidth(self.width())
-        rest_px -= self._split.minimumSizeHint().height()
-        rest_px -= 0 if self._noise.isHidden() else budget_px
+        rest_px = self._rest_px(self.width())
         for budget, chart in ((True, True), (False, True), (True, False), (False, False)):
             chart_px = self.chart.minimumHeight() if chart else 0
             if rest_px + budget * budget_px + max(notes_px, chart_px) <= self.height():
@@ -164,13 +157,27 @@ class VerdictPanel(QWidget):
         self.chart.setVisible(chart)
         self._measure_again()
 
+    def least_height(self, width: int) -> int:
+        """Return the height that the panel needs without the budget and the chart."""
+        if self._pages.currentIndex() == 0:
+            return self.empty.minimumSizeHint().height()
+        return self._rest_px(width) + self._notes.minimumSizeHint().height()
+
+    def _rest_px(self, width: int) -> int:
+        """Return the height of all parts but the budget, the chart and the notes."""
+        rest_px = self._column.totalMinimumHeightForWidth(width)
+        rest_px -= self._split.minimumSizeHint().height()
+        if not self._noise.isHidden():
+            rest_px -= self._noise.minimumSizeHint().height() + self._head.spacing()
+        return rest_px
+
     def _measure_again(self) -> None:
         """Forget sizes from before parts were shown or hidden, which Qt would do later."""
         self._head.invalidate()
         self._split.updateGeometry()
 
     def _judge_text(self) -> str:
-        used = self._button_row.minimumSize().width() - self.judge.minimumSizeHint().width()
+        used = self._button_row.sizeHint().width() - self.judge.sizeHint().width()
         full = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
         return JUDGE if used + full <= self.width() else JUDGE_SHORT
 

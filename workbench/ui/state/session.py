@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
-from sessions import numerics
+from sessions import numerics, session_log
 from sessions.model import Configuration, Event, Phase, Session
 from sessions.plain_text import clip
 from sessions.storage import content
@@ -287,12 +287,15 @@ class SessionModel(QObject):
     # What the live session records
 
     def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
-        """Mark a moment of the shown session with a note or a bookmark; now, if none is given."""
+        """Mark a moment of the shown session with a note or a bookmark.
+
+        Without a moment it is now, or the end of an opened session: nothing came after it.
+        """
         if self.live:
             runner_t_s = None if t_s is None else t_s - self.recorder.offset_s
             self.write(protocol.Note(kind=kind, text=text), runner_t_s)
             return
-        event = Event(0.0 if t_s is None else t_s, kind, text)
+        event = Event(session_log.last_s(self.shown) if t_s is None else t_s, kind, text)
         self.shown.events.append(event)
         if self.path is not None and session_files.is_session(self.path):
             path = self.path

@@ -60,7 +60,8 @@ def test_the_status_bar_names_the_host_and_the_command_and_nothing_in_it_is_mark
     elsewhere.configuration.catalogue.environment["host"] = "<b>gpuhost</b>"
     elsewhere.configuration.catalogueChanged.emit()
     device = bar._facts["device"]
-    assert device.text() == "NVIDIA H200 on <b>gpuhost</b>"
+    bar.show()
+    qtbot.waitUntil(lambda: device.text() == "NVIDIA H200 on <b>gpuhost</b>")
     assert device.textFormat().name == "PlainText"
     assert "fake_runner.py" in device.toolTip() and "&#x27;" not in device.toolTip()
     bar.close_timer()

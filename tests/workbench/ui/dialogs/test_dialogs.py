@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake_catalogue import catalogue
 from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QPlainTextEdit
 
 from workbench import protocol
-from workbench.ui.dialogs import information, session_dialogs
+from workbench.ui.dialogs import information, message_boxes, session_dialogs
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels._plot_keys import PLOT_KEYS
 
@@ -88,3 +90,18 @@ def test_a_name_without_its_ending_replaces_no_file_unasked(
     session_dialogs.save_as(ready, ready.workspace.session, ready.save_path)
     assert questions == (["run.h5 exists already. Replace it?"] if asks else [])
     assert saved == ([] if asks and answer == "No" else [tmp_path / written])
+
+
+@pytest.mark.parametrize(
+    "title", ["long " * 200, "\u05e9\u05dc\u05d5\u05dd" * 250, "\U0001d4d0" * 300]
+)
+def test_a_file_name_that_is_suggested_for_a_long_title_can_be_written(tmp_path, title):
+    """File systems allow names of 255 bytes; the name of a title of 1,000 letters could not be."""
+    message_boxes.use_folder(tmp_path)
+    try:
+        path = Path(message_boxes.suggested(title, ".workbench.html"))
+    finally:
+        message_boxes.use_folder(None)
+    path.write_text("written")
+    assert path.parent == tmp_path and path.name.endswith(".workbench.html")
+    assert path.name[0] in (title[0], "s")

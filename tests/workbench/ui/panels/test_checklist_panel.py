@@ -115,3 +115,25 @@ def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_deci
     (command,) = commands
     assert (command.budget_s, command.expect_speedup) == (61.0, 1.5)
     assert command.configuration == configuration
+
+
+@pytest.mark.parametrize(
+    "request_", [{}, {"configuration": "{"}, {"configuration": "{}", "expect_speedup": None}]
+)
+def test_a_session_that_does_not_name_what_was_checked_offers_no_longer_check(
+    qtbot, ready, request_
+):
+    workspace = ready.workspace
+    row_ = {"check": ["speedup"], "status": ["undecided"], "evidence": ["too few pairs"]}
+    for message in (
+        protocol.StudyStarted(index=0, kind="checklist", title="tiny", request=request_),
+        protocol.StudyRows(study=0, table="checks", columns=row_),
+        protocol.StudyFacts(study=0, facts={"more_s": 57.2, "seconds": 3.1}),
+    ):
+        workspace.session.recorder.record(message)
+    workspace.session.studiesChanged.emit()
+    qtbot.waitUntil(lambda: "1 undecided" in ready.checklist.headline.text())
+    shown = ready.checklist.findChild(QWidget, "check-speedup")
+    assert "Undecided" in texts(shown) and shown.findChild(QPushButton) is None
+    workspace.checklists.check_longer()
+    assert workspace.run.state == "idle"

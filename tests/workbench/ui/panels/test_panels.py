@@ -236,13 +236,14 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
     ready.workspace.router.route(protocol.State(state="building", text="Building"))
     ready.workspace.router.route(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
     ready.workspace.run.stateChanged.emit()
-    assert ready.status._progress_text.text() == "Compile 3 of 12"
+    qtbot.waitUntil(lambda: ready.status._progress_text.text() == "Compile 3 of 12")
     assert ready.status._progress.value() == 250
     assert ready.status._cancel.isVisible()
     assert ready.actions_["cancel"].isEnabled()
     ready.workspace.router.route(protocol.Progress(task="optimizing", text="1; compile=default"))
     ready.workspace.run.stateChanged.emit()
-    assert ready.status._progress_text.text() == "optimizing 1; torch.compile: Default"
+    text = "optimizing 1; torch.compile: Default"
+    qtbot.waitUntil(lambda: ready.status._progress_text.text() == text)
 
 
 def test_a_configuration_from_another_runner_is_settled(ready):

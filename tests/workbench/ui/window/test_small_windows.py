@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import optimization_samples
 import pytest
-from fake_session import compared, messages, session
+from fake_session import compared, session
 from hang_limit import HANG_S
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QFontMetrics, QImage
@@ -30,7 +30,6 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Session
 from sessions.tables import Column, Table
-from workbench.client.recorder import Recorder
 from workbench.theming import stylesheet
 from workbench.theming.theme import DARK, LIGHT
 from workbench.titles import Titles
@@ -50,18 +49,6 @@ BESIDE_PX = 700  # for the panels in a window of 1024 pixels
 
 
 @pytest.fixture
-def judged(workspace):
-    """A session with three verdicts on arms of long names."""
-    recorder = Recorder(Session(title="judged"))
-    for message in messages("verdict"):
-        recorder.record(message)
-    workspace.session.shown = recorder.session
-    comparisons = workspace.session.shown.comparisons
-    comparisons += [msgspec.structs.replace(comparisons[0]) for _ in range(3 - len(comparisons))]
-    return workspace.session.shown
-
-
-@pytest.fixture
 def verdict_panel(qtbot, workspace, judged):
     """The panel inside a widget: a window of its own would be as large as its layout asks."""
     host = QWidget()
@@ -71,15 +58,6 @@ def verdict_panel(qtbot, workspace, judged):
     panel.setParent(host)
     host.show()
     yield panel
-
-
-@pytest.fixture
-def large_type(ready):
-    """The window in type of 14 points; the font of the application is restored."""
-    before = ready.appearance.font_points
-    ready.appearance.choose_font(14)
-    yield ready
-    ready.appearance.choose_font(before)
 
 
 def test_in_large_type_no_panel_needs_more_width_either(qtbot, complete_window, large_type):
