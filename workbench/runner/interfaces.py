@@ -184,6 +184,10 @@ class DividedVariant(Protocol):
         """The facts of the first step."""
 
     @property
+    def remembered(self) -> object:
+        """The state of a user's model, while its numbers are checked; None otherwise."""
+
+    @property
     def compute(self) -> Compute:
         """The computation of a step, without its update."""
 

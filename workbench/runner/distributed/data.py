@@ -24,7 +24,7 @@ from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Trait
 from workbench.runner.structures import listed_modules
-from workbench.runner.training.trainer import Weights
+from workbench.runner.training.trainer import Parameters, Weights, overlapping
 
 if TYPE_CHECKING:
     from models import Model
@@ -211,6 +211,19 @@ def _may_leave_unused(build: DividedBuild) -> bool:
     )
 
 
+def _why_inseparable(weights: Parameters, full_weights: Parameters) -> str:
+    """Return why shards of these weights would train otherwise, as a clause; empty if not.
+
+    ``full_weights``: the unsharded ones, where this rank has them.
+    """
+    if names := overlapping(full_weights):
+        return f"{names} share memory, but their shards would not"
+    for name, parameter in weights.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"{name} has hooks for its gradient, which its shards would not call"
+    return ""
+
+
 class FullyShard:
     """Applies ``fully_shard`` to the blocks and the root of a model, in place."""
 
@@ -226,6 +239,9 @@ class FullyShard:
             pins = build.situation.device.type == "cuda"
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)
         before = model.weights()
+        full = {} if weights.full_weights is None else weights.full_weights.parameters
+        if why := _why_inseparable(before, full):
+            raise Mistake(f"own: {why}; switch sharding off")
         self.full_bytes = weights.own.bytes
         self._blocks = list(dict.fromkeys(listed_modules(model)))
         for block in self._blocks:

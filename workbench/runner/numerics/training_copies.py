@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,33 +25,19 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
-def overlapping(weights: Parameters) -> str:
-    """Return the names of two parameters in the same memory; empty if there are none.
-
-    Copies of them are apart: a step would move each once, not both twice.
-    """
-    end, last = 0, ""
-    names = {id(parameter): name for name, parameter in weights.items()}
-    for parameter in sorted(distinct(weights), key=Tensor.data_ptr):
-        if parameter.numel() and parameter.data_ptr() < end and parameter.requires_grad:
-            return f"{last} and {names[id(parameter)]}"
-        end = max(end, parameter.data_ptr() + parameter.nbytes)
-        last = names[id(parameter)]
-    return ""
-
-
 def is_plain(full_trainer: Trainer | None) -> bool:
     """Return True if a plain AdamW can continue from the optimizer's moments."""
     return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
-    variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
-) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of the variant's copied weights, its AdamW, and the copies.
+    variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool, ranks: int = 1
+) -> tuple[list[Model], Trainer, dict[int, nn.Parameter]]:
+    """Return plain models of the variant's copied weights, their AdamW, and the copies.
 
     The copies are by the id of the variant's parameter. ``requested``: their dtype; None: the
-    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments.
+    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments. ``ranks``:
+    the number of models. All have the same weights, and each has its own buffers, as ranks have.
     """
     assert variant.full_trainer is not None
     dtype = requested or variant.weights_dtype
@@ -67,11 +53,14 @@ def copy_of(
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model = share(variant.situation, variant.model, variant.remembered, weights, requested)
-    fake_quantize_as(model, variant.model)
-    model.train()
-    model.set_checkpointing("full")  # gives equal results, and saves memory
-    rng.copy_modes(model, variant.model)
+    models = []
+    for _ in range(ranks):
+        model = share(variant.situation, variant.model, variant.remembered, weights, requested)
+        fake_quantize_as(model, variant.model)
+        model.train()
+        model.set_checkpointing("full")  # gives equal results, and saves memory
+        rng.copy_modes(model, variant.model)
+        models.append(model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in variant.full_trainer.optimizer.state.items():
         if not fresh and id(parameter) in copies:
@@ -81,7 +70,35 @@ def copy_of(
                 "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
-    return model, Trainer(optimizer, None), copies
+    return models, Trainer(optimizer, None), copies
+
+
+def backward_of_ranks(
+    losses: Sequence[Tensor],
+    parameters: Iterable[nn.Parameter],
+    scaler: torch.amp.GradScaler | None,
+    sent_dtype: torch.dtype | None,
+) -> Callable[[Tensor], None]:
+    """Return a backward pass that leaves the mean of the gradients of the ranks' losses.
+
+    As in data parallelism, hooks of parameters see the gradients of one rank. ``sent_dtype``: what
+    ranks round them to; None: nothing.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+
+    def backward(_: Tensor) -> None:
+        means: dict[nn.Parameter, Tensor] = {}
+        for loss in losses:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            for parameter in trained:
+                if parameter.grad is not None:
+                    sent = parameter.grad.to(sent_dtype or parameter.dtype) / len(losses)
+                    means[parameter] = means[parameter] + sent if parameter in means else sent
+                    parameter.grad = None
+        for parameter, mean in means.items():
+            parameter.grad = mean.to(parameter.dtype)
+
+    return backward
 
 
 @contextlib.contextmanager

@@ -1,0 +1,97 @@
+"""Users' models on several ranks: state of each rank's own, hooks, and parameters in one memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from built import owned, stepped
+from rank_checks import needs_cores
+
+from sessions.model import Configuration
+from workbench.runner.building.variant_cache import VariantCache
+from workbench.runner.distributed.world import RankError
+from workbench.runner.failures import Mistake
+from workbench.runner.numerics import comparison
+from workbench.runner.variants.variant import Variant
+
+pytestmark = needs_cores
+FILE = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 16)
+        self.calls = 0
+        {prepare}
+
+    def forward(self, x):
+        {before}
+        return self.b(torch.relu(self.a(x)))
+
+def build():
+    return Own(), lambda n: torch.randn(n, 16), lambda y, x: y.float().square().mean()
+"""
+COUNTED = ("pass", "self.calls += 1; x = x * (1 + 0.1 * (self.calls % 7))")
+HOOK = ("self.a.weight.register_hook(lambda g: g.sign() * 0.01)", "pass")
+SHARED_MEMORY = ("self.b.weight.data = self.a.weight.data.t()", "pass")
+STATES = {
+    "power iteration": ("self.a = nn.utils.spectral_norm(self.a)", "pass"),
+    "counted calls": COUNTED,
+    "hook of a gradient": HOOK,
+    "hook of a sum": (
+        "self.a.weight.register_post_accumulate_grad_hook("
+        "lambda p: setattr(p, 'grad', p.grad.clamp(-1e-3, 1e-3)))",
+        "pass",
+    ),
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Return a function that writes a model and returns its configuration."""
+
+    def write(prepare: str, before: str) -> Configuration:
+        path = tmp_path / "mine.py"
+        path.write_text(FILE.format(prepare=prepare, before=before))
+        return owned(path, settings={"batch": 4})
+
+    return write
+
+
+def step_divided(configuration: Configuration, **toggles: str) -> Variant:
+    return stepped(configuration, arms=VariantCache(), data_parallel="2", **toggles)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_each_rank_has_its_own_state_and_hooks_in_the_reference_too(write, kind):
+    arm = step_divided(write(*STATES[kind]))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is True and "8 training steps" in result.text, result.text
+
+
+@pytest.mark.parametrize("sharding", ["off", "full"])
+def test_a_check_leaves_no_rank_in_another_state(write, sharding):
+    arm = step_divided(write(*COUNTED), sharding=sharding)
+    arm.find_evidence()
+    for _ in range(2):
+        result = comparison.check(arm, arm.situation)
+        assert result.ok is True and "8 training steps" in result.text, result.text
+
+
+def test_weights_that_share_memory_have_no_loss_curve_on_two_ranks(write):
+    arm = step_divided(write(*SHARED_MEMORY))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is True and "b.weight share memory" in result.text, result.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [(SHARED_MEMORY, "share memory, but their shards would not"), (HOOK, "a.weight has hooks")],
+    ids=["shared memory", "hook"],
+)
+def test_what_shards_would_train_otherwise_is_refused(write, kind, sentence):
+    with pytest.raises((Mistake, RankError), match=f"{sentence}.*switch sharding off"):
+        step_divided(write(*kind), sharding="full")
