@@ -218,7 +218,12 @@ def _why_inseparable(weights: Parameters, full_weights: Parameters) -> str:
     """
     if names := overlapping(full_weights):
         return f"{names} share memory, but their shards would not"
+    dtypes = sorted({str(parameter.dtype) for parameter in weights.values()})
+    if len(dtypes) > 1:
+        return f"torch cannot shard parameters of {' and '.join(dtypes)} together"
     for name, parameter in weights.items():
+        if not parameter.ndim:
+            return f"{name} has no dimension to shard"
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             return f"{name} has hooks for its gradient, which its shards would not call"
     return ""
@@ -240,7 +245,10 @@ class FullyShard:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)
         before = model.weights()
         full = {} if weights.full_weights is None else weights.full_weights.parameters
-        if why := _why_inseparable(before, full):
+        why = _why_inseparable(before, full)
+        if not why and build.situation.is_own_model and (name := model.aliased()):
+            why = f"an attribute or a function refers to {name}, and would not to its shards"
+        if why:
             raise Mistake(f"own: {why}; switch sharding off")
         self.full_bytes = weights.own.bytes
         self._blocks = list(dict.fromkeys(listed_modules(model)))
@@ -282,13 +290,14 @@ class FullyShard:
     @property
     def bytes(self) -> int:
         """Bytes of this rank's weights between steps."""
-        return sum(local(p).nbytes for p in self._weights.own.parameters.values())
+        distinct = {id(p): p for p in self._weights.own.parameters.values()}  # tied ones once
+        return sum(local(parameter).nbytes for parameter in distinct.values())
 
     def moment_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Return the bytes of this rank's moments."""
         return sum(
             local(value).nbytes
             for state in optimizer.state.values()
-            for value in state.values()
-            if value.ndim
+            for kind, value in state.items()
+            if kind != "step"
         )

@@ -13,6 +13,8 @@ from models import Model
 from models.initialisation import keep_marks
 from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.model_state import rng
+from workbench.runner.model_state.carried_state import NotCarried
+from workbench.runner.model_state.run_state import are_same
 from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.structures import kind
@@ -71,6 +73,21 @@ def copy_of(
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
     return models, Trainer(optimizer, None), copies
+
+
+@contextlib.contextmanager
+def unchanged(weights: Iterable[Tensor], *, by_value: bool) -> Iterator[None]:
+    """Raise ``NotCarried`` if calls of a model inside change weights, as each rank would its own.
+
+    ``by_value``: also if torch does not count the change (``.data``), which needs copies.
+    """
+    versions = [(weight, weight._version) for weight in weights]
+    values = [weight.detach().clone() for weight, _ in versions] if by_value else []
+    yield
+    changed = any(weight._version != version for weight, version in versions)
+    pairs = zip(versions, values, strict=bool(values))
+    if changed or not all(are_same(weight, value) for (weight, _), value in pairs):
+        raise NotCarried("calls of the model change weights, on each rank its own")
 
 
 def backward_of_ranks(

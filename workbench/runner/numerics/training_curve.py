@@ -40,6 +40,7 @@ from workbench.runner.numerics.training_copies import (
     is_plain,
     restore_scale,
     restored,
+    unchanged,
 )
 from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
@@ -323,16 +324,17 @@ def _train_plain(
                 copy_choices(model, variant.model)
             trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
             sent_dtype = _sent_dtype(variant)
-        losses = []
+        losses: list[torch.Tensor] = []
         variant.batches.rewind()
         for _ in range(STEPS):
             variant.batches.advance()
             batches = _batches_of_ranks(variant.all_batches, ranks)
             inputs = [_reorder_rows(batch) if reordered else batch for batch in batches]
-            rank_losses = [
-                wrap(model.loss)(*_cast(batch, dtype))
-                for model, batch in zip(models, inputs, strict=True)
-            ]
+            with unchanged(copies.values() if ranks > 1 else (), by_value=not losses):
+                rank_losses = [
+                    wrap(model.loss)(*_cast(batch, dtype))
+                    for model, batch in zip(models, inputs, strict=True)
+                ]
             if ranks > 1:
                 trainer.backward = backward_of_ranks(
                     rank_losses, copies.values(), trainer.scaler, sent_dtype

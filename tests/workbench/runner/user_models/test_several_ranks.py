@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from built import owned, stepped
-from rank_checks import needs_cores
+from rank_checks import assert_right, needs_cores
 
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
@@ -41,6 +41,7 @@ STATES = {
     "power iteration": ("self.a = nn.utils.spectral_norm(self.a)", "pass"),
     "counted calls": COUNTED,
     "hook of a gradient": HOOK,
+    "learned scale": ("self.scale = nn.Parameter(torch.tensor(1.5))", "x = x * self.scale"),
     "hook of a sum": (
         "self.a.weight.register_post_accumulate_grad_hook("
         "lambda p: setattr(p, 'grad', p.grad.clamp(-1e-3, 1e-3)))",
@@ -65,6 +66,27 @@ def step_divided(configuration: Configuration, **toggles: str) -> Variant:
     return stepped(configuration, arms=VariantCache(), data_parallel="2", **toggles)
 
 
+SHARDED = {
+    "tied weights": (
+        "self.a = nn.Linear(16, 24, bias=False); self.b = nn.Linear(24, 16)\n"
+        "        self.c = nn.Linear(16, 24, bias=False); self.c.weight = self.a.weight",
+        "x = x + self.b(self.c(x))",
+    ),
+    "recurrent layer": ("self.r = nn.LSTM(16, 16)", "x = self.r(x[None])[0][0]"),
+    "blocks": ("self.c = nn.ModuleList([nn.Linear(16, 16)])", "x = self.c[0](x)"),
+}
+REFUSED = {
+    "shared memory": (SHARED_MEMORY, "share memory, but their shards would not"),
+    "hook": (HOOK, "a.weight has hooks"),
+    "list": (("self.all = [(self.a.weight,)]", "x = x + self.all[0][0].mean()"), "function refers"),
+    "scalar": (STATES["learned scale"], "scale has no dimension to shard"),
+    "complex numbers": (
+        ("self.c = nn.Parameter(torch.ones(16) * 1j)", "x = (x.float() * self.c).abs()"),
+        "parameters of torch.complex64 and torch.float32",
+    ),
+}
+
+
 @pytest.mark.parametrize("kind", STATES)
 def test_each_rank_has_its_own_state_and_hooks_in_the_reference_too(write, kind):
     arm = step_divided(write(*STATES[kind]))
@@ -87,11 +109,24 @@ def test_weights_that_share_memory_have_no_loss_curve_on_two_ranks(write):
     assert result.ok is True and "b.weight share memory" in result.text, result.text
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [(SHARED_MEMORY, "share memory, but their shards would not"), (HOOK, "a.weight has hooks")],
-    ids=["shared memory", "hook"],
-)
-def test_what_shards_would_train_otherwise_is_refused(write, kind, sentence):
+@pytest.mark.parametrize("weight", ["self.t.data", "self.t.detach()"])
+def test_ranks_that_change_weights_in_calls_are_not_checked(write, weight):
+    """Each rank moves its own copy once, and a reference with one copy moves it for all ranks."""
+    frozen = "self.t = nn.Parameter(torch.zeros(24, 16), requires_grad=False)"
+    change = f"{weight}.lerp_(self.a.weight.detach(), 0.1); x = x @ self.t.t() @ self.t"
+    arm = step_divided(write(frozen, change))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is None and "calls of the model change weights" in result.text, result.text
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_shards_train_as_the_reference_does(write, kind):
+    arm = step_divided(write(*SHARDED[kind]), sharding="full")
+    assert_right(arm, "data_parallel", "sharding")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_shards_would_train_otherwise_is_refused(write, kind):
+    model, sentence = REFUSED[kind]
     with pytest.raises((Mistake, RankError), match=f"{sentence}.*switch sharding off"):
-        step_divided(write(*kind), sharding="full")
+        step_divided(write(*model), sharding="full")
