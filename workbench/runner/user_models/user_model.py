@@ -135,9 +135,7 @@ class OwnModel(Model):
 
     def forward(self, *inputs: Any) -> Any:
         """Return the module's output; a dict of its parameters is passed as keywords."""
-        if len(inputs) == 1 and self._arguments.are_in(inputs[0]):
-            return self.module(**inputs[0])
-        return self.module(*inputs)
+        return self._arguments.call(self.module, inputs)
 
     def loss(self, *batch: Any) -> Tensor:
         """Return the user's loss of the module's output."""
