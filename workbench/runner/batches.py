@@ -77,10 +77,11 @@ class Batches:
                 f"own: batches cannot be split across {parts} ranks: every input must be a dense "
                 "tensor whose first dimension is the batch, with the same shape in all batches"
             )
-        inputs, targets = (
-            map_tensors(every, lambda x: x.chunk(parts)[index])
-            for every in (self.inputs, self.targets)
-        )
+
+        def rows(x: Tensor) -> Tensor:  # a leaf, of whose history the buffer is no part
+            return x.detach().chunk(parts)[index].requires_grad_(x.requires_grad)
+
+        inputs, targets = (map_tensors(every, rows) for every in (self.inputs, self.targets))
         return Batches(inputs, targets, self.few, self._buffers)
 
     def rewind(self) -> None:
@@ -107,6 +108,9 @@ class Batches:
         """Make the next batch current."""
         index = self.advances % RING
         self._fill(self._buffers, index)
+        for tensor in tensors(self.inputs):
+            if tensor.requires_grad:
+                tensor.grad = None
         if self.loose:
             self.inputs = map_tensors(self.loose[index], leaf_copy)
         self.advances += 1

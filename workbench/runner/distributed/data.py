@@ -76,6 +76,8 @@ class Replicate:
             "find_unused_parameters": not self._captured and _may_leave_unused(build),
         }
         self._compression = build.gradient_compression
+        if self._compression == "powersgd" and (why := _why_no_power_sgd(model)):
+            raise Mistake(f"gradient_compression: PowerSGD needs real matrices; {why}; choose bf16")
         self._ddp: DistributedDataParallel | None = None
         self._reducer: _Reducer | None = None
 
@@ -199,6 +201,16 @@ def _reduce(reducer: _Reducer, bucket: dist.GradBucket) -> torch.futures.Future[
 
 
 _reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+
+
+def _why_no_power_sgd(model: Model) -> str:
+    """Return why torch's PowerSGD fails for a parameter, or lets ranks diverge; else empty."""
+    for name, parameter in model.weights().items():
+        if parameter.requires_grad and not parameter.ndim:
+            return f"{name} is a scalar"
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{name} is complex"
+    return ""
 
 
 def _may_leave_unused(build: DividedBuild) -> bool:

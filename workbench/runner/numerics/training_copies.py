@@ -75,47 +75,63 @@ def copy_of(
     return models, Trainer(optimizer, None), copies
 
 
-@contextlib.contextmanager
-def unchanged(weights: Iterable[Tensor], *, by_value: bool) -> Iterator[None]:
-    """Raise ``NotCarried`` if calls of a model inside change weights, as each rank would its own.
+class RankGradients:
+    """The mean of the gradients of several ranks, as data parallelism computes it.
 
-    ``by_value``: also if torch does not count the change (``.data``), which needs copies.
+    Hooks of parameters see the gradients of one rank. ``sent_dtype``: what ranks round them to;
+    None: nothing.
     """
-    versions = [(weight, weight._version) for weight in weights]
-    values = [weight.detach().clone() for weight, _ in versions] if by_value else []
-    yield
-    changed = any(weight._version != version for weight, version in versions)
-    pairs = zip(versions, values, strict=bool(values))
-    if changed or not all(are_same(weight, value) for (weight, _), value in pairs):
-        raise NotCarried("calls of the model change weights, on each rank its own")
 
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        scaler: torch.amp.GradScaler | None,
+        sent_dtype: torch.dtype | None,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._scaler, self._sent_dtype = scaler, sent_dtype
+        self._means: dict[nn.Parameter, Tensor] = {}
 
-def backward_of_ranks(
-    losses: Sequence[Tensor],
-    parameters: Iterable[nn.Parameter],
-    scaler: torch.amp.GradScaler | None,
-    sent_dtype: torch.dtype | None,
-) -> Callable[[Tensor], None]:
-    """Return a backward pass that leaves the mean of the gradients of the ranks' losses.
+    def compute(self, losses: Sequence[Callable[[], Tensor]], *, by_value: bool) -> Tensor:
+        """Run the forward and backward pass of each rank; return the mean of the losses.
 
-    As in data parallelism, hooks of parameters see the gradients of one rank. ``sent_dtype``: what
-    ranks round them to; None: nothing.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+        Raises ``NotCarried`` if a forward pass changes weights, as each rank would its own.
+        ``by_value``: also if torch does not count the change (``.data``), which needs copies.
+        """
+        values = []
+        for compute_loss in losses:
+            with _unchanged(self._parameters, by_value=by_value):
+                loss = compute_loss()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            self._add(len(losses))
+            values.append(loss.detach())
+        return torch.stack(values).mean()
 
-    def backward(_: Tensor) -> None:
-        means: dict[nn.Parameter, Tensor] = {}
-        for loss in losses:
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            for parameter in trained:
-                if parameter.grad is not None:
-                    sent = parameter.grad.to(sent_dtype or parameter.dtype) / len(losses)
-                    means[parameter] = means[parameter] + sent if parameter in means else sent
-                    parameter.grad = None
-        for parameter, mean in means.items():
+    def store(self, _: Tensor) -> None:
+        """Let the parameters have the means as their gradients, in place of a backward pass."""
+        for parameter, mean in self._means.items():
             parameter.grad = mean.to(parameter.dtype)
 
-    return backward
+    def _add(self, ranks: int) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                sent = parameter.grad.to(self._sent_dtype or parameter.dtype) / ranks
+                before = self._means.get(parameter)
+                self._means[parameter] = sent if before is None else before + sent
+                parameter.grad = None
+
+
+@contextlib.contextmanager
+def _unchanged(weights: Sequence[Tensor], *, by_value: bool) -> Iterator[None]:
+    """Raise ``NotCarried`` if weights are changed inside."""
+    versions = [weight._version for weight in weights]
+    values = [weight.detach().clone() for weight in weights] if by_value else []
+    yield
+    pairs = zip(weights, values, strict=False)  # there may be no values
+    if versions != [weight._version for weight in weights] or not all(
+        are_same(weight, value) for weight, value in pairs
+    ):
+        raise NotCarried("calls of the model change weights, on each rank its own")
 
 
 @contextlib.contextmanager

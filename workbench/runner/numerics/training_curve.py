@@ -20,6 +20,7 @@ restored.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,14 +34,13 @@ from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import copy_choices, plain_kernels
 from workbench.runner.numerics.routing_ties import Nudge
 from workbench.runner.numerics.training_copies import (
-    backward_of_ranks,
+    RankGradients,
     copy_of,
     distinct,
     fresh_moments,
     is_plain,
     restore_scale,
     restored,
-    unchanged,
 )
 from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
@@ -330,16 +330,16 @@ def _train_plain(
             variant.batches.advance()
             batches = _batches_of_ranks(variant.all_batches, ranks)
             inputs = [_reorder_rows(batch) if reordered else batch for batch in batches]
-            with unchanged(copies.values() if ranks > 1 else (), by_value=not losses):
-                rank_losses = [
-                    wrap(model.loss)(*_cast(batch, dtype))
-                    for model, batch in zip(models, inputs, strict=True)
-                ]
-            if ranks > 1:
-                trainer.backward = backward_of_ranks(
-                    rank_losses, copies.values(), trainer.scaler, sent_dtype
-                )
-            loss = torch.stack(rank_losses).mean()
+            computations = [
+                functools.partial(wrap(model.loss), *_cast(batch, dtype))
+                for model, batch in zip(models, inputs, strict=True)
+            ]
+            if ranks == 1:
+                loss = computations[0]()
+            else:
+                gradients = RankGradients(copies.values(), trainer.scaler, sent_dtype)
+                loss = gradients.compute(computations, by_value=not losses)
+                trainer.backward = gradients.store
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()

@@ -32,7 +32,7 @@ class Own(nn.Module):
         return self.b(torch.relu(self.a(x)))
 
 def build():
-    return Own(), lambda n: torch.randn(n, 16), lambda y, x: y.float().square().mean()
+    return Own(), lambda n: torch.randn(n, 16{needs}), lambda y, x: y.float().square().mean()
 """
 COUNTED = ("pass", "self.calls += 1; x = x * (1 + 0.1 * (self.calls % 7))")
 HOOK = ("self.a.weight.register_hook(lambda g: g.sign() * 0.01)", "pass")
@@ -41,6 +41,7 @@ STATES = {
     "power iteration": ("self.a = nn.utils.spectral_norm(self.a)", "pass"),
     "counted calls": COUNTED,
     "hook of a gradient": HOOK,
+    "overwritten input": ("pass", "x.mul_(0.5)"),
     "learned scale": ("self.scale = nn.Parameter(torch.tensor(1.5))", "x = x * self.scale"),
     "hook of a sum": (
         "self.a.weight.register_post_accumulate_grad_hook("
@@ -54,9 +55,9 @@ STATES = {
 def write(tmp_path: Path):
     """Return a function that writes a model and returns its configuration."""
 
-    def write(prepare: str, before: str) -> Configuration:
+    def write(prepare: str, before: str, needs: str = "") -> Configuration:
         path = tmp_path / "mine.py"
-        path.write_text(FILE.format(prepare=prepare, before=before))
+        path.write_text(FILE.format(prepare=prepare, before=before, needs=needs))
         return owned(path, settings={"batch": 4})
 
     return write
@@ -73,12 +74,21 @@ SHARDED = {
         "x = x + self.b(self.c(x))",
     ),
     "recurrent layer": ("self.r = nn.LSTM(16, 16)", "x = self.r(x[None])[0][0]"),
+    "differentiated input": (
+        "pass",
+        "x = x + torch.autograd.grad(self.a(x).square().sum(), x, create_graph=True)[0]",
+        ", requires_grad=True",
+    ),
     "blocks": ("self.c = nn.ModuleList([nn.Linear(16, 16)])", "x = self.c[0](x)"),
 }
 REFUSED = {
     "shared memory": (SHARED_MEMORY, "share memory, but their shards would not"),
     "hook": (HOOK, "a.weight has hooks"),
     "list": (("self.all = [(self.a.weight,)]", "x = x + self.all[0][0].mean()"), "function refers"),
+    "skipped layer": (
+        ("self.c = nn.Linear(16, 16)", "x = self.c(x) if torch.rand(()) < 0.5 else x"),
+        "some steps skip module.c,",
+    ),
     "scalar": (STATES["learned scale"], "scale has no dimension to shard"),
     "complex numbers": (
         ("self.c = nn.Parameter(torch.ones(16) * 1j)", "x = (x.float() * self.c).abs()"),
@@ -123,6 +133,15 @@ def test_ranks_that_change_weights_in_calls_are_not_checked(write, weight):
 def test_shards_train_as_the_reference_does(write, kind):
     arm = step_divided(write(*SHARDED[kind]), sharding="full")
     assert_right(arm, "data_parallel", "sharding")
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("learned scale", "scale is a scalar"), ("complex numbers", "is complex")]
+)
+def test_what_power_sgd_cannot_factor_is_refused(write, kind, word):
+    model = STATES[kind] if kind in STATES else REFUSED[kind][0]
+    with pytest.raises((Mistake, RankError), match=f"{word}; choose bf16"):
+        step_divided(write(*model), gradient_compression="powersgd")
 
 
 @pytest.mark.parametrize("kind", REFUSED)
