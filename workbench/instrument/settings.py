@@ -211,7 +211,7 @@ def _leave_optimizers_out(torch: Any) -> None:
     states: dict[int, list[list[bool]]] = {}  # by optimizer, whose step may call that of its base
 
     def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
-        left = [] if is_nested(optimizer, sys._getframe(1)) else states.pop(id(optimizer), [])
+        left = [] if is_nested(sys._getframe(1), optimizer) else states.pop(id(optimizer), [])
         state = _switch_autocast(torch, left[0] if left else [])  # a step that failed left it so
         state = left[0] if left else state
         states.setdefault(id(optimizer), []).append(state)
@@ -227,14 +227,17 @@ def _leave_optimizers_out(torch: Any) -> None:
     module.register_optimizer_step_post_hook(after)
 
 
-def is_nested(optimizer: Any, frame: Any) -> bool:
-    """Return True if a step, whose hooks ``frame`` calls, is called by a step of the optimizer.
+def is_nested(frame: Any, optimizer: Any = None) -> bool:
+    """Return True if a step, whose hooks ``frame`` calls, is called by a step of an optimizer.
 
-    A class whose ``step`` calls that of its base has hooks around both.
+    A class whose ``step`` calls that of its base has hooks around both, and some optimizers call
+    another one. ``optimizer``: only its own steps count.
     """
     caller = frame.f_back
     while caller is not None:
-        if caller.f_code is frame.f_code and caller.f_locals.get("self") is optimizer:
+        if caller.f_code is frame.f_code and (
+            optimizer is None or caller.f_locals.get("self") is optimizer
+        ):
             return True
         caller = caller.f_back
     return False

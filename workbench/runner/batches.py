@@ -41,6 +41,7 @@ class Batches:
         rows: int | None = None,
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
+        self._input_tensors = tensors(inputs)  # looked up once, and not in every step
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self._differentiable = [buffer for buffer, _ in self._buffers if buffer.requires_grad]
         self.loose = loose
@@ -108,8 +109,8 @@ class Batches:
         """Make the next batch current."""
         index = self.advances % RING
         self._fill(self._buffers, index)
-        for tensor in tensors(self.inputs):
-            if tensor.requires_grad:
+        for tensor in self._input_tensors:
+            if tensor.requires_grad and tensor.is_leaf:
                 tensor.grad = None
         if self.loose:
             self.inputs = map_tensors(self.loose[index], leaf_copy)

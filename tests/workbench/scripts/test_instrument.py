@@ -235,8 +235,24 @@ for _ in range(10):
 """
 
 
-def test_a_step_that_calls_the_step_of_its_base_is_one_step(tmp_path):
-    words = [sys.executable, "-c", STEPS_OF_A_BASE]
+STEPS_OF_ANOTHER = """
+import torch
+class Twice(torch.optim.Optimizer):
+    def __init__(self, base):
+        super().__init__(base.param_groups, {})
+        self.base = base
+    def step(self, closure=None):
+        self.base.step()
+        self.base.step()
+optimizer = Twice(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+for _ in range(10):
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("script", [STEPS_OF_A_BASE, STEPS_OF_ANOTHER], ids=["base", "another"])
+def test_a_step_that_calls_other_steps_is_one_step(tmp_path, script):
+    words = [sys.executable, "-c", script]
     subprocess.run(words, env=script_environment(tmp_path, {}, "mark"), check=True)
     rows = [row for entry in Reader(tmp_path).read() for row in entry.get("rows", [])]
     assert len(rows) == 9
