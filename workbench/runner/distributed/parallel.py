@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from models import Model
     from sessions.model import Configuration
     from workbench.runner.batches import Batches
-    from workbench.runner.interfaces import DividedBuild, DividedVariant
+    from workbench.runner.interfaces import DividedBuild, DividedVariant, EnteredVariant
     from workbench.runner.training.trainer import Parameters, Trainer
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as VariantStep
@@ -261,7 +261,7 @@ class Parallel:
             return self.loss(variant)
 
     @contextlib.contextmanager
-    def entered(self, variant: DividedVariant) -> Iterator[None]:
+    def entered(self, variant: EnteredVariant) -> Iterator[None]:
         """Prepare all ranks for steps from the full weights; store and compare them afterwards."""
         if self._depth:
             yield
@@ -380,7 +380,7 @@ class Parallel:
         world.send(BuildVariant(configuration, self.copy, self.variant_id))
         return world
 
-    def _ready_ranks(self, variant: DividedVariant) -> worlds.World:
+    def _ready_ranks(self, variant: EnteredVariant) -> worlds.World:
         """Let every rank build the variant, and order it to load the weights unless it has them."""
         # A rank may have ended, or freed the variant.
         world = self._request_build(self._build.situation.configuration)
