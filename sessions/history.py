@@ -88,7 +88,8 @@ def history_table(points: Sequence[Point]) -> Table:
     rows: list[list[Cell]] = []
     for point in points:
         cells = interval_cells(point.ratio, point.low, point.high, point.region)
-        row: list[Cell] = [point.title, point.commit[:12] or None, moment(point.created)]
+        commit = work.short_commit(point.commit) or None
+        row: list[Cell] = [point.title, commit, moment(point.created)]
         rows.append([*row, *cells, point.baseline, point.source, step_text(point) or None])
     notes = []
     if any(point.source == UNPAIRED for point in points[1:]):

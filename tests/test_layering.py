@@ -164,8 +164,8 @@ msgspec torch
 kernels models sessions | msgspec onnxruntime torch
 .runner.export._onnx_operators | onnxscript torch
 .runner.rank_worker .descendants .runner.building .runner.config .runner.distributed \
-.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.numerics \
-.runner.toggles .runner.variants .runner.wire | torch
+.runner.environment .runner.failures .runner.instruments .runner.interfaces .runner.model_state \
+.runner.numerics .runner.toggles .runner.variants .runner.wire | torch
 .runner.suggested_fixes .protocol .runner.config .runner.failures .runner.interfaces \
 .runner.toggles sessions | msgspec torch
 .runner.experiments .runner.experiments .protocol .runner.batches .runner.building .runner.config \

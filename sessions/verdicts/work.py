@@ -22,6 +22,8 @@ DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
 # Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.
 DIFFERENCE, DIFFERING = "difference", "differing"
 
+SHORT = 12  # digits of a commit in texts
+
 # Bundled toggles that set a field of the model's configuration and with it the mathematics, for
 # sessions that do not name them. Others stand in the environment, which the runner describes.
 MODEL_TOGGLES = frozenset(
@@ -45,6 +47,11 @@ _WORKLOAD = ("workload", "settings")
 _LACKING = "follow"  # option of a toggle that a session from before it does not name
 # A model of one's own is the same one where only its file is another.
 _FILE = ("model.source", "model.sha256")
+
+
+def short_commit(commit: str, digits: int = SHORT) -> str:
+    """Return the first digits of a commit, with the ``+`` of files that have changed since."""
+    return commit[:digits] + "+" * (len(commit) > digits and commit.endswith("+"))
 
 
 def is_invalid(segment: Segment) -> bool:

@@ -47,6 +47,14 @@ def test_a_step_is_where_an_interval_excludes_that_of_the_commit_before():
     assert [point.step for point in points] == ["", "faster"]
 
 
+def test_a_commit_with_uncommitted_changes_is_marked():
+    sessions = [check(1, 1.0), check(2, 1.0)]
+    for session, mark in zip(sessions, ("", "+"), strict=True):
+        session.environment["commit"] = "0123456789abcdef" + mark
+    rows = history_table(points_of(*sessions)[0]).rows
+    assert [row[1] for row in rows] == ["0123456789ab", "0123456789ab+"]
+
+
 @pytest.mark.parametrize(("builds", "shown"), [(1, True), (2, True), (3, False)])
 def test_a_step_of_few_processes_says_what_its_interval_leaves_out(builds, shown):
     points, _ = points_of(check(1, 1.0, builds=builds), check(2, 1.06, builds=builds))

@@ -30,7 +30,7 @@ from sessions.verdicts.regression import (
 )
 from sessions.verdicts.statistics import clock, steady_ms, summarize
 from sessions.verdicts.verdict_words import headline, ratio_line, remarks
-from sessions.verdicts.work import COMMIT
+from sessions.verdicts.work import COMMIT, short_commit
 from workbench import protocol
 from workbench.alternating_runners import AlternatingRunners, Variant, VariantFailed
 from workbench.client import headless
@@ -65,6 +65,7 @@ from workbench.git import commit_of, repository_of
 BUDGET_S = 60.0
 UNPAIRED_S = 10.0  # of steps where only the file can be compared with
 NOT_SLOWER = "not-slower"
+TITLE_DIGITS = 13  # of a commit in the title of a side, by which a history knows a baseline
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ def _run(arguments: argparse.Namespace) -> int:
                     raise Failed(
                         f"the current commit failed: {failed.failure.sentence_with_fix}"
                     ) from None
-                why = f"the old commit failed here: {failed.failure.sentence_with_fix}"
+                reason = failed.failure.sentence_with_fix.rstrip(".")
+                why = f"the old commit failed here: {reason}"
         if outcome is None:
             print_status(f"The old commit is not run: {why}. The ratio to the file is unpaired.")
             outcome = _run_current(commits.current, arguments)
@@ -175,7 +177,8 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
     folder = Path(_file_and_function(current)[0]).parent if is_of_file else _own_folder()
     repository = repository_of(folder)
     current_commit = commit_of(repository) if repository else ""
-    variant = Variant(f"current {current_commit[:13]}".strip(), current, repository)
+    name = short_commit(current_commit, TITLE_DIGITS)
+    variant = Variant(f"current {name}".strip(), current, repository)
     why = ""
     if not commit:
         why = "the baseline does not record its commit"
@@ -199,7 +202,7 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
                 yield Commits(None, variant, "the baseline's file is outside of its repository")
                 return
             old = _with_source(configuration, file, keep_digest=True)
-        yield Commits(Variant(f"baseline {commit[:13]}", old, checkout), variant)
+        yield Commits(Variant(f"baseline {commit[:TITLE_DIGITS]}", old, checkout), variant)
 
 
 def _is_of_file(configuration: Configuration) -> bool:

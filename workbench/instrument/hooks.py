@@ -94,7 +94,7 @@ class TorchHooks:
         recording = self._recording
 
         def stepped(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-            if recording.explicit:
+            if recording.explicit or settings.is_nested(sys._getframe(1)):
                 return
             self._has_stepped = True
             if self._anchor() is not optimizer:

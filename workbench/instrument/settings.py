@@ -176,18 +176,9 @@ def _apply_autocast(torch: Any, _option: str) -> Callable[[], tuple[str, str]]:
     torch.set_autocast_cache_enabled(False)
     _switch_autocast(torch, [True, True])
     count = [0]
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def without_autocast(*arguments: Any, **keywords: Any) -> Any:
-        before = _switch_autocast(torch, [False, False])
-        count[0] += any(before)
-        try:
-            return backward(*arguments, **keywords)
-        finally:
-            _switch_autocast(torch, before)
-
-    torch.autograd.backward = without_autocast
+    for name in ("backward", "grad"):
+        compute = getattr(torch.autograd, name)
+        setattr(torch.autograd, name, _without_autocast(torch, compute, count))
     _leave_optimizers_out(torch)
 
     def finding() -> tuple[str, str]:
@@ -197,12 +188,32 @@ def _apply_autocast(torch: Any, _option: str) -> Callable[[], tuple[str, str]]:
     return finding
 
 
+def _without_autocast(torch: Any, compute: Callable[..., Any], count: list[int]) -> Any:
+    """Return a backward pass without autocast; ``count``: calls that disabled it."""
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+    @functools.wraps(compute)
+    def without_autocast(*arguments: Any, **keywords: Any) -> Any:
+        if is_compiling():  # Dynamo knows torch's own function alone
+            return compute(*arguments, **keywords)
+        before = _switch_autocast(torch, [False, False])
+        count[0] += any(before)
+        try:
+            return compute(*arguments, **keywords)
+        finally:
+            _switch_autocast(torch, before)
+
+    return without_autocast
+
+
 def _leave_optimizers_out(torch: Any) -> None:
     """Disable autocast in optimizer steps without a closure; a closure runs the forward pass."""
     states: dict[int, list[list[bool]]] = {}  # by optimizer, whose step may call that of its base
 
     def before(optimizer: Any, arguments: Any, keywords: Any) -> None:
-        state = _switch_autocast(torch, [])
+        left = [] if is_nested(sys._getframe(1), optimizer) else states.pop(id(optimizer), [])
+        state = _switch_autocast(torch, left[0] if left else [])  # a step that failed left it so
+        state = left[0] if left else state
         states.setdefault(id(optimizer), []).append(state)
         if all(value is None for value in (*arguments[1:], *keywords.values())):  # no closure
             _switch_autocast(torch, [False, False])
@@ -214,6 +225,22 @@ def _leave_optimizers_out(torch: Any) -> None:
     module = sys.modules["torch.optim.optimizer"]  # torch.optim has deleted the attribute
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
+
+
+def is_nested(frame: Any, optimizer: Any = None) -> bool:
+    """Return True if a step, whose hooks ``frame`` calls, is called by a step of an optimizer.
+
+    A class whose ``step`` calls that of its base has hooks around both, and some optimizers call
+    another one. ``optimizer``: only its own steps count.
+    """
+    caller = frame.f_back
+    while caller is not None:
+        if caller.f_code is frame.f_code and (
+            optimizer is None or caller.f_locals.get("self") is optimizer
+        ):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _switch_autocast(torch: Any, states: list[bool]) -> list[bool]:

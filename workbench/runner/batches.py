@@ -41,6 +41,7 @@ class Batches:
         rows: int | None = None,
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
+        self._input_tensors = tensors(inputs)  # looked up once, and not in every step
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self._differentiable = [buffer for buffer, _ in self._buffers if buffer.requires_grad]
         self.loose = loose
@@ -77,10 +78,11 @@ class Batches:
                 f"own: batches cannot be split across {parts} ranks: every input must be a dense "
                 "tensor whose first dimension is the batch, with the same shape in all batches"
             )
-        inputs, targets = (
-            map_tensors(every, lambda x: x.chunk(parts)[index])
-            for every in (self.inputs, self.targets)
-        )
+
+        def rows(x: Tensor) -> Tensor:  # a leaf, of whose history the buffer is no part
+            return x.detach().chunk(parts)[index].requires_grad_(x.requires_grad)
+
+        inputs, targets = (map_tensors(every, rows) for every in (self.inputs, self.targets))
         return Batches(inputs, targets, self.few, self._buffers)
 
     def rewind(self) -> None:
@@ -107,6 +109,9 @@ class Batches:
         """Make the next batch current."""
         index = self.advances % RING
         self._fill(self._buffers, index)
+        for tensor in self._input_tensors:
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = None
         if self.loose:
             self.inputs = map_tensors(self.loose[index], leaf_copy)
         self.advances += 1

@@ -190,3 +190,11 @@ class DividedVariant(Protocol):
     @property
     def autocast(self) -> Callable[[Compute], Compute]:
         """A wrapper that runs a function in the precision of the steps."""
+
+
+class EnteredVariant(DividedVariant, Protocol):
+    """The part of a built configuration that its ranks enter."""
+
+    @property
+    def remembered(self) -> object:
+        """The state of a user's model, while its numbers are checked; None otherwise."""

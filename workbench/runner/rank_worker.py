@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
 
@@ -41,8 +42,10 @@ from workbench.runner.distributed.messages import (
 from workbench.runner.distributed.world import ADDRESS, START_S, TOKEN, join, rank
 from workbench.runner.environment import host
 from workbench.runner.failures import explain
+from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
+from workbench.runner.model_state.run_state import restored_state
 from workbench.runner.numerics.forward import evaluate
 from workbench.runner.toggles._ranks import layout_of
 from workbench.runner.variants.variant import Variant
@@ -60,6 +63,7 @@ class WorkerLoop:
         self._variants = VariantCache()
         self._entered = contextlib.ExitStack()
         self._variant: Variant | None = None
+        self._restore: Callable[[], None] | None = None  # the state of a model that is checked
         self.steps = 0  # number of the step that was begun last
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         for target in (self._listen, self._beat):
@@ -96,12 +100,15 @@ class WorkerLoop:
             case Evaluate():
                 variant.batches.go_to(order.advances)
                 evaluate(order.name, variant)
+                if self._restore is not None:
+                    self._restore()
             case Compare():
                 variant.divided.compare(variant)
             case Record():
                 variant.divided.record(order.phase, order.steps)
             case Leave():
                 self._entered.close()
+                self._restore = None
 
     def _listen(self) -> None:
         for order in self._connection.messages():
@@ -122,6 +129,10 @@ class WorkerLoop:
             variant.trainer.scaler.load_state_dict(order.scale)
         variant.divided.version = order.version
         variant.divided.is_set_up = not order.prepare
+        if order.restores:
+            room = free_bytes(self.device)
+            state = restored_state(variant.model, self.device, room)
+            self._restore = self._entered.enter_context(state)
         self._entered.enter_context(variant.entered())
         if not variant.divided.has_prepared:
             variant.divided.has_prepared = True

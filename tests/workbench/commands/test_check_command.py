@@ -188,6 +188,18 @@ def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):
     assert len(listed.stdout.splitlines()) == 1
 
 
+def test_the_name_of_a_side_says_that_files_have_changed_since_its_commit(repository):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    session = hdf5.load(repository / "base.h5")
+    for change, mark in (("", ""), ("# changed", "+")):
+        with (repository / "model.py").open("a") as file:
+            file.write(change)
+        with commits_of(session, session.segments[0], None) as commits:
+            digits = commit_of(repository).rstrip("+")[:13]
+            assert commits.current.title == f"current {digits}{mark}"
+
+
 def test_a_check_in_a_hook_of_git_leaves_the_index_of_the_commit_alone(repository, monkeypatch):
     commit(repository)
     pretend(repository, commit_of(repository))
@@ -199,7 +211,8 @@ def test_a_check_in_a_hook_of_git_leaves_the_index_of_the_commit_alone(repositor
         monkeypatch.setenv("GIT_INDEX_FILE", str(path))
         monkeypatch.setenv("GIT_DIR", ".git")
         with commits_of(session, session.segments[0], None) as commits:
-            assert not commits.why and commits.current.title.endswith(commit_of(repository)[:13])
+            assert not commits.why
+            assert commits.current.title.endswith(f"{commit_of(repository)[:13]}+")
         assert index.read_bytes() == before
 
 

@@ -220,3 +220,85 @@ def test_a_compiled_optimizer_ends_steps_too(tmp_path):
     rows = [row for entry in entries for row in entry.get("rows", [])]
     assert len([row for row in rows if row[0] != "compile"]) == 5
     assert [row for row in rows if row[0] == "compile"]
+
+
+STEPS_OF_A_BASE = """
+import torch
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+weight, other = (torch.zeros(1, requires_grad=True) for _ in range(2))
+base = torch.optim.SGD([other])  # from now on a step of this class has hooks of its own
+optimizer = Own([weight])
+for _ in range(10):
+    optimizer.step()
+"""
+
+
+STEPS_OF_ANOTHER = """
+import torch
+class Twice(torch.optim.Optimizer):
+    def __init__(self, base):
+        super().__init__(base.param_groups, {})
+        self.base = base
+    def step(self, closure=None):
+        self.base.step()
+        self.base.step()
+optimizer = Twice(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+for _ in range(10):
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("script", [STEPS_OF_A_BASE, STEPS_OF_ANOTHER], ids=["base", "another"])
+def test_a_step_that_calls_other_steps_is_one_step(tmp_path, script):
+    words = [sys.executable, "-c", script]
+    subprocess.run(words, env=script_environment(tmp_path, {}, "mark"), check=True)
+    rows = [row for entry in Reader(tmp_path).read() for row in entry.get("rows", [])]
+    assert len(rows) == 9
+
+
+UNDER_AUTOCAST = """
+import torch
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x @ x
+    @staticmethod
+    def backward(context, gradient):
+        x, = context.saved_tensors
+        dtypes.append((gradient.float() @ x.t()).dtype)
+        return gradient.to(x.dtype)
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        if failing:
+            raise RuntimeError("no room")
+        return super().step(closure)
+dtypes, failing = [], True
+x = torch.ones(4, 4, requires_grad=True)
+base, optimizer = torch.optim.SGD([x], lr=0.0), Own([x], lr=0.0)
+torch.autograd.grad(Square.apply(x.float()).float().sum(), x)
+torch.func.grad(lambda x: (x @ x).float().sum())(x)
+assert dtypes == [torch.float32], dtypes
+assert (x @ x).dtype is torch.bfloat16
+try:
+    optimizer.step()
+except RuntimeError:
+    failing = False
+for _ in range(3):
+    optimizer.step()
+assert torch.is_autocast_enabled("cpu") and (x @ x).dtype is torch.bfloat16
+"""
+
+
+def test_autocast_ends_for_every_backward_pass_and_for_no_forward_pass(tmp_path):
+    environment = script_environment(tmp_path, {"autocast": "bf16"}, "mark")
+    words = [sys.executable, "-c", UNDER_AUTOCAST]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert not result.returncode, result.stderr
+    evidence = [entry["evidence"] for entry in Reader(tmp_path).read() if "evidence" in entry]
+    assert evidence[-1][0][2:] == [
+        "effective",
+        "2 backward passes followed a forward pass under autocast in bfloat16",
+    ]

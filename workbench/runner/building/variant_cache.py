@@ -23,10 +23,12 @@ from workbench.runner.distributed import world
 from workbench.runner.distributed.local_weights import LocalWeights
 from workbench.runner.distributed.mesh import ONE_RANK
 from workbench.runner.distributed.parallel import Parallel
+from workbench.runner.failures import Mistake
 from workbench.runner.instruments.memory import free_bytes, free_memory
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.numerics.isolation import probed
+from workbench.runner.numerics.repeatability import skipped_module
 from workbench.runner.profiling.probe import probe
 from workbench.runner.revision import source_facts
 from workbench.runner.toggles import all_toggles
@@ -195,6 +197,14 @@ class VariantCache:
             divided.others_bytes, divided.pool_bytes = self.others_bytes, _pool_bytes
             batches = divided.local_batches(all_batches)
         cast = autocast(build.autocast, situation.device.type)
+        full = None if divided is None else divided.full_parameters
+        if (build.sharding and situation.is_own_model and full is not None) and (
+            name := skipped_module(situation, full, batches, cast)
+        ):
+            raise Mistake(
+                f"own: some steps skip {name}, and ranks that skip other modules would wait for "
+                "each other's shards for ever; switch sharding off"
+            )
         with contextlib.ExitStack() as stack:
             if divided is not None:
                 stack.enter_context(divided.building(configuration, copy))
@@ -207,7 +217,6 @@ class VariantCache:
         bench, compute = assembled.bench, assembled.compute
         if divided is not None:
             weights = divided.weights.own  # FSDP has replaced them by shards
-        full = divided.full_parameters if divided is not None else None
         parameters = full or weights.parameters
         ledger = {
             "parameters": sum({id(p): p.numel() for p in parameters.values()}.values()),

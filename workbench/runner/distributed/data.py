@@ -24,7 +24,7 @@ from workbench.runner.distributed.local_weights import LocalWeights, local
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Trait
 from workbench.runner.structures import listed_modules
-from workbench.runner.training.trainer import Weights
+from workbench.runner.training.trainer import Parameters, Weights, overlapping
 
 if TYPE_CHECKING:
     from models import Model
@@ -76,6 +76,8 @@ class Replicate:
             "find_unused_parameters": not self._captured and _may_leave_unused(build),
         }
         self._compression = build.gradient_compression
+        if self._compression == "powersgd" and (why := _why_no_power_sgd(model)):
+            raise Mistake(f"gradient_compression: PowerSGD needs real matrices; {why}; choose bf16")
         self._ddp: DistributedDataParallel | None = None
         self._reducer: _Reducer | None = None
 
@@ -201,6 +203,16 @@ def _reduce(reducer: _Reducer, bucket: dist.GradBucket) -> torch.futures.Future[
 _reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
 
 
+def _why_no_power_sgd(model: Model) -> str:
+    """Return why torch's PowerSGD fails for a parameter, or lets ranks diverge; else empty."""
+    for name, parameter in model.weights().items():
+        if parameter.requires_grad and not parameter.ndim:
+            return f"{name} is a scalar"
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{name} is complex"
+    return ""
+
+
 def _may_leave_unused(build: DividedBuild) -> bool:
     """Return True if some parameter may have no gradient on one rank: an expert without a token."""
     situation = build.situation
@@ -209,6 +221,24 @@ def _may_leave_unused(build: DividedBuild) -> bool:
     return situation.family.name not in ("hydra", "mamba2") or getattr(
         situation.config, "mixture_of_recursions", False
     )
+
+
+def _why_inseparable(weights: Parameters, full_weights: Parameters) -> str:
+    """Return why shards of these weights would train otherwise, as a clause; empty if not.
+
+    ``full_weights``: the unsharded ones, where this rank has them.
+    """
+    if names := overlapping(full_weights):
+        return f"{names} share memory, but their shards would not"
+    dtypes = sorted({str(parameter.dtype) for parameter in weights.values()})
+    if len(dtypes) > 1:
+        return f"torch cannot shard parameters of {' and '.join(dtypes)} together"
+    for name, parameter in weights.items():
+        if not parameter.ndim:
+            return f"{name} has no dimension to shard"
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"{name} has hooks for its gradient, which its shards would not call"
+    return ""
 
 
 class FullyShard:
@@ -226,6 +256,12 @@ class FullyShard:
             pins = build.situation.device.type == "cuda"
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=pins)
         before = model.weights()
+        full = {} if weights.full_weights is None else weights.full_weights.parameters
+        why = _why_inseparable(before, full)
+        if not why and build.situation.is_own_model and (name := model.aliased()):
+            why = f"an attribute or a function refers to {name}, and would not to its shards"
+        if why:
+            raise Mistake(f"own: {why}; switch sharding off")
         self.full_bytes = weights.own.bytes
         self._blocks = list(dict.fromkeys(listed_modules(model)))
         for block in self._blocks:
@@ -266,13 +302,14 @@ class FullyShard:
     @property
     def bytes(self) -> int:
         """Bytes of this rank's weights between steps."""
-        return sum(local(p).nbytes for p in self._weights.own.parameters.values())
+        distinct = {id(p): p for p in self._weights.own.parameters.values()}  # tied ones once
+        return sum(local(parameter).nbytes for parameter in distinct.values())
 
     def moment_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Return the bytes of this rank's moments."""
         return sum(
             local(value).nbytes
             for state in optimizer.state.values()
-            for value in state.values()
-            if value.ndim
+            for kind, value in state.items()
+            if kind != "step"
         )

@@ -341,7 +341,7 @@ class LocalWeights:
             cut, source = self.cuts.get(name), self.layout.first_of_stage(self._stages_of[name][0])
             yield Transfer(like, part, full, cut, source)
             for kind in sorted(template) if name in self._trained else ():
-                is_moment = bool(template[kind].ndim)
+                is_moment = kind != "step"  # a moment of a scalar has no dimension either
                 yield Transfer(
                     like if is_moment else template[kind],
                     None if part is None else states[part][kind],

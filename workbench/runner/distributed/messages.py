@@ -30,12 +30,14 @@ class Enter(msgspec.Struct, tag="enter"):
     """Prepare the variant that was built last for its steps.
 
     ``version`` names the weights to step from; a rank that has others loads them. ``prepare``: all
-    ranks create anew what they create together. ``scale`` is the loss scaler's state.
+    ranks create anew what they create together. ``scale`` is the loss scaler's state. ``restores``:
+    rank 0 restores the state of a user's model afterwards, so every other rank does.
     """
 
     version: int = 0
     prepare: bool = False
     scale: dict[str, int | float] = {}
+    restores: bool = False
 
 
 class Step(msgspec.Struct, tag="step"):

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from models import Model
     from sessions.model import Configuration
     from workbench.runner.batches import Batches
-    from workbench.runner.interfaces import DividedBuild, DividedVariant
+    from workbench.runner.interfaces import DividedBuild, DividedVariant, EnteredVariant
     from workbench.runner.training.trainer import Parameters, Trainer
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as VariantStep
@@ -261,12 +261,12 @@ class Parallel:
             return self.loss(variant)
 
     @contextlib.contextmanager
-    def entered(self, variant: DividedVariant) -> Iterator[None]:
+    def entered(self, variant: EnteredVariant) -> Iterator[None]:
         """Prepare all ranks for steps from the full weights; store and compare them afterwards."""
         if self._depth:
             yield
             return
-        world = None if self.rank else self._ready_ranks()
+        world = None if self.rank else self._ready_ranks(variant)
         full = self.weights.full_weights
         if self.full_trainer is not None and full is not None:
             full.sync_step_counts(self.full_trainer.optimizer)
@@ -380,7 +380,7 @@ class Parallel:
         world.send(BuildVariant(configuration, self.copy, self.variant_id))
         return world
 
-    def _ready_ranks(self) -> worlds.World:
+    def _ready_ranks(self, variant: EnteredVariant) -> worlds.World:
         """Let every rank build the variant, and order it to load the weights unless it has them."""
         # A rank may have ended, or freed the variant.
         world = self._request_build(self._build.situation.configuration)
@@ -393,7 +393,8 @@ class Parallel:
             self.version = self.weights.next_version()
         scaler = None if self._trainer is None else self._trainer.scaler
         scale = {} if scaler is None else scaler.state_dict()
-        world.send(Enter(self.version, not self.is_set_up, scale))
+        restores = variant.remembered is not None
+        world.send(Enter(self.version, not self.is_set_up, scale, restores))
         return world
 
     def _load(self, variant: DividedVariant) -> None:

@@ -13,6 +13,7 @@ import collections
 import contextvars
 import copy
 import enum
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -157,7 +158,8 @@ def same_values(
 
     Parameters with ``names``, by address, are the same if their names are.
     """
-    if first is second or depth > 20 or isinstance(first, (*CODE, torch.Generator)):
+    # Two weak references are equal if what they refer to is: of weights, perhaps freed ones.
+    if first is second or depth > 20 or isinstance(first, (*CODE, torch.Generator, weakref.ref)):
         return True
     if id(first) in names or id(second) in names:
         return names.get(id(first)) == names.get(id(second))

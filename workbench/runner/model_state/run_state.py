@@ -32,9 +32,11 @@ from workbench.runner.model_state.variables import (
     FUNCTION_CACHE,
     attributes,
     cached_values,
+    roots,
     slots,
 )
 from workbench.runner.user_models import global_flags
+from workbench.runner.user_models.user_model import OwnModel
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device
 _MOST_OBJECTS = 500_000
@@ -285,6 +287,23 @@ def recorded(
                     hooks.update(before)
 
 
+@contextlib.contextmanager
+def restored_state(
+    model: nn.Module, device: torch.device, free_bytes: int
+) -> Iterator[Callable[[], None]]:
+    """Restore what calls of a user's model change beside its parameters; yield a restore for now.
+
+    The state of other models, and what cannot be recorded, stays as the calls leave it.
+    """
+    with contextlib.ExitStack() as stack:
+        restore: Callable[[], None] = _do_nothing
+        if isinstance(model, OwnModel):
+            state = recorded(roots(model), model, device, free_bytes, list(model.parameters()))
+            with contextlib.suppress(NotRecordable):
+                restore = stack.enter_context(state).restore
+        yield restore
+
+
 def are_same(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors hold the same bits."""
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -344,6 +363,10 @@ def _double_underscored(contents: dict[Any, Any]) -> dict[Any, Any]:
     if "__builtins__" not in contents:
         return {}
     return {key: value for key, value in contents.items() if str(key).startswith("__")}
+
+
+def _do_nothing() -> None:
+    return None
 
 
 def _is_not(first: object, second: object) -> bool:

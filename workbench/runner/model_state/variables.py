@@ -93,7 +93,7 @@ class _Search:
     def _add_attributes(self, prefix: str, owner: object) -> None:
         self.classes[type(owner)] = None
         for name, value in attributes(owner).items():
-            if name not in _INTERNAL or not isinstance(owner, nn.Module):
+            if not isinstance(owner, nn.Module) or not _is_of_torch(name):
                 setting = functools.partial(object.__setattr__, owner, name)
                 self.add(f"{prefix}{name}", value, setting)
 
@@ -135,6 +135,11 @@ class _Search:
                 if _may_hold_state(value):
                     setting = functools.partial(_set_default, function, index)
                     self.add(f"{path}: default {index}", value, setting)
+
+
+def _is_of_torch(name: str) -> bool:
+    """Return True for an attribute that torch gives a module: its own, or its state for FSDP."""
+    return name in _INTERNAL or name.startswith("__composable_api_")
 
 
 def cached_values(function: Any) -> list[Any]:

@@ -57,10 +57,9 @@ from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.repeatability import CheckMode, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
 from workbench.runner.numerics.structure_check import StructureError
-from workbench.runner.numerics.training_copies import overlapping
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
-from workbench.runner.training.trainer import forget_graph
+from workbench.runner.training.trainer import forget_graph, overlapping
 from workbench.runner.variants.variant import Variant
 
 CURVE_ROOM = 2  # times the memory of the models that train must be free: activations need some
@@ -260,7 +259,7 @@ def _curve(
         return ""
     if situation.has(Trait.CAPTURED) and not variant.model.training:
         return "the captured graph computes in training mode, and the check in evaluation mode"
-    if variant.divided is None and (names := overlapping(variant.plain_weights())):
+    if names := overlapping(variant.plain_weights()):
         return f"{names} share memory, so each step moves both twice"
     room, why = free_bytes(situation.device) / CURVE_ROOM, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):

@@ -7,15 +7,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.runner.failures import explain, is_fatal
-from workbench.runner.interfaces import Trait
+import torch
+
+from models import Model
+from workbench.runner.batches import Batches
+from workbench.runner.failures import explain, is_fatal, lacks_memory
+from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state import rng
 from workbench.runner.numerics.deviation import (
     rounding_of,
 )
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.reference import Outputs, Plain
+from workbench.runner.profiling.eager import eager
+from workbench.runner.training.trainer import Parameters
+from workbench.runner.user_models import global_flags
+from workbench.runner.workloads import Compute
 
+_CALLS = 8  # that a module which some of them skip is looked for in
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 
@@ -68,6 +77,49 @@ def choose_mode(
     if plain.situation.has(Trait.COMPILED):
         parts.append("it was compiled once more for this")
     return CheckMode(f"in evaluation mode ({'; '.join(parts)}): ")
+
+
+def skipped_module(
+    situation: Situation, weights: Parameters, batches: Batches, wrap: Callable[[Compute], Compute]
+) -> str:
+    """Return the name of a module with parameters that some training steps skip; else empty.
+
+    A user's model computes the losses of some batches, in another build around its weights. It is
+    not known, and so empty, if memory is too small for that.
+    """
+    model: Model = situation.family.share(situation.config, weights)
+    model.train()
+    ran: set[str] = set()
+    names_of_calls: list[frozenset[str]] = []
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda *_, name=name: ran.add(name))
+    with eager(), rng.put_back(model, situation.device), global_flags.put_back():
+        rng.seed_all(situation.configuration.seed)
+        for number in range(1, _CALLS + 1):
+            ran.clear()
+            batches.go_to(number)
+            try:
+                _compute_loss(wrap(model.loss), batches)
+            except Exception as error:
+                if not lacks_memory(error):
+                    raise
+                break
+            names_of_calls.append(frozenset(ran))
+    batches.rewind()
+    every = frozenset().union(*names_of_calls)
+    return min((n for n in every if any(n not in names for names in names_of_calls)), default="")
+
+
+def _compute_loss(compute: Compute, batches: Batches) -> None:
+    """Compute a loss, without gradients if the model can."""
+    try:
+        with torch.no_grad():
+            compute(*batches.inputs, *batches.targets)
+    except RuntimeError as error:
+        if lacks_memory(error):
+            raise
+        compute(*batches.inputs, *batches.targets)
 
 
 def _differs(plain: Plain, first: Outputs, put_back: Callable[[], None]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from models import Model
 from models.initialisation import keep_marks
 from models.layers.fake_quantized import fake_quantize_as
 from workbench.runner.model_state import rng
+from workbench.runner.model_state.carried_state import NotCarried
+from workbench.runner.model_state.run_state import are_same
 from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.structures import kind
@@ -25,33 +27,19 @@ def distinct(weights: Parameters) -> list[nn.Parameter]:
     return list({id(parameter): parameter for parameter in weights.values()}.values())
 
 
-def overlapping(weights: Parameters) -> str:
-    """Return the names of two parameters in the same memory; empty if there are none.
-
-    Copies of them are apart: a step would move each once, not both twice.
-    """
-    end, last = 0, ""
-    names = {id(parameter): name for name, parameter in weights.items()}
-    for parameter in sorted(distinct(weights), key=Tensor.data_ptr):
-        if parameter.numel() and parameter.data_ptr() < end and parameter.requires_grad:
-            return f"{last} and {names[id(parameter)]}"
-        end = max(end, parameter.data_ptr() + parameter.nbytes)
-        last = names[id(parameter)]
-    return ""
-
-
 def is_plain(full_trainer: Trainer | None) -> bool:
     """Return True if a plain AdamW can continue from the optimizer's moments."""
     return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
-    variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool
-) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
-    """Return a plain model of the variant's copied weights, its AdamW, and the copies.
+    variant: Variant, requested: torch.dtype | None, nudge: Nudge, *, fresh: bool, ranks: int = 1
+) -> tuple[list[Model], Trainer, dict[int, nn.Parameter]]:
+    """Return plain models of the variant's copied weights, their AdamW, and the copies.
 
     The copies are by the id of the variant's parameter. ``requested``: their dtype; None: the
-    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments.
+    variant's. ``nudge``: noise that is added. ``fresh``: AdamW starts without moments. ``ranks``:
+    the number of models. All have the same weights, and each has its own buffers, as ranks have.
     """
     assert variant.full_trainer is not None
     dtype = requested or variant.weights_dtype
@@ -67,11 +55,14 @@ def copy_of(
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model = share(variant.situation, variant.model, variant.remembered, weights, requested)
-    fake_quantize_as(model, variant.model)
-    model.train()
-    model.set_checkpointing("full")  # gives equal results, and saves memory
-    rng.copy_modes(model, variant.model)
+    models = []
+    for _ in range(ranks):
+        model = share(variant.situation, variant.model, variant.remembered, weights, requested)
+        fake_quantize_as(model, variant.model)
+        model.train()
+        model.set_checkpointing("full")  # gives equal results, and saves memory
+        rng.copy_modes(model, variant.model)
+        models.append(model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in variant.full_trainer.optimizer.state.items():
         if not fresh and id(parameter) in copies:
@@ -81,7 +72,66 @@ def copy_of(
                 "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
-    return model, Trainer(optimizer, None), copies
+    return models, Trainer(optimizer, None), copies
+
+
+class RankGradients:
+    """The mean of the gradients of several ranks, as data parallelism computes it.
+
+    Hooks of parameters see the gradients of one rank. ``sent_dtype``: what ranks round them to;
+    None: nothing.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        scaler: torch.amp.GradScaler | None,
+        sent_dtype: torch.dtype | None,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._scaler, self._sent_dtype = scaler, sent_dtype
+        self._means: dict[nn.Parameter, Tensor] = {}
+
+    def compute(self, losses: Sequence[Callable[[], Tensor]], *, by_value: bool) -> Tensor:
+        """Run the forward and backward pass of each rank; return the mean of the losses.
+
+        Raises ``NotCarried`` if a forward pass changes weights, as each rank would its own.
+        ``by_value``: also if torch does not count the change (``.data``), which needs copies.
+        """
+        values = []
+        for compute_loss in losses:
+            with _unchanged(self._parameters, by_value=by_value):
+                loss = compute_loss()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            self._add(len(losses))
+            values.append(loss.detach())
+        return torch.stack(values).mean()
+
+    def store(self, _: Tensor) -> None:
+        """Let the parameters have the means as their gradients, in place of a backward pass."""
+        for parameter, mean in self._means.items():
+            parameter.grad = mean.to(parameter.dtype)
+
+    def _add(self, ranks: int) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                sent = parameter.grad.to(self._sent_dtype or parameter.dtype) / ranks
+                before = self._means.get(parameter)
+                self._means[parameter] = sent if before is None else before + sent
+                parameter.grad = None
+
+
+@contextlib.contextmanager
+def _unchanged(weights: Sequence[Tensor], *, by_value: bool) -> Iterator[None]:
+    """Raise ``NotCarried`` if weights are changed inside."""
+    versions = [weight._version for weight in weights]
+    values = [weight.detach().clone() for weight in weights] if by_value else []
+    yield
+    pairs = zip(weights, values, strict=False)  # there may be no values
+    if versions != [weight._version for weight in weights] or not all(
+        are_same(weight, value) for weight, value in pairs
+    ):
+        raise NotCarried("calls of the model change weights, on each rank its own")
 
 
 @contextlib.contextmanager

@@ -20,12 +20,13 @@ restored.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.runner.batches import Batches, Tensors
 from workbench.runner.interfaces import Trait
@@ -33,6 +34,7 @@ from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import copy_choices, plain_kernels
 from workbench.runner.numerics.routing_ties import Nudge
 from workbench.runner.numerics.training_copies import (
+    RankGradients,
     copy_of,
     distinct,
     fresh_moments,
@@ -314,19 +316,30 @@ def _train_plain(
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = copy_of(variant, dtype, nudge, fresh=fresh)
-        if dtype is None:
-            copy_choices(model, variant.model)
-            trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
-            _round_gradients(variant, copies.values())
-        losses = []
         ranks = 1 if variant.divided is None else variant.divided.layout.data
+        models, trainer, copies = copy_of(variant, dtype, nudge, fresh=fresh, ranks=ranks)
+        sent_dtype = None
+        if dtype is None:
+            for model in models:
+                copy_choices(model, variant.model)
+            trainer.scaler = _scaler(variant.full_trainer, variant.situation.device)
+            sent_dtype = _sent_dtype(variant)
+        losses: list[torch.Tensor] = []
         variant.batches.rewind()
         for _ in range(STEPS):
             variant.batches.advance()
             batches = _batches_of_ranks(variant.all_batches, ranks)
             inputs = [_reorder_rows(batch) if reordered else batch for batch in batches]
-            loss = torch.stack([wrap(model.loss)(*_cast(batch, dtype)) for batch in inputs]).mean()
+            computations = [
+                functools.partial(wrap(model.loss), *_cast(batch, dtype))
+                for model, batch in zip(models, inputs, strict=True)
+            ]
+            if ranks == 1:
+                loss = computations[0]()
+            else:
+                gradients = RankGradients(copies.values(), trainer.scaler, sent_dtype)
+                loss = gradients.compute(computations, by_value=not losses)
+                trainer.backward = gradients.store
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()
@@ -338,14 +351,10 @@ def _train_plain(
     return TrainingRun([float(loss) for loss in losses], weight_updates, _scale_of(trainer.scaler))
 
 
-def _round_gradients(variant: Variant, parameters: Iterable[nn.Parameter]) -> None:
-    """Round the gradients of ``parameters`` as ranks of the variant do before they send them."""
+def _sent_dtype(variant: Variant) -> torch.dtype | None:
+    """Return the dtype that ranks of the variant round gradients to; None if they do not."""
     replicate = None if variant.divided is None else variant.divided.replicate
-    if replicate is None or (dtype := replicate.sent_dtype) is None:
-        return
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient.to(dtype).to(gradient.dtype))
+    return None if replicate is None else replicate.sent_dtype
 
 
 def _batches_of_ranks(batches: Batches, count: int) -> list[Tensors]:

@@ -237,6 +237,21 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
             yield from parts(value)
 
 
+def overlapping(weights: Parameters) -> str:
+    """Return the names of two parameters in the same memory; empty if there are none.
+
+    Copies of them are apart: a step would move each once, not both twice.
+    """
+    end, last = 0, ""
+    names = {id(parameter): name for name, parameter in weights.items()}
+    for parameter in sorted(_distinct(weights.values()), key=Tensor.data_ptr):
+        if parameter.numel() and parameter.data_ptr() < end and parameter.requires_grad:
+            return f"{last} and {names[id(parameter)]}"
+        end = max(end, parameter.data_ptr() + parameter.nbytes)
+        last = names[id(parameter)]
+    return ""
+
+
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
     """Build AdamW with the rates of every variant; the plain loop, without ``options``."""
     chosen = {"fused": False, "foreach": False, **options}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from workbench.runner.failures import Mistake
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,22 @@ class Arguments:
             inspect.Parameter.VAR_KEYWORD in kinds
             and inspect.Parameter.POSITIONAL_ONLY not in kinds,
         )
+
+    def call(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        """Return the module's output; a dict of its parameters is passed as keywords.
+
+        Raises ``Mistake`` for an iterator: a step that reads none of it would compute nothing.
+        """
+        if len(inputs) == 1 and self.are_in(inputs[0]):
+            output = module(**inputs[0])
+        else:
+            output = module(*inputs)
+        if isinstance(output, Iterator):
+            raise Mistake(
+                f"own: the module returned a {type(output).__name__}, which computes nothing until "
+                "it is read; return a list or a tuple"
+            )
+        return output
 
     def are_in(self, value: Any) -> bool:
         """Return True for a dict that can be passed as keyword arguments."""

@@ -2,8 +2,9 @@
 
 ``hf:CONFIG[:OPTIONS]`` names a bundled configuration (a file in ``hf/``), a ``config.json`` or its
 folder. OPTIONS are separated by commas: ``tiny`` scales the model down for tests, ``sequence=N`` is
-the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. No
-code of a configuration's folder runs.
+the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. Without
+``sequence=N`` an input has 1,024 tokens, or fewer if the model has positions for fewer. No code of
+a configuration's folder runs.
 """
 
 from __future__ import annotations
@@ -214,13 +215,27 @@ def fields_of(source: str) -> tuple[dict[str, Any], int]:
 
 def _longest(source: str, fields: Mapping[str, Any]) -> int:
     """Return the longest usual sequence that a model has positions for."""
-    positions = fields.get("max_position_embeddings") or fields.get("n_positions") or _SEQUENCE
+    positions = fields.get("max_position_embeddings") or fields.get("n_positions")
+    positions = positions or _default_positions(fields) or _SEQUENCE
     if type(positions) is not int or positions < 2:
         raise ConfigurationError(
             f"own: {source}: no sequence has {positions!r} positions; add the option sequence=N"
         )
     # A multiple of 8, as tensor cores like it: RoBERTa has 514 positions for 512 tokens.
     return min(_SEQUENCE, positions // 8 * 8 or positions)
+
+
+def _default_positions(fields: Mapping[str, Any]) -> int | None:
+    """Return the positions that the class of a configuration sets; None if it sets none."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    named = {name: value for name, value in fields.items() if name not in _OF_CHECKPOINT}
+    try:
+        config = _import().AutoConfig.for_model(**named).get_text_config()
+    except Exception:  # noqa: BLE001 - the build of the model fails, too, and names the reason
+        return None
+    sizes = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((size for size in sizes if isinstance(size, int) and size > 1), None)
 
 
 def _scaled_down(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 
 def set_mode(model: nn.Module, mode: bool) -> None:
-    """Set the mode of every module, by the ``train()`` of its class, which may raise.
+    """Set the mode of every module, by its own ``train()``, which may raise.
 
-    Classes may override it: to keep a layer in evaluation mode, or to merge weights (LoRA). Weights
-    belong to all configurations, and a second one would merge them again. So if weights change,
-    they and the attributes of the modules are restored, and only the modes remain.
+    Classes and objects may override it: to keep a layer in evaluation mode, or to merge weights
+    (LoRA). Weights belong to all configurations, and a second one would merge them again. So if
+    weights change, they and the attributes of the modules are restored, and only the modes remain.
     """
     modules = list(model.modules())
-    if all(type(module).train is nn.Module.train for module in modules[1:]):
+    if all(getattr(m.train, "__func__", None) is nn.Module.train for m in modules[1:]):
         nn.Module.train(model, mode)
         return
     copies = {weight: weight.detach().to("cpu", copy=True) for weight in model.parameters()}

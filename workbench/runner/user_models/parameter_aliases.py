@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,11 +33,36 @@ def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     waiting: list[Any] = [model]
     for old, new in pairs:
         waiting += _copy_hooks(old, new)
+    _replace(waiting, lambda tensor, _: replacements.get(id(tensor), tensor))
+
+
+def aliased(model: nn.Module) -> str:
+    """Return the name of a parameter that something beside its modules refers to; else empty.
+
+    The lists of recurrent layers of torch do not count: these layers replace what is in them.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {id(module._parameters) for module in model.modules()}
+    own |= {id(m._flat_weights) for m in model.modules() if isinstance(m, nn.RNNBase)}
+    aliases: list[str] = []
+
+    def note(tensor: Tensor, holder: Any) -> Tensor:
+        if id(tensor) in names and id(holder) not in own:
+            aliases.append(names[id(tensor)])
+        return tensor
+
+    _replace([model], note)
+    return next(iter(aliases), "")
+
+
+def _replace(waiting: list[Any], replacement: Callable[[Tensor, Any], Tensor]) -> None:
+    """Replace every tensor that these objects reach; ``replacement`` gets it and what holds it."""
     visited: dict[int, Any] = {}  # holds on to each, so that no id is used again
+    holder: Any = None
 
     def current(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return replacements.get(id(value), value)
+            return replacement(value, holder)
         if isinstance(value, tuple):
             parts = [current(part) for part in value]
             if all(a is b for a, b in zip(parts, value, strict=True)):
@@ -50,7 +75,7 @@ def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         value = waiting.pop()
         if id(value) in visited or isinstance(value, _LEAVES):
             continue
-        visited[id(value)] = value
+        visited[id(value)] = holder = value
         if isinstance(value, dict):
             items: Any = list(value.items())
         elif isinstance(value, list | collections.deque):

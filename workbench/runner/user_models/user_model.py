@@ -60,7 +60,7 @@ from workbench.runner.user_models import global_flags, hf_model, neighbour_modul
 from workbench.runner.user_models.arguments import Arguments
 from workbench.runner.user_models.example_inputs import inputs_like, with_example
 from workbench.runner.user_models.modes import set_mode
-from workbench.runner.user_models.parameter_aliases import adopt_parameters
+from workbench.runner.user_models.parameter_aliases import adopt_parameters, aliased
 from workbench.runner.user_models.random_state import seeded
 
 BUILD = "build"
@@ -135,9 +135,7 @@ class OwnModel(Model):
 
     def forward(self, *inputs: Any) -> Any:
         """Return the module's output; a dict of its parameters is passed as keywords."""
-        if len(inputs) == 1 and self._arguments.are_in(inputs[0]):
-            return self.module(**inputs[0])
-        return self.module(*inputs)
+        return self._arguments.call(self.module, inputs)
 
     def loss(self, *batch: Any) -> Tensor:
         """Return the user's loss of the module's output."""
@@ -162,6 +160,10 @@ class OwnModel(Model):
             if not isinstance(module, QuantizedLinear)
             for buffer, tensor in module.named_buffers(recurse=False)
         }
+
+    def aliased(self) -> str:
+        """Return the name of a parameter that an attribute or a function holds too, if any."""
+        return aliased(self)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return only the parameters: every structure has its own buffers."""
@@ -259,8 +261,19 @@ def precision(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> OwnModel:
-    """Cast as ``Module.to`` does, which would cut complex numbers down to their real parts."""
+    """Cast as ``Module.to`` does, which would cut complex numbers down to their real parts.
+
+    Tied parameters stay tied, also on the device "meta".
+    """
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append((module, name))
     model._apply(lambda tensor: tensor.to(device, kind(tensor, dtype)))
+    for (first, first_name), *tied in owners.values():
+        for module, name in tied:
+            module._parameters[name] = first._parameters[first_name]
     return model
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 from sessions.model import Scalar
 from workbench.runner.interfaces import Situation, Trait
@@ -30,6 +30,18 @@ class _NoModules(contextlib.nullcontext[None]):
     parents = frozenset(("Global",))
 
 
+class _Mode(_FlopCounterMode):
+    """Torch's mode, which lets operators of jagged tensors fail; these run uncounted."""
+
+    counter: _Counter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__.startswith("torch.nested.") for kind in types):
+            self.counter.is_incomplete = True
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class _Counter(FlopCounterMode):
     """A counter that leaves out what checkpoints compute again in a backward pass.
 
@@ -37,6 +49,15 @@ class _Counter(FlopCounterMode):
     """
 
     _in_plain_backward = False
+    is_incomplete = False  # operators ran that could not be counted
+
+    def __enter__(self) -> _Counter:
+        super().__enter__()
+        self.mode: Any  # torch's own one: another takes its place
+        self.mode.__exit__(None, None, None)
+        self.mode = _Mode(self)
+        self.mode.__enter__()
+        return self
 
     @contextlib.contextmanager
     def watching_backward(self) -> Iterator[None]:
@@ -100,5 +121,5 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     # What the file compiles itself cannot be traced while torch counts.
     with eager(), counter.watching_backward(), counter:
         yield
-    if flops := counter.get_total_flops():
+    if (flops := counter.get_total_flops()) and not counter.is_incomplete:
         counted["model_flops"] = flops

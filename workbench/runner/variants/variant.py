@@ -20,9 +20,11 @@ from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.distributed.parallel import Parallel
+from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation, StepRecord
 from workbench.runner.model_state import rng
 from workbench.runner.model_state.carried_state import Remembered
+from workbench.runner.model_state.run_state import restored_state
 from workbench.runner.profiling.probe import Probe
 from workbench.runner.training.trainer import Parameters, Trainer, Weights
 from workbench.runner.variants.attention_facts import attention_facts
@@ -190,10 +192,13 @@ class Variant:
     def find_evidence(self) -> list[Evidence]:
         """Return the evidence of every toggle that is on, or had to choose; collected once."""
         if self.evidence is None:
-            with self.entered():
+            with self.entered(), contextlib.ExitStack() as stack:
                 if self.divided is not None:  # evidence may compute, which needs all ranks
                     self.divided.compare(self)
                     record = self.record  # later stages of a pipeline have added their calls
                     record.facts |= attention_facts(record.usage, record.reasons)
+                    # Calls of this rank alone must not lead its state away from the other ranks'.
+                    device = self.situation.device
+                    stack.enter_context(restored_state(self.model, device, free_bytes(device)))
                 self.evidence = self.collect_evidence(self.observed())
         return self.evidence

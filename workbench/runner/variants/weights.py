@@ -51,6 +51,11 @@ class Quantized:
         self.parameters: dict[str, nn.Parameter] = {}
         self.plain_bytes = 0  # of the weights that were quantized
         named = {module: name for name, module in quantizable(structure, scheme).items()}
+        if compiled := [name for name in named.values() if "_orig_mod" in name.split(".")]:
+            raise Mistake(
+                f"own: the file compiles {compiled[0]}, which keeps its full weights; leave "
+                "torch.compile to the toggle, or switch quantization off"
+            )
         every = structure.named_modules(remove_duplicate=False)
         self._layers = {f"{alias}.weight": named[m] for alias, m in every if m in named}
         self._placeholders: dict[str, nn.Parameter] = {}

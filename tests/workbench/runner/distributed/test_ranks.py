@@ -191,8 +191,8 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(configuration, mon
     arm = stepped(configuration, arms=VariantCache(), **{toggle: "2"})
     assemble = Parallel._ready_ranks
 
-    def then_killed(self):
-        ranks = assemble(self)
+    def then_killed(self, variant):
+        ranks = assemble(self, variant)
         os.kill(ranks.pids[1], signal.SIGKILL)
         return ranks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,33 @@ def test_positions_that_no_sequence_has_are_a_sentence(tmp_path, positions):
         hf_model.sequence(f"hf:{path}")
     assert hf_model.sequence(f"hf:{path}:sequence=8") == 8
     assert hf_model.sequence(f"hf:{path}:n_positions=16") == 16
+
+
+@pytest.mark.parametrize(
+    ("default", "tokens"),
+    [({"max_position_embeddings": 514}, 512), ({"max_seq_len": 64}, 64), ({}, 1024),
+     ({"max_position_embeddings": -1}, 1024)],
+)  # fmt: skip
+def test_positions_that_a_file_leaves_to_its_class_are_those_of_the_class(
+    installed, monkeypatch, tmp_path, default, tokens
+):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "own", "architectures": ["Own"], "n_embd": 8}')
+
+    def for_model(model_type: str, n_embd: int) -> SimpleNamespace:
+        return SimpleNamespace(get_text_config=lambda: SimpleNamespace(**default))
+
+    package = SimpleNamespace(AutoConfig=SimpleNamespace(for_model=for_model))
+    monkeypatch.setattr(hf_model, "_import", lambda: package)
+    assert hf_model.sequence(f"hf:{path}") == tokens
+
+
+@needs_transformers
+@pytest.mark.parametrize(("kind", "tokens"), [("bert", 512), ("ctrl", 256), ("bloom", 1024)])
+def test_positions_of_a_class_of_transformers_limit_the_tokens(tmp_path, kind, tokens):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind}))
+    assert hf_model.sequence(f"hf:{path}") == tokens
 
 
 def test_a_folder_and_its_file_are_the_same_model_and_a_change_is_noticed(installed, tmp_path):

@@ -193,7 +193,7 @@ def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_output
 def test_what_a_curve_is_compared_with_keeps_no_block_s_activations(build, monkeypatch):
     arm, _ = build("train")
     no_ties = training_curve.routing_ties.NONE
-    model, *_ = training_curve.copy_of(arm, torch.float32, no_ties, fresh=True)
+    (model,), *_ = training_curve.copy_of(arm, torch.float32, no_ties, fresh=True)
     model.loss(*arm.batches.inputs, *arm.batches.targets)
     assert model.checkpointed_blocks == len(model.blocks)
 

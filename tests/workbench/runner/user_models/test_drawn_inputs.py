@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import owned
+from built import owned, stepped
 from torch import nn
 
 from sessions.model import Configuration
@@ -142,3 +142,32 @@ def test_a_dict_is_passed_as_the_arguments_that_the_model_takes(kind):
 
 def test_a_dict_may_hold_keywords_that_only_kwargs_take():
     assert OwnModel(Keywords(), None)({"x": 3, "scale": 2, "mask": 4}) == (6, {"mask": 4})
+
+
+JAGGED = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.a(x).values()
+
+def build():
+    def draw(n):
+        rows = [torch.randn(2 + row, 8) for row in range(n)]
+        return torch.nested.nested_tensor(rows, layout=torch.jagged)
+    return Own(), draw, lambda y, x: y.float().square().mean()
+"""
+
+
+def test_jagged_inputs_run_with_their_flops_unknown(tmp_path):
+    """Torch's counter of FLOPs fails for them."""
+    path = tmp_path / "own.py"
+    path.write_text(JAGGED)
+    arm = stepped(owned(path, settings={"batch": 4}))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is True, result.text
+    assert "model_flops" not in arm.record.facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import owned
+from built import owned, stepped
 from torch import nn
 
 from workbench.runner.building.variant_cache import VariantCache
@@ -89,3 +89,23 @@ def test_a_layer_that_stays_in_evaluation_mode_does():
         model.train(mode)
         assert model.module.training == mode and model.module.mode == text
         assert not model.module.norm.training
+
+
+EXPORTED = """
+import torch
+from torch import nn
+
+def build():
+    program = torch.export.export(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (torch.zeros(4, 8),))
+    return program.module(), lambda n: torch.randn(n, 8), lambda y, x: y.square().mean()
+"""
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_an_exported_module_whose_train_raises_runs(tmp_path, workload):
+    """Such a module has its ``train()`` as an attribute, and not from its class."""
+    path = tmp_path / "own.py"
+    path.write_text(EXPORTED)
+    arm = stepped(owned(path, settings={"batch": 4}), workload)
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is True, result.text
