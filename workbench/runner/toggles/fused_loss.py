@@ -31,6 +31,6 @@ TOGGLE = operator_toggle(
     off="Off: all logits",
     switch=_switch,
     unfused=("torch",),  # it stores all logits
-    presets={"low-memory": ("triton", "chunked")},
+    presets={"low-memory": ("triton", "chunked"), "throughput": ("triton",)},
     memory=lambda option, situation: {"loss": "" if option == "off" else option},
 )

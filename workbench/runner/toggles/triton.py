@@ -104,6 +104,6 @@ TOGGLE = Toggle(
     operators=_operators(),
     default=_default,
     traits={"on": (Trait.TRITON,), AUTO: (Trait.TRITON,)},
-    presets={"latency": ("on",)},
+    presets={"latency": ("on",), "throughput": (AUTO,)},
     fixes=_fixes,
 )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from kernels import hardware
+from kernels import Operator, hardware
 from models import FAMILIES
 from sessions.model import Configuration
 from workbench import protocol
@@ -157,6 +157,7 @@ def test_on_a_gpu_that_has_all_of_it_nothing_is_left_out(monkeypatch):
         hardware.of(CPU), name="NVIDIA H200", capability=(9, 0), bf16=True, fp16=True, tf32=True
     )
     monkeypatch.setattr(hardware, "of", lambda device: h200)
+    monkeypatch.setattr(Operator, "unavailable", lambda op, impl, device_type: None)
     cuda = torch.device("cuda", 0)
     for name in ("development", "production-inference", "production-training", "throughput"):
         training = name != "production-inference"

@@ -22,7 +22,7 @@ def test_a_preset_runs_and_takes_effect(runner, small, name, workload):
     evidence = {evidence.toggle: evidence for evidence in segment.evidence}
     wanted = {
         "latency": ("precision", "triton", "cuda_graphs"),
-        "throughput": ("precision", "compile", "cuda_graphs", "adamw"),
+        "throughput": ("precision", "compile", "cuda_graphs", "adamw", "fused_loss", "triton"),
         "low-memory": ("precision", "checkpointing", "compile"),
     }
     for toggle in wanted[name]:
