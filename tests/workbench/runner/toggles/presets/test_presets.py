@@ -157,7 +157,12 @@ def test_on_a_gpu_that_has_all_of_it_nothing_is_left_out(monkeypatch):
         hardware.of(CPU), name="NVIDIA H200", capability=(9, 0), bf16=True, fp16=True, tf32=True
     )
     monkeypatch.setattr(hardware, "of", lambda device: h200)
-    monkeypatch.setattr(Operator, "unavailable", lambda op, impl, device_type: None)
+    unavailable = Operator.unavailable
+    monkeypatch.setattr(
+        Operator,
+        "unavailable",
+        lambda op, impl, device: None if impl == "triton" else unavailable(op, impl, device),
+    )
     cuda = torch.device("cuda", 0)
     for name in ("development", "production-inference", "production-training", "throughput"):
         training = name != "production-inference"
