@@ -18,6 +18,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.build import Precedence
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -43,7 +44,8 @@ def patch_toggle(
 ) -> Toggle:
     """Return the toggle that replaces the modules that ``patch`` recognizes by an operator.
 
-    The operator's own toggle chooses the implementation; otherwise the choice is automatic.
+    The operator's own toggle, or that for all operators, chooses the implementation; otherwise the
+    choice is automatic.
     ``modules`` names the replaced modules in the plural.
     """
 
@@ -59,7 +61,7 @@ def patch_toggle(
         return None
 
     def apply(option: str, build: Build) -> None:
-        build.choose_kernel(operator, "auto", shared=True)
+        build.choose_kernel(operator, "auto", Precedence.REPLACED)
 
         def transform(model: Model) -> None:
             model.patches[name] = patch(model)

@@ -37,6 +37,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.build import Precedence
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -63,7 +64,8 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
 
 def _apply(option: str, build: Build) -> None:
     for operator in _operators():
-        build.choose_kernel(operator, AUTO if option == AUTO else "triton", shared=True)
+        implementation = AUTO if option == AUTO else "triton"
+        build.choose_kernel(operator, implementation, Precedence.ALL_OPERATORS)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
