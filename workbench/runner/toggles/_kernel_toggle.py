@@ -106,8 +106,13 @@ def kernel_toggle(
 
 
 def triton_traits(options: Collection[str]) -> dict[str, tuple[Trait, ...]]:
-    """Return the trait of the option that runs the bundled Triton kernel, if there is one."""
-    return {option: (Trait.TRITON,) for option in options if option == "triton"}
+    """Return the trait of the options that run a bundled Triton kernel, or may choose one."""
+    return {option: (Trait.TRITON,) for option in options if option == AUTO or is_triton(option)}
+
+
+def is_triton(implementation: str) -> bool:
+    """Return True if a bundled Triton kernel computes the implementation, or a part of it."""
+    return implementation.startswith("triton")
 
 
 def chosen_implementation(operator: str, situation: Situation) -> str:
@@ -120,6 +125,12 @@ def chosen_implementation(operator: str, situation: Situation) -> str:
     if chosen != FOLLOW:
         return chosen
     return "triton" if situation.option("triton") == "on" else "torch"
+
+
+def is_measured(operator: str, situation: Situation) -> bool:
+    """Return True if the operator runs what is fastest, which is unknown before a run."""
+    chosen = situation.option(f"triton_{operator}")
+    return AUTO in (chosen, situation.option("triton") if chosen == FOLLOW else chosen)
 
 
 def implementations(operator: str) -> dict[str, str]:

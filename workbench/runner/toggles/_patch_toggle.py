@@ -10,11 +10,13 @@ from torch import nn
 from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.foreign.patches import Patch
+from workbench.runner.toggles._kernel_toggle import with_triton
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -89,6 +91,7 @@ def patch_toggle(
         evidence=evidence,
         blocked=blocked,
         brings=operator,
+        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},  # it may choose one
     )
 
 
