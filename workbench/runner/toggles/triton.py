@@ -69,11 +69,16 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
+    from workbench.runner.toggles import _effects as effects
+
     choice = AUTO if option == AUTO else "triton"
-    followers = [
+    situation = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
+    choices_without = effects.kernel_choices(situation)
+    followers = [  # not those whose own toggles choose the same
         name
         for name in _operators()
-        if observed.record.usage.get(name) and observed.kernel_choices.get(name) == choice
+        if observed.record.usage.get(name)
+        and observed.kernel_choices.get(name) == choice != choices_without.get(name)
     ]
     if option == AUTO:
         chosen = [measured_finding(name, observed.record) for name in followers]

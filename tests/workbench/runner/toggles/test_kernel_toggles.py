@@ -181,6 +181,21 @@ def test_kernels_are_tuned_and_not_recorded_wherever_a_triton_kernel_may_run(tog
     assert ("not Triton kernels" in (recording.reason if recording else "")) == tunes
 
 
+def test_the_choice_for_all_operators_does_not_count_what_their_own_toggles_choose():
+    own = {name: "triton" for name in all_toggles() if name.startswith("triton_")}
+    arm = stepped(configuration("hydra", "train", toggles={"fused_loss": "chunked"}))
+    arm.record.usage = {name: {"triton": 2} for name in arm.record.usage if name != "attention"}
+    arm.kernel_choices |= dict.fromkeys(arm.record.usage, "triton")
+    toggles = arm.situation.configuration.toggles  # as if Triton kernels had run
+    toggles |= own | {"triton": "on", "fused_loss": "triton"}
+    evidence = evidence_of(arm, "triton")
+    assert evidence.text == "no operator of this model uses this setting"
+    assert evidence.status == "no effect"
+    toggles["triton_rope"] = "follow"
+    evidence = evidence_of(arm, "triton")
+    assert (evidence.status, evidence.text) == ("effective", "Triton ran for rope")
+
+
 def test_what_a_family_never_calls_is_blocked_for_good():
     requested = configuration("moe")
     for toggle in ("triton_ssd_scan", "kernel_fourier_mix", "fused_add_norm", "triton_geglu"):
