@@ -23,6 +23,7 @@ from workbench.runner.toggles._kernel_toggle import (
     AUTO,
     TITLES,
     measured_finding,
+    selecting_the_same,
     unavailable,
     usage_finding,
     with_triton,
@@ -81,15 +82,18 @@ def _evidence(option: str, observed: Observed) -> Finding:
         and observed.kernel_choices.get(name) == choice != choices_without.get(name)
     ]
     if option == AUTO:
-        chosen = [measured_finding(name, observed.record) for name in followers]
-        text = "; ".join(finding.text for finding in chosen)
-        any_effective = any(finding.status == "effective" for finding in chosen)
-        return (
-            effective(text) if any_effective else no_effect(text or "no operator uses this setting")
-        )
-    findings = [usage_finding(name, "triton", observed.record) for name in followers]
-    failed = [finding.text for finding in findings if finding.status != "effective"]
-    if failed or not findings:
+        findings = {name: measured_finding(name, observed.record) for name in followers}
+        text = "; ".join(finding.text for finding in findings.values())
+        measured = {name for name in followers if findings[name].status == "effective"}
+        if not measured:
+            return no_effect(text or "no operator uses this setting")
+        off_choices = {name: choices_without[name] for name in measured}
+        if measured <= selecting_the_same(off_choices, observed):
+            return no_effect(f"{text}; all of them run the same with this setting off")
+        return effective(text)
+    ran = [usage_finding(name, "triton", observed.record) for name in followers]
+    failed = [finding.text for finding in ran if finding.status != "effective"]
+    if failed or not ran:
         return no_effect("; ".join(failed) or "no operator of this model uses this setting")
     return effective(f"Triton ran for {', '.join(followers)}")
 

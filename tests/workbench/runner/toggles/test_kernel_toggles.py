@@ -14,7 +14,7 @@ from kernels.core import triton_helpers
 from models import FAMILIES
 from workbench.runner.config.availability import why_blocked
 from workbench.runner.config.resolve import availability, resolve
-from workbench.runner.toggles import Trait, _effects, all_toggles
+from workbench.runner.toggles import Trait, _effects, all_toggles, triton
 from workbench.runner.toggles._kernel_toggle import with_triton
 
 ELSEWHERE = {  # operators that a toggle of another name chooses
@@ -194,6 +194,21 @@ def test_the_choice_for_all_operators_does_not_count_what_their_own_toggles_choo
     toggles["triton_rope"] = "follow"
     evidence = evidence_of(arm, "triton")
     assert (evidence.status, evidence.text) == ("effective", "Triton ran for rope")
+
+
+def test_measured_choices_that_are_those_of_pytorch_are_no_effect(monkeypatch):
+    arm = stepped(configuration("hydra", "train"))
+    arm.situation.configuration.toggles["triton"] = "auto"
+    followers = [name for name in arm.record.usage if name != "attention"]
+    arm.kernel_choices |= dict.fromkeys(followers, "auto")
+    arm.record.reasons |= dict.fromkeys(followers, ("torch", f"{kernels.MEASURED}: torch 1 us"))
+    evidence = evidence_of(arm, "triton")
+    assert evidence.status == "no effect"
+    assert evidence.text.endswith("; all of them run the same with this setting off")
+    monkeypatch.setattr(triton, "selecting_the_same", lambda *_: {*followers[1:]})
+    evidence = evidence_of(arm, "triton")
+    assert evidence.status == "effective"
+    assert evidence.text.startswith(f"{followers[0]}: chose PyTorch")
 
 
 def test_what_a_family_never_calls_is_blocked_for_good():
