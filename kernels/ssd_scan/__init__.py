@@ -47,6 +47,7 @@ from kernels.core.triton_helpers import MAX_GRID, has_large_memory, missing, no_
 from kernels.measure import peers
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
+from kernels.ssd_scan._launch import chunk_of as chunk_of
 from kernels.ssd_scan._launch import scan_memory as scan_memory
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory

@@ -64,6 +64,14 @@ def chunks(dim: int, n_states: int, dtype: torch.dtype) -> tuple[int, int]:
     return _least(dtype.itemsize), 16 if large else CHUNK
 
 
+def chunk_of(
+    requested: int | None, length: int, dim: int, n_states: int, dtype: torch.dtype
+) -> int:
+    """Return the chunk that the kernels use; ``requested`` None is the default."""
+    least, most = chunks(dim, n_states, dtype)
+    return max(least, min(requested or most, power_of_two(length)))
+
+
 @remembered
 def _cut(
     batch: int,
@@ -80,8 +88,7 @@ def _cut(
 
     ``requested``: steps per chunk; None for the default.
     """
-    least, most = chunks(dim, n_states, dtype)
-    chunk = max(least, min(requested or most, power_of_two(length)))
+    chunk = chunk_of(requested, length, dim, n_states, dtype)
     n_chunks = cdiv(length, chunk)
     # A cut costs one more walk. By measurement, eight programs per multiprocessor compensate it.
     idle = batch * heads < multiprocessors

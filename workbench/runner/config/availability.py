@@ -85,19 +85,31 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
     names all toggles that it must change.
     """
     blocked: dict[str, dict[str, Blocked]] = {}
-    chosen = {
+    chosen = usable_choices(situation)
+    for name, toggle in all_toggles().items():
+        for option in toggle.options:
+            why = why_unusable(name, option, situation, chosen)
+            if why:
+                complete = _complete(why, name, option, situation, chosen)
+                blocked.setdefault(name, {})[option] = complete
+    return blocked
+
+
+def usable_choices(situation: Situation) -> dict[str, str]:
+    """Return the options by toggle that a situation has and that nothing blocks, without "off"."""
+    return {
         name: option
         for name, toggle in all_toggles().items()
         if (option := situation.option(name)) != toggle.off
         and not why_blocked(name, option, situation)
     }
-    for name, toggle in all_toggles().items():
-        for option in toggle.options:
-            why = why_blocked(name, option, situation) or _opposed(name, option, situation, chosen)
-            if why:
-                complete = _complete(why, name, option, situation, chosen)
-                blocked.setdefault(name, {})[option] = complete
-    return blocked
+
+
+def why_unusable(
+    name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked | None:
+    """Return why an option is blocked, or which of the ``chosen`` options it would block."""
+    return why_blocked(name, option, situation) or _opposed(name, option, situation, chosen)
 
 
 def _opposed(

@@ -15,7 +15,10 @@ from workbench.runner.config.availability import (
     blocked_options,
     configured,
     require_unblocked,
+    switched,
+    usable_choices,
     why_blocked,
+    why_unusable,
 )
 from workbench.runner.config.estimate import check_memory
 from workbench.runner.config.values import (
@@ -81,26 +84,63 @@ def _settle(
 ) -> tuple[protocol.LeftOut, ...]:
     """Choose each toggle's first usable option, or its last if none is usable.
 
-    Toggles are settled in order of stage: a later one sees the options of the earlier ones.
+    An option is usable if nothing blocks it and if it blocks no other option that is in use. Where
+    two options exclude each other, the toggle of the earlier stage gives way. Returns the options
+    that are not used.
     """
     toggles = situation.configuration.toggles
+    names = [name for name in all_toggles() if name in preferred]
+    passed = dict.fromkeys(names, 0)  # options of each toggle that are not usable
+    while any(_give_way(name, preferred[name], passed, situation) for name in names):
+        pass
+    # An option that a later one blocked is usable again if the later one has given way as well.
+    while any(_take_back(name, preferred[name], passed, situation) for name in names):
+        pass
     left_out: list[protocol.LeftOut] = []
-    for name in (name for name in all_toggles() if name in preferred):
-        passed: list[tuple[str, Blocked]] = []
-        for option in preferred[name]:
-            toggles[name] = option
-            config = configured(situation)
-            why = why_blocked(name, option, dataclasses.replace(situation, config=config))
-            if why is None or option == preferred[name][-1]:
-                break
-            passed.append((option, why))
-        left_out += [
-            protocol.LeftOut(
-                toggle=name, option=option, taken=toggles[name], reason=why.reason, fix=why.fix
+    for name in names:
+        for option in preferred[name][: passed[name]]:
+            why = _why_unusable(name, option, situation)
+            assert why is not None, f"{name}={option} is usable"
+            left_out.append(
+                protocol.LeftOut(
+                    toggle=name, option=option, taken=toggles[name], reason=why.reason, fix=why.fix
+                )
             )
-            for option, why in passed
-        ]
     return tuple(left_out)
+
+
+def _give_way(
+    name: str, options: Sequence[str], passed: dict[str, int], situation: Situation
+) -> bool:
+    """Choose a toggle's next option while the present one is blocked; return True if it changed."""
+    before = passed[name]
+    while passed[name] < len(options) - 1:
+        config = configured(situation)
+        option = options[passed[name]]
+        if why_blocked(name, option, dataclasses.replace(situation, config=config)) is None:
+            break
+        passed[name] += 1
+        situation.configuration.toggles[name] = options[passed[name]]
+    return passed[name] != before
+
+
+def _take_back(
+    name: str, options: Sequence[str], passed: dict[str, int], situation: Situation
+) -> bool:
+    """Choose a toggle's first option that has become usable; return True if there is one."""
+    for i, option in enumerate(options[: passed[name]]):
+        if _why_unusable(name, option, situation) is None:
+            situation.configuration.toggles[name] = option
+            passed[name] = i
+            return True
+    return False
+
+
+def _why_unusable(name: str, option: str, situation: Situation) -> Blocked | None:
+    """Return why an option is blocked, or which option in use it would block."""
+    current = dataclasses.replace(situation, config=configured(situation))
+    blocked = why_blocked(name, option, switched(current, {name: option}))
+    return blocked or why_unusable(name, option, current, usable_choices(current))
 
 
 def resolve_runnable(configuration: Configuration, device: torch.device) -> Situation:

@@ -106,8 +106,13 @@ def kernel_toggle(
 
 
 def triton_traits(options: Collection[str]) -> dict[str, tuple[Trait, ...]]:
-    """Return the trait of the option that runs the bundled Triton kernel, if there is one."""
-    return {option: (Trait.TRITON,) for option in options if option == "triton"}
+    """Return the trait of the options that run a bundled Triton kernel, or may choose one."""
+    return {option: (Trait.TRITON,) for option in options if option == AUTO or is_triton(option)}
+
+
+def is_triton(implementation: str) -> bool:
+    """Return True if a bundled Triton kernel computes the implementation, or a part of it."""
+    return implementation.startswith("triton")
 
 
 def chosen_implementation(operator: str, situation: Situation) -> str:
@@ -120,6 +125,12 @@ def chosen_implementation(operator: str, situation: Situation) -> str:
     if chosen != FOLLOW:
         return chosen
     return "triton" if situation.option("triton") == "on" else "torch"
+
+
+def is_measured(operator: str, situation: Situation) -> bool:
+    """Return True if the operator runs what is fastest, which is unknown before a run."""
+    chosen = situation.option(f"triton_{operator}")
+    return AUTO in (chosen, situation.option("triton") if chosen == FOLLOW else chosen)
 
 
 def implementations(operator: str) -> dict[str, str]:
@@ -207,7 +218,7 @@ def against_off(
     if chosen == observed.kernel_choices.get(operator):
         return as_default(f"{finding.text}, the same as without this option")
     auto = observed.kernel_choices.get(operator) == AUTO
-    if (auto or chosen in (AUTO, "torch")) and _selects_the_same(chosen, operator, observed):
+    if (auto or chosen in (AUTO, "torch")) and selecting_the_same({operator: chosen}, observed):
         return no_effect(
             f"{finding.text}, the same as {_NAMES.get(chosen, chosen)} here: outputs and operators "
             "are identical with the option off"
@@ -215,19 +226,20 @@ def against_off(
     return finding
 
 
-def _selects_the_same(choice: str, operator: str, variant: MarkedVariant) -> bool:
-    """Return True if ``choice`` selects the implementations that the operator's calls ran."""
+def selecting_the_same(choices: Mapping[str, str], variant: MarkedVariant) -> set[str]:
+    """Return the operators whose calls ran the implementations that ``choices`` would select."""
     from workbench.runner.profiling import instrumented
 
-    same: list[bool] = []
+    same: dict[str, list[bool]] = {}
 
     def watch(op: Operator, name: str, args: tuple[Any, ...]) -> Any:
-        if op.name == operator:
-            same.append(resolve_choice(op, choice, args) == name)
+        if op.name in choices:
+            selected = resolve_choice(op, choices[op.name], args)
+            same.setdefault(op.name, []).append(selected == name)
         return op.implementations[name].call(*args)
 
     has_graphs = variant.situation.has(Trait.COMPILED, Trait.CAPTURED)
     graph_choices = kernels.captured_choices() if has_graphs else contextlib.nullcontext()
     with watched(watch), graph_choices:
         instrumented.call(variant)
-    return bool(same) and all(same)
+    return {operator for operator, calls in same.items() if all(calls)}

@@ -10,14 +10,17 @@ from torch import nn
 from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.foreign.patches import Patch
+from workbench.runner.toggles._kernel_toggle import with_triton
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
+from workbench.runner.variants.build import Precedence
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -43,7 +46,8 @@ def patch_toggle(
 ) -> Toggle:
     """Return the toggle that replaces the modules that ``patch`` recognizes by an operator.
 
-    The operator's own toggle chooses the implementation; otherwise the choice is automatic.
+    The operator's own toggle, or that for all operators, chooses the implementation; otherwise the
+    choice is automatic.
     ``modules`` names the replaced modules in the plural.
     """
 
@@ -59,7 +63,7 @@ def patch_toggle(
         return None
 
     def apply(option: str, build: Build) -> None:
-        build.choose_kernel(operator, "auto", shared=True)
+        build.choose_kernel(operator, "auto", Precedence.REPLACED)
 
         def transform(model: Model) -> None:
             model.patches[name] = patch(model)
@@ -87,6 +91,7 @@ def patch_toggle(
         evidence=evidence,
         blocked=blocked,
         brings=operator,
+        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},  # it may choose one
     )
 
 

@@ -25,6 +25,7 @@ from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import (
+    TITLES,
     against_off,
     triton_traits,
     usage_finding,
@@ -122,6 +123,10 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, observed: Observed) -> Finding:
     if option == "auto":
         return _chosen(observed.record.facts, observed.record.reasons)
+    usage = observed.record.usage
+    if adaptive := usage.get("adaptive_attention") if not usage.get("attention") else None:
+        names = " and ".join(TITLES.get(name, name) for name in adaptive)
+        return no_effect(f"adaptive attention by {names} computes without an attention backend")
     finding = against_off(
         usage_finding("attention", option, observed.record),
         "attention",

@@ -16,7 +16,7 @@ import kernels
 from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
-from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation
+from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation, is_measured
 from workbench.runner.toggles._residual import needs_inference
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -48,6 +48,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         fix, option = "Choose MoE experts: Loop over experts.", "loop"
     title = TITLES.get(implementation, implementation)
     reason = f"MoE experts by {title} allocate new memory in each call"
+    if is_measured("moe_experts", situation):
+        reason = "the fastest implementation of MoE experts may allocate new memory in each call"
     return Blocked(reason, fix, {"triton_moe_experts": option})
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import kernels
-from kernels.ssd_scan import CHUNK
+from kernels.ssd_scan import CHUNK, chunk_of
 from models import Model
 from models.layers.ssm import SSM
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined
-from workbench.runner.toggles._kernel_toggle import chosen_implementation
+from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation
 from workbench.runner.toggles._ranks import CONTEXT, RANKS
 from workbench.runner.toggles._toggle import (
     PARTS,
@@ -42,14 +42,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if why := not_called("ssd_scan", situation):
         return why
-    tokens = int(situation.configuration.settings["sequence"])
-    tokens //= RANKS[situation.option(CONTEXT)]  # a rank scans only its own tokens
+    tokens = _tokens(situation)
     if tokens <= min(int(option), CHUNK):
         return Blocked(
             f"{tokens} tokens fit in one chunk anyway: the default chunk is {CHUNK} tokens",
             "Choose a smaller chunk, or a longer sequence for the next run.",
         )
     return _refused(int(option), tokens, situation)
+
+
+def _tokens(situation: Situation) -> int:
+    """Return the number of tokens that a rank scans."""
+    return int(situation.configuration.settings["sequence"]) // RANKS[situation.option(CONTEXT)]
 
 
 def _refused(chunk: int, tokens: int, situation: Situation) -> Blocked | None:
@@ -83,10 +87,20 @@ def _evidence(option: str, observed: Observed) -> Finding:
     chunks = [mixer.chunk for mixer in _mixers(observed.model)]
     if not calls or set(chunks) != {int(option)}:
         return no_effect(f"no scan used chunks of {option}")
-    if int(option) == CHUNK and set(calls) == {"torch"}:
-        return no_effect(f"PyTorch uses chunks of {CHUNK} by default")
+    defaults = {name: _default(name, observed.situation) for name in calls}
+    if set(defaults.values()) == {int(option)}:
+        titles = " and ".join(TITLES[name] for name in defaults)
+        return no_effect(f"{titles} uses chunks of {option} by default")
     ran = ", ".join(f"{name} {count}" for name, count in calls.items())
     return effective(f"{len(chunks)} mixers scan in chunks of {option}; recorded calls: {ran}")
+
+
+def _default(implementation: str, situation: Situation) -> int:
+    """Return the chunk of an implementation for which no chunk is requested; 0 if unknown."""
+    if implementation != "triton":
+        return CHUNK if implementation == "torch" else 0
+    sizes, dtype = situation.config.mixer, computing(situation)
+    return chunk_of(None, _tokens(situation), sizes.head_dim, sizes.d_state, dtype)
 
 
 def _mixers(model: Model) -> list[SSM]:

@@ -23,6 +23,7 @@ from workbench.runner.toggles._kernel_toggle import (
     AUTO,
     TITLES,
     measured_finding,
+    selecting_the_same,
     unavailable,
     usage_finding,
     with_triton,
@@ -37,6 +38,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.variants.build import Precedence
 
 if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
@@ -63,26 +65,35 @@ def _fixes(failure: Failure, situation: Situation, needed: Footprint | None) -> 
 
 def _apply(option: str, build: Build) -> None:
     for operator in _operators():
-        build.choose_kernel(operator, AUTO if option == AUTO else "triton", shared=True)
+        implementation = AUTO if option == AUTO else "triton"
+        build.choose_kernel(operator, implementation, Precedence.ALL_OPERATORS)
 
 
 def _evidence(option: str, observed: Observed) -> Finding:
+    from workbench.runner.toggles import _effects as effects
+
     choice = AUTO if option == AUTO else "triton"
-    followers = [
+    situation = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
+    choices_without = effects.kernel_choices(situation)
+    followers = [  # not those whose own toggles choose the same
         name
         for name in _operators()
-        if observed.record.usage.get(name) and observed.kernel_choices.get(name) == choice
+        if observed.record.usage.get(name)
+        and observed.kernel_choices.get(name) == choice != choices_without.get(name)
     ]
     if option == AUTO:
-        chosen = [measured_finding(name, observed.record) for name in followers]
-        text = "; ".join(finding.text for finding in chosen)
-        any_effective = any(finding.status == "effective" for finding in chosen)
-        return (
-            effective(text) if any_effective else no_effect(text or "no operator uses this setting")
-        )
-    findings = [usage_finding(name, "triton", observed.record) for name in followers]
-    failed = [finding.text for finding in findings if finding.status != "effective"]
-    if failed or not findings:
+        findings = {name: measured_finding(name, observed.record) for name in followers}
+        text = "; ".join(finding.text for finding in findings.values())
+        measured = {name for name in followers if findings[name].status == "effective"}
+        if not measured:
+            return no_effect(text or "no operator uses this setting")
+        off_choices = {name: choices_without[name] for name in measured}
+        if measured <= selecting_the_same(off_choices, observed):
+            return no_effect(f"{text}; all of them run the same with this setting off")
+        return effective(text)
+    ran = [usage_finding(name, "triton", observed.record) for name in followers]
+    failed = [finding.text for finding in ran if finding.status != "effective"]
+    if failed or not ran:
         return no_effect("; ".join(failed) or "no operator of this model uses this setting")
     return effective(f"Triton ran for {', '.join(followers)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -21,6 +22,15 @@ from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.workloads import Compute, Step
 
 Preparation = Callable[[MarkedVariant], Mapping[str, Scalar]]  # returns facts for the ledger
+
+
+class Precedence(enum.IntEnum):
+    """The strength of a choice of an operator's implementation, whatever the order of toggles."""
+
+    DEFAULT = 0  # without a toggle
+    REPLACED = 1  # for modules of a user's model that the operator replaces
+    ALL_OPERATORS = 2
+    OPERATOR = 3  # of the operator's own toggle
 
 
 @dataclass
@@ -58,7 +68,7 @@ class Build:
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._own_choices: set[str] = set()
+        self._precedence: dict[str, Precedence] = {}  # of the choices, by operator
         # Without a toggle nothing is optimized: every operator that has a kernel runs in PyTorch.
         for name, operator in kernels.OPS.items():
             if {"torch", "triton"} <= operator.implementations.keys():
@@ -69,13 +79,17 @@ class Build:
         """The number of chunks of each stage of a pipeline."""
         return chunks_of(self.layout, self.schedule)
 
-    def choose_kernel(self, operator: str, implementation: str, *, shared: bool = False) -> None:
-        """Let ``operator`` run ``implementation``; the last choice wins.
+    def choose_kernel(
+        self,
+        operator: str,
+        implementation: str,
+        precedence: Precedence = Precedence.OPERATOR,
+    ) -> None:
+        """Let ``operator`` run ``implementation``, unless a stronger choice names another one.
 
-        A choice that several operators share never replaces that of the operator's own toggle.
+        Of equally strong choices the last one wins.
         """
-        if shared and operator in self._own_choices:
+        if precedence < self._precedence.get(operator, Precedence.DEFAULT):
             return
         self.kernel_choices[operator] = implementation
-        if not shared:
-            self._own_choices.add(operator)
+        self._precedence[operator] = precedence

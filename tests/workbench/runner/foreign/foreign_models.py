@@ -14,6 +14,7 @@ from workbench.runner.foreign.probe import InDouble
 from workbench.runner.toggles import all_toggles
 from workbench.runner.user_models import user_model
 from workbench.runner.user_models.user_model import OwnConfig, OwnModel
+from workbench.runner.variants.build import Precedence
 
 PLAIN = Path(__file__).parents[3] / "examples" / "own_plain.py"
 PATCHES = [name for name, toggle in all_toggles().items() if toggle.brings]
@@ -41,16 +42,15 @@ class _Patched:
         self.transforms: list[Any] = []
         self.kernel_choices: dict[str, str] = {}
 
-    def choose_kernel(self, operator: str, implementation: str, *, shared: bool = False) -> None:
+    def choose_kernel(self, operator: str, implementation: str, precedence: Precedence) -> None:
         self.kernel_choices[operator] = implementation
 
 
 def patch(model: OwnModel, *names: str) -> None:
-    """Apply toggles to a model, in the order in which an arm applies them."""
+    """Apply toggles to a model in the given order."""
     build: Any = _Patched()
-    for name in PATCHES:
-        if name in names:
-            all_toggles()[name].apply("on", build)
+    for name in names:
+        all_toggles()[name].apply("on", build)
     for transform in build.transforms:
         transform(model)
 

@@ -65,6 +65,15 @@ def test_a_patched_model_equals_the_original_in_fp64_and_is_restored(source):
     assert all(torch.equal(x, y) for x, y in zip(expected, again, strict=True))
 
 
+def test_patches_in_any_order_replace_the_same_modules():
+    sites = []
+    for names in (PATCHES, PATCHES[::-1], PATCHES[1::2] + PATCHES[::2]):
+        model, _ = built(str(PLAIN))
+        patch(model, *names)
+        sites.append({name: model.patches[name].sites for name in PATCHES})
+    assert sites[0] == sites[1] == sites[2]
+
+
 @pytest.mark.parametrize("name", PATCHES)
 def test_each_patch_alone_equals_the_original(name):
     model, batch = built(str(PLAIN))

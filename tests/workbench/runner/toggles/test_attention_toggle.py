@@ -41,3 +41,12 @@ def test_flex_attention_is_blocked_where_chunks_of_a_prompt_attend_to_a_cache(ch
     assert ("flex" in options) == (chunk < 8)
     if chunk < 8:
         assert "kv_length" in options["flex"].reason
+
+
+def test_a_backend_is_idle_where_adaptive_attention_has_its_own_kernel():
+    arm = stepped(Configuration(family="adaattn", preset="tiny"), "forward")
+    del arm.record.usage["attention"]
+    arm.record.usage["adaptive_attention"] = {"triton": 4}
+    finding = attention.TOGGLE.evidence("flash2", arm.observed())
+    assert finding.status == "no effect"
+    assert finding.text == "adaptive attention by Triton computes without an attention backend"

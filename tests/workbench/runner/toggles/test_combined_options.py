@@ -53,7 +53,7 @@ def test_kernels_are_compared_with_what_auto_chooses_in_the_same_kind_of_step(tr
     monkeypatch.setattr(
         instrumented, "call", lambda variant: captured.append(measured._captured_blocks > 0)
     )
-    _kernel_toggle._selects_the_same("auto", "attention", arm)
+    _kernel_toggle.selecting_the_same({"attention": "auto"}, arm)
     assert captured == [trait is not None]
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from built_arms import CPU, blocked, configuration, evidence_of, stepped
 
 import kernels
+from kernels import hardware
+from kernels.core import triton_helpers
 from models import FAMILIES
+from workbench.runner.config.availability import why_blocked
 from workbench.runner.config.resolve import availability, resolve
-from workbench.runner.toggles import _effects, all_toggles
+from workbench.runner.toggles import Trait, _effects, all_toggles, triton
+from workbench.runner.toggles._kernel_toggle import with_triton
 
 ELSEWHERE = {  # operators that a toggle of another name chooses
     "attention": "attention",
@@ -132,6 +138,77 @@ def test_the_choice_of_an_operator_is_stronger_than_that_for_all(
     situation = resolve(configuration(family, "train", toggles=toggles), CPU)
     assert _effects.kernel_choices(situation)[operator] == option
     assert _effects.kernel_choices(situation)["rms_norm"] == {"on": "triton"}.get(shared, shared)
+
+
+def test_an_option_that_may_run_a_triton_kernel_says_so(monkeypatch):
+    """Conflicts with these options depend on it, and the option that a kernel's failure names."""
+    monkeypatch.setattr(triton_helpers, "DISABLED", "A_VARIABLE")
+    for toggle in all_toggles().values():
+        traits = {option for option, shown in toggle.traits.items() if Trait.TRITON in shown}
+        if toggle.brings:
+            assert traits == ({"on"} if toggle.brings in with_triton() else set()), toggle.name
+            continue
+        operator = {toggle_name: op for op, toggle_name in ELSEWHERE.items()}.get(
+            toggle.name, toggle.operators[0] if len(toggle.operators) == 1 else ""
+        )
+        if operator not in kernels.OPS or toggle.name == "quantization":
+            continue
+        expected = {
+            option
+            for option, implementation in kernels.OPS[operator].implementations.items()
+            if "A_VARIABLE" in (implementation.missing("cuda") or "") and option in toggle.options
+        } - {"flex"}  # torch generates its kernel
+        if "triton" in expected and "auto" in list(toggle.options)[1:]:
+            expected.add("auto")
+        assert traits == expected, toggle.name
+
+
+@pytest.mark.parametrize(
+    ("toggles", "tunes"),
+    [
+        ({"fused_loss": "triton_small"}, True),
+        ({"triton_moe_experts": "triton_grouped"}, True),
+        ({"triton_rope": "auto"}, True),
+        ({"fused_loss": "chunked"}, False),
+    ],
+)
+def test_kernels_are_tuned_and_not_recorded_wherever_a_triton_kernel_may_run(toggles, tunes):
+    situation = resolve(configuration("moe", "train", toggles=toggles), CPU)
+    on_gpu = dataclasses.replace(situation, device=torch.device("cuda"))
+    with hardware.imagined((9, 0)):
+        assert (why_blocked("kernel_tuning", "on", on_gpu) is None) == tunes
+        recording = why_blocked("torchscript", "trace", on_gpu)
+    assert ("not Triton kernels" in (recording.reason if recording else "")) == tunes
+
+
+def test_the_choice_for_all_operators_does_not_count_what_their_own_toggles_choose():
+    own = {name: "triton" for name in all_toggles() if name.startswith("triton_")}
+    arm = stepped(configuration("hydra", "train", toggles={"fused_loss": "chunked"}))
+    arm.record.usage = {name: {"triton": 2} for name in arm.record.usage if name != "attention"}
+    arm.kernel_choices |= dict.fromkeys(arm.record.usage, "triton")
+    toggles = arm.situation.configuration.toggles  # as if Triton kernels had run
+    toggles |= own | {"triton": "on", "fused_loss": "triton"}
+    evidence = evidence_of(arm, "triton")
+    assert evidence.text == "no operator of this model uses this setting"
+    assert evidence.status == "no effect"
+    toggles["triton_rope"] = "follow"
+    evidence = evidence_of(arm, "triton")
+    assert (evidence.status, evidence.text) == ("effective", "Triton ran for rope")
+
+
+def test_measured_choices_that_are_those_of_pytorch_are_no_effect(monkeypatch):
+    arm = stepped(configuration("hydra", "train"))
+    arm.situation.configuration.toggles["triton"] = "auto"
+    followers = [name for name in arm.record.usage if name != "attention"]
+    arm.kernel_choices |= dict.fromkeys(followers, "auto")
+    arm.record.reasons |= dict.fromkeys(followers, ("torch", f"{kernels.MEASURED}: torch 1 us"))
+    evidence = evidence_of(arm, "triton")
+    assert evidence.status == "no effect"
+    assert evidence.text.endswith("; all of them run the same with this setting off")
+    monkeypatch.setattr(triton, "selecting_the_same", lambda *_: {*followers[1:]})
+    evidence = evidence_of(arm, "triton")
+    assert evidence.status == "effective"
+    assert evidence.text.startswith(f"{followers[0]}: chose PyTorch")
 
 
 def test_what_a_family_never_calls_is_blocked_for_good():

@@ -188,6 +188,31 @@ def test_chunks_that_change_nothing_are_blocked_or_told():
     assert evidence_of(own, "ssd_chunk").status == "no effect"
 
 
+@pytest.mark.parametrize(
+    ("precision", "chunk", "default"),
+    [
+        ("bf16", "64", True),  # the only chunk of the Triton kernel in half precision
+        ("amp_bf16", "64", True),
+        ("fp32", "16", True),  # its default for large states in FP32
+        ("fp32", "32", False),
+    ],
+)
+def test_the_default_chunk_of_the_triton_kernel_is_no_effect(precision, chunk, default):
+    toggles = {"ssd_chunk": chunk, "precision": precision}
+    fields = {"d_state": 64}  # 64 x 32 numbers per head
+    arm = stepped(configuration("mamba2", sequence=70, model=fields, toggles=toggles))
+    arm.record.usage["ssd_scan"] = {"triton": 4}
+    evidence = evidence_of(arm, "ssd_chunk")
+    if default:
+        expected = ("no effect", f"Triton uses chunks of {chunk} by default")
+    else:
+        expected = ("effective", f"4 mixers scan in chunks of {chunk}; recorded calls: triton 4")
+    assert (evidence.status, evidence.text) == expected
+    arm.record.usage["ssd_scan"] = {"triton": 2, "torch": 2}
+    mixed = "no effect" if chunk == "64" else "effective"
+    assert evidence_of(arm, "ssd_chunk").status == mixed
+
+
 def test_what_the_scan_s_kernel_refuses_is_blocked_with_pytorch():
     toggles = {"precision": "amp_bf16"}
     situation = resolve(configuration("mamba2", sequence=200, toggles=toggles), CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from built_arms import CPU, blocked, configuration, evidence_of, stepped
@@ -9,6 +11,7 @@ from built_arms import CPU, blocked, configuration, evidence_of, stepped
 from models.layers.mixture import MixtureOfExperts, StreamBuffer
 from workbench.runner.config.resolve import resolve
 from workbench.runner.numerics import comparison
+from workbench.runner.toggles import all_toggles
 
 ON = {"moe_buffers": "on"}
 
@@ -79,3 +82,14 @@ def test_a_workspace_that_nothing_was_computed_in_is_no_effect():
         if isinstance(module, MixtureOfExperts):
             module.workspace.requests = module.workspace.allocations = 0
     assert evidence_of(arm, "moe_buffers").status == "no effect"
+
+
+@pytest.mark.parametrize("toggles", [{"triton": "auto"}, {"triton_moe_experts": "auto"}])
+def test_measured_experts_are_not_called_experts_by_pytorch(toggles):
+    situation = resolve(configuration("moe", toggles=toggles), CPU)
+    on_gpu = dataclasses.replace(situation, device=torch.device("cuda"))
+    why = all_toggles()["moe_buffers"].blocked("on", on_gpu)
+    assert why.reason == (
+        "the fastest implementation of MoE experts may allocate new memory in each call"
+    )
+    assert why.set == {"triton_moe_experts": "triton"}

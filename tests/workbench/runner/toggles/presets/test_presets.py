@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import msgspec
@@ -14,9 +15,10 @@ from models import FAMILIES
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.protocol import OR, Blocked
+from workbench.runner.config import availability as availability_module
 from workbench.runner.config import presets, resolve
 from workbench.runner.engine import RUNS
-from workbench.runner.toggles import Stage, all_toggles
+from workbench.runner.toggles import Stage, _ranks, all_toggles
 
 CPU = torch.device("cpu")
 OFF = {name: toggle.off for name, toggle in all_toggles().items()}
@@ -138,6 +140,44 @@ def test_a_later_toggle_sees_what_an_earlier_one_came_to(monkeypatch):
     monkeypatch.setitem(all_toggles(), "cuda_graphs", replaced)
     settled({"cuda_graphs": "on|off", "adamw": "fused|loop"}, workload="forward")
     assert seen and set(seen) == {"loop"}
+
+
+@pytest.mark.parametrize(
+    ("preferred", "expected", "left_out"),
+    [
+        # Micro-batches need the pipeline of a later toggle, which two cores cannot run.
+        ({"micro_batches": "2|auto", "pipeline_parallel": "4|off"}, {},
+         {"micro_batches": "needs pipeline parallelism, which is off",
+          "pipeline_parallel": "needs 4 CPU cores, but this machine has 2 CPU cores"}),
+        # Two ranks with four are too many, but the four cannot run alone either.
+        ({"context_parallel": "2|off", "tensor_parallel": "4|off"}, {"context_parallel": "2"},
+         {"tensor_parallel": "needs 8 CPU cores, but this machine has 2 CPU cores"}),
+    ],
+)  # fmt: skip
+def test_options_that_depend_on_each_other_are_settled_together(
+    monkeypatch, preferred, expected, left_out
+):
+    monkeypatch.setattr(_ranks, "usable_cores", lambda: 2)
+    availability = settled(preferred)
+    assert availability.problems == []
+    assert switched(availability.toggles) == expected
+    assert {option.toggle: option.reason for option in availability.left_out} == left_out
+
+
+@pytest.mark.parametrize("family", ["hydra", "moe"])
+def test_no_pair_of_preferences_prevents_a_start_or_is_left_out_without_need(monkeypatch, family):
+    monkeypatch.setattr(_ranks, "usable_cores", lambda: 2)
+    last = {name: list(toggle.options)[-1] for name, toggle in all_toggles().items()}
+    for pair in itertools.combinations(OFF, 2):
+        preferred = {name: f"{last[name]}{OR}{OFF[name]}" for name in pair}
+        requested = Configuration(family=family, preset="tiny", workload="train", toggles=preferred)
+        situation = resolve.resolve(requested, CPU)
+        availability_module.require_unblocked(situation)
+        chosen = availability_module.usable_choices(situation)
+        for option in situation.left_out:
+            assert availability_module.why_unusable(
+                option.toggle, option.option, situation, chosen
+            ), f"{option.toggle}={option.option} of {preferred} is usable"
 
 
 def test_an_option_named_by_itself_is_never_given_up_in_silence():
