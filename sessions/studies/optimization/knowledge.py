@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.space import Candidate, Dimension, Point, by_turns, replaced
 
+IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 Option = tuple[int, str]  # index of a dimension, and one of its options
 PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's other options promising
 
@@ -72,6 +73,15 @@ class Knowledge:
         options = changed_options(point, start)
         return max((self.costs.get(option, 0.0) for option in options), default=0.0)
 
+    def expected_s(self, point: Point, start: Point) -> float:
+        """Return the seconds that building a point should take, at least.
+
+        An option that was not built yet takes as long as the fastest build. 0 before that.
+        """
+        is_known = all(option in self.costs for option in changed_options(point, start))
+        least_s = 0.0 if is_known else min(self.costs.values(), default=0.0)
+        return max(self.cost(point, start), least_s)
+
     def learn_cost(self, point: Point, start: Point, seconds: float) -> None:
         """Keep how long a point took to build."""
         for option in changed_options(point, start):
@@ -112,3 +122,14 @@ def difference(point: Point, other: Point) -> Option | None:
     """Return the only option in which a point differs; None if there are several, or none."""
     options = changed_options(point, other)
     return options[0] if len(options) == 1 else None
+
+
+def idle_reason(candidate: Candidate, best: Candidate, dimensions: Sequence[Dimension]) -> str:
+    """Return the evidence that a candidate is equivalent to the best one; empty if it is not."""
+    changed = {dimensions[a].name: o for a, o in changed_options(candidate.point, best.point)}
+    idle = {
+        evidence.toggle: evidence.text
+        for evidence in candidate.evidence
+        if evidence.status in IDLE and changed.get(evidence.toggle) == evidence.requested
+    }
+    return "; ".join(idle.values()) if idle.keys() == changed.keys() else ""
