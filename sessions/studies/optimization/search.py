@@ -27,9 +27,10 @@ from sessions.model import Numerics
 from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.knowledge import (
     Knowledge,
+    Option,
     changed_options,
-    difference,
     idle_reason,
+    smaller_points,
 )
 from sessions.studies.optimization.space import (
     BLOCKED,
@@ -39,7 +40,6 @@ from sessions.studies.optimization.space import (
     MEMORY,
     NO_EFFECT,
     NOT_TRIED,
-    OUT_OF_MEMORY,
     RACED,
     TIME,
     TOO_LARGE,
@@ -152,7 +152,8 @@ class Search:
         else:
             if math.isnan(candidate.build_s):  # a later build finds its compiled code in a cache
                 candidate.build_s = built.seconds
-                self.knowledge.learn_cost(candidate.point, self.start.point, built.seconds)
+                point, compiles = candidate.point, self.bench.compiles(candidate.point)
+                self.knowledge.learn_cost(point, self.start.point, built.seconds, compiles)
             if not math.isnan(built.peak_bytes):
                 candidate.peak_bytes = built.peak_bytes
             if not math.isnan(built.block_s):
@@ -180,10 +181,12 @@ class Search:
 
     def cost(self, point: Point) -> float:
         """Return the seconds that building a point should take, at least."""
-        return self.knowledge.expected_s(point, self.start.point)
+        return self.knowledge.expected_s(point, self.start.point, self.bench.compiles(point))
 
     @property
     def _left_s(self) -> float:
+        if not any(candidate.rounds for candidate in self.candidates):
+            return self._most_left_s  # without a race there is nothing to give a verdict on
         return self.plan.left_s - self.plan.final_s([self.start, self.best])
 
     @property
@@ -222,6 +225,8 @@ class Search:
             if len(batch) == BATCH or left_s <= 0:
                 self._lacks_time |= left_s <= 0
                 break
+            if batch and self.bench.compiles(point) > self.bench.compiles(batch[-1].point):
+                break  # how long that takes is not known, and it would take the time of this race
             if (cost := self.cost(point)) > left_s:
                 self._leave_out(point, f"{NO_TIME} to build it, which takes about {cost:.0f} s")
                 continue
@@ -229,6 +234,8 @@ class Search:
             if self.build(candidate) is not None:
                 if candidate.state == FAILED:
                     self.knowledge.refuse(candidate, self.best, "it failed")
+                else:
+                    self.knowledge.learn_size(candidate, self.best)
             elif self._least_race_s([*batch, candidate]) > self._most_left_s:
                 self._lacks_time, candidate.reason = True, f"{NO_TIME} to race it"
                 self.bench.release(candidate)
@@ -247,6 +254,7 @@ class Search:
         """Return True unless a candidate is too large or is equivalent to the best one."""
         if candidate.peak_bytes > self.goal.memory_limit:
             candidate.state, candidate.reason = TOO_LARGE, "its peak memory is over the limit"
+            self.knowledge.learn_size(candidate, self.best)
         elif reason := idle_reason(candidate, self.best, self.dimensions):
             candidate.state, candidate.reason = NO_EFFECT, reason
             self.knowledge.refuse(candidate, self.best, "it had no effect")
@@ -262,11 +270,15 @@ class Search:
         """
         point, effect = self.best.point, self.knowledge.effect
         for axis, dimension in enumerate(self.dimensions):
-            options = [o for o in dimension.options if (axis, o) not in self.knowledge.refused]
+            options = [o for o in dimension.options if self._can_join((axis, o))]
             option = min(options, key=lambda o: effect((axis, o)), default=point[axis])
             if effect((axis, point[axis])) - effect((axis, option)) > MATTERS:
                 point = replaced(point, [(axis, option)])
         return self._untried([point])
+
+    def _can_join(self, option: Option) -> bool:
+        knowledge = self.knowledge
+        return option not in knowledge.refused and not knowledge.is_too_large(option, self.best)
 
     def _singles(self) -> list[Point]:
         """Propose the single changes of the best candidate that nothing speaks against."""
@@ -276,6 +288,8 @@ class Search:
             score = self.score(point)
             if (reason := self.knowledge.refused.get((axis, option))) is not None:
                 self._leave_out(point, reason)
+            elif self.knowledge.is_too_large((axis, option), self.best):
+                self._leave_out(point, "it needed too much memory in another configuration")
             elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
                 percent = 100 * math.expm1(score)
                 self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
@@ -285,19 +299,9 @@ class Search:
 
     def _smaller(self) -> list[Point]:
         """Propose what is too large alone beside each change that saves enough memory."""
-        best, points = self.best, []
-        single_changes = [
-            (c, option) for c in self.candidates if (option := difference(c.point, best.point))
-        ]
-        large = [(c, o) for c, o in single_changes if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
-        savers = [
-            (c, o) for c, o in single_changes if c.state == RACED and c.peak_bytes < best.peak_bytes
-        ]
-        for candidate, option in large:
-            for saver, saving in savers:
-                peak = candidate.peak_bytes * saver.peak_bytes / best.peak_bytes
-                if option[0] != saving[0] and not peak > self.goal.memory_limit:
-                    points.append(replaced(best.point, [option, saving]))
+        points = smaller_points(
+            self.candidates, self.best, self.knowledge.large, self.goal.memory_limit
+        )
         return self._untried(points)
 
     def _open(self) -> list[Point]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from simulated_bench import SimulatedBench, dimensions
+from simulated_bench import GIB, SimulatedBench, dimensions
 
 from sessions.studies.optimization.search import NO_TIME, Search
 from sessions.studies.optimization.space import FAILED, Goal
@@ -113,3 +113,45 @@ def test_options_that_compile_do_not_wait_for_more_than_half_of_the_time():
     search, _ = search_with(bench, 300.0)
     assert search.best.point[0] == "b" and not search.is_complete
     assert math.isfinite(search.best.build_s)
+
+
+def test_compilation_whose_duration_is_unknown_is_not_begun_shortly_before_the_end():
+    """It took 45 s of a budget of 60 s, which was exceeded without a verdict."""
+    space = dimensions(2, 2, 2)
+    compiling = frozenset([(0, "b")])
+    bench = SimulatedBench(
+        space, {(1, "b"): -0.3}, builds_s={(0, "b"): 45.0}, compiling=compiling, noise=0.02,
+        base_ms=25.0, check_s=6.0, plans_blocks=True,
+    )  # fmt: skip
+    search, verdicts = search_with(bench, 60.0)
+    assert search.spent_s < 62.0 and verdicts.gain().judgement.verdict == "FASTER"
+    assert any("takes about 20 s" in reason for reason in search.left_out.values())
+
+
+def test_without_a_race_the_search_takes_the_time_of_verdicts_that_would_be_about_nothing():
+    """A check takes 25 s of 60, so that two of them and 0.3 of the budget are too much."""
+    bench = SimulatedBench(
+        dimensions(2, 2), {(0, "b"): -0.5}, predictions={(0, "b"): -0.5}, check_s=25.0,
+        plans_blocks=True, noise=0.02,
+    )  # fmt: skip
+    search, verdicts = search_with(bench, 60.0)
+    assert verdicts.best.point[0] == "b" and search.spent_s < 61.0
+    assert verdicts.gain().judgement.verdict == "FASTER"
+
+
+@pytest.mark.parametrize("has_limit", [False, True])
+def test_what_is_too_large_alone_is_not_built_again_for_each_better_candidate(has_limit):
+    """A prediction joined it with every other gain: nine builds ran out of memory in turn."""
+    space, large = dimensions(*[2] * 8), (3, "b")
+    effects = {(axis, "b"): -0.1 for axis in range(8)}
+    bench = SimulatedBench(
+        space, effects, too_large=frozenset() if has_limit else frozenset([large]),
+        memory={large: 0.5} if has_limit else {}, counts_memory=True, predictions={large: -0.5},
+        noise=0.005,
+    )  # fmt: skip
+    limit = 9 * GIB if has_limit else math.inf
+    search = Search(space, bench, Goal(budget_s=600.0, memory_limit=limit))
+    search.run()
+    assert search.best.title.count("=b") == 7 and search.best.point[3] == "a"
+    assert sum(large in enumerate(point) for point in bench.built) == 1
+    assert "too much memory" in search.left_out[(*["b"] * 8,)]
