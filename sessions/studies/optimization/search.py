@@ -119,7 +119,8 @@ class Search:
             self.knowledge.predict(self.bench, self.dimensions, self.start.point, until_s)
         while batch := self._next_batch():
             self._race(batch)
-        lacked_time = any(reason.startswith(NO_TIME) for reason in self.left_out.values())
+        reasons = [*self.left_out.values(), *(candidate.reason for candidate in self.candidates)]
+        lacked_time = any(reason.startswith(NO_TIME) for reason in reasons)
         self.is_complete = not (self._is_over or self._lacks_time or lacked_time)
 
     # Candidates

@@ -29,6 +29,7 @@ from sessions.studies.optimization.space import (
     Candidate,
     Failure,
     Measurement,
+    Point,
     pareto_front,
     replaced,
 )
@@ -163,7 +164,7 @@ class Verdicts:
 
     def _add_runner_up(self, runner_up: Candidate) -> None:
         name = f"best against {runner_up.title}"
-        if not self._fits(runner_up):
+        if not self._fits(runner_up.point):
             self.contrasts.append(Contrast(RUNNER_UP, name, {}, reason=NO_TIME))
         elif self._add(runner_up):
             self._contrast(RUNNER_UP, name, runner_up)
@@ -188,22 +189,26 @@ class Verdicts:
         name = " + ".join(names)
         if any(contrast.name == name for contrast in self.contrasts):
             return
-        candidate = search.candidate(usable)
-        if not self._fits(candidate):
-            candidate.reason = candidate.reason or NO_TIME
+        if not self._fits(usable):
             self.contrasts.append(Contrast(WITHOUT, name, {}, reason=NO_TIME))
-        elif self._add(candidate):
+            return
+        candidate = search.candidate(usable)
+        if self._add(candidate):
             self._contrast(WITHOUT, name, candidate)
         else:
             self.contrasts.append(Contrast(WITHOUT, name, {}, reason=candidate.reason))
 
-    def _fits(self, candidate: Candidate) -> bool:
-        """Return True if another arm can be built and get a verdict in the time that is left."""
-        if candidate in self.arms:
-            return True
-        search, build_s = self.search, self.search.cost(candidate.point)
-        block = search.best if math.isnan(candidate.block_s) else candidate
-        return build_s + search.plan.verdict_s([*self.arms, block]) <= self.left_s
+    def _fits(self, point: Point) -> bool:
+        """Return True if another arm can be built and get a verdict in the time that is left.
+
+        What was never built should be as fast as the best candidate.
+        """
+        search = self.search
+        built = (c for c in search.candidates if c.point == point and not math.isnan(c.block_s))
+        candidate = next(built, search.best)
+        arms_s = search.plan.verdict_s([*self.arms, candidate])
+        is_arm = any(arm.point == point for arm in self.arms)
+        return is_arm or search.cost(point) + arms_s <= self.left_s
 
     def _add(self, candidate: Candidate) -> bool:
         if candidate not in self.arms:

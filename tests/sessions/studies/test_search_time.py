@@ -155,3 +155,25 @@ def test_what_is_too_large_alone_is_not_built_again_for_each_better_candidate(ha
     assert search.best.title.count("=b") == 7 and search.best.point[3] == "a"
     assert sum(large in enumerate(point) for point in bench.built) == 1
     assert "too much memory" in search.left_out[(*["b"] * 8,)]
+
+
+def test_a_configuration_without_an_option_that_no_time_was_left_for_does_not_count_as_tried():
+    """It has no row among the candidates, and one that raced keeps its own reason."""
+    bench = slow_bench(800.0, 2)
+    bench.effects = {(0, "b"): -0.3, (1, "b"): -0.3, (2, "b"): -0.2}
+    bench.predictions = dict(bench.effects)
+    search, verdicts = search_with(bench, 80.0)
+    assert any("no time" in effect.reason for effect in verdicts.effects)
+    assert not any(c.reason for c in search.candidates if c.measurements)
+    assert {c.point for c in search.candidates} <= {*bench.built, search.start.point}
+
+
+def test_a_search_that_dropped_a_candidate_for_lack_of_time_is_not_complete():
+    """Others raced after it, in the time that it would have taken."""
+    bench = slow_bench(200.0, 0)
+    bench.effects, bench.warm_up_steps = {(0, "b"): -0.7, (1, "b"): 5.0}, 0
+    search, _ = search_with(bench, 140.0)
+    dropped = [c for c in search.candidates if c.reason == f"{NO_TIME} to race it"]
+    raced = [c for c in search.candidates if c.measurements]
+    assert dropped and max(c.number for c in raced) > dropped[0].number
+    assert not search.is_complete
