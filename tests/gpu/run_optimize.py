@@ -103,7 +103,7 @@ def optimize(options: argparse.Namespace) -> tuple[dict, Search]:
         "refused": list(search.knowledge.refused.values()),
         "search_s": searched_s,
         "total_s": time.perf_counter() - began,
-        "seconds": search.seconds,
+        "seconds": search.plan.seconds,
         "payoff_steps": verdicts.payoff_steps(),
         "effects": effects,
     }  # fmt: skip

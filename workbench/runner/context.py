@@ -39,7 +39,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.roofline.ceilings import Roof
 from workbench.runner.roofline.counter import Tally
 from workbench.runner.roofline.predict import Predictor
-from workbench.runner.toggles import Stage, all_toggles, toggles_before
+from workbench.runner.toggles import all_toggles
 from workbench.runner.variants import fake_step
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Variant
@@ -277,7 +277,8 @@ def make_predictor(roof: Roof) -> Predictor:
 
 def counted_step(situation: Situation) -> Tally:
     """Return the work of a situation's step, neither compiled nor captured."""
-    return fake_step.count(situation, toggles_before(Stage.COMPILE))
+    toggles = (toggle for toggle in all_toggles().values() if toggle.is_counted)
+    return fake_step.count(situation, toggles)
 
 
 def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:

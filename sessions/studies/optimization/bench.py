@@ -30,6 +30,9 @@ class Bench(Protocol):
     def predict(self, point: Point) -> float:
         """Return the predicted log ratio of step time to the start's; NaN if there is none."""
 
+    def compiles(self, point: Point) -> bool:
+        """Return True if building the point compiles its step, which takes long."""
+
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready."""
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sessions.studies.optimization.bench import Bench
-from sessions.studies.optimization.space import Candidate, Dimension, Point, by_turns, replaced
+from sessions.studies.optimization.space import (
+    OUT_OF_MEMORY,
+    RACED,
+    TOO_LARGE,
+    Candidate,
+    Dimension,
+    Point,
+    by_turns,
+    replaced,
+)
 
+IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 Option = tuple[int, str]  # index of a dimension, and one of its options
+COMPILE_S = 20.0  # that compiling a step takes until it was seen; 7 to 60 s on an H200
+SAVING = 0.02  # of the peak memory, that lets an option fit which was too large before
 PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's other options promising
 
 
@@ -19,8 +31,11 @@ class Knowledge:
 
     effects: dict[Option, float] = field(default_factory=dict)  # as measured last
     predicted: dict[Option, float] = field(default_factory=dict)
+    # What needed too much memory alone, with the peak of the configuration that it was added to.
+    large: dict[Option, float] = field(default_factory=dict)
     refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
     costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
+    compile_s: float = math.inf  # that building a compiled step took at least
 
     def predict(
         self, bench: Bench, dimensions: Sequence[Dimension], start: Point, until_s: float
@@ -72,8 +87,22 @@ class Knowledge:
         options = changed_options(point, start)
         return max((self.costs.get(option, 0.0) for option in options), default=0.0)
 
-    def learn_cost(self, point: Point, start: Point, seconds: float) -> None:
+    def expected_s(self, point: Point, start: Point, compiles: bool) -> float:
+        """Return the seconds that building a point should take, at least.
+
+        An option that was not built yet takes as long as the fastest build, or as compilation
+        takes. 0 before the first build.
+        """
+        is_known = all(option in self.costs for option in changed_options(point, start))
+        least_s = 0.0 if is_known else min(self.costs.values(), default=0.0)
+        if compiles and not is_known:
+            least_s = COMPILE_S if math.isinf(self.compile_s) else self.compile_s
+        return max(self.cost(point, start), least_s)
+
+    def learn_cost(self, point: Point, start: Point, seconds: float, compiles: bool) -> None:
         """Keep how long a point took to build."""
+        if compiles:
+            self.compile_s = min(seconds, self.compile_s)
         for option in changed_options(point, start):
             self.costs[option] = min(seconds, self.costs.get(option, math.inf))
 
@@ -84,6 +113,18 @@ class Knowledge:
         if changed_option is not None and not math.isnan(gain):
             other = changed_option[0], incumbent.point[changed_option[0]]
             self.effects[changed_option] = self.effects.get(other, 0.0) + gain
+
+    def learn_size(self, candidate: Candidate, best: Candidate) -> None:
+        """Keep that an option needs too much memory, if it is the only difference."""
+        changed_option = difference(candidate.point, best.point)
+        if changed_option is not None:
+            self.large[changed_option] = best.peak_bytes
+
+    def is_too_large(self, option: Option, best: Candidate) -> bool:
+        """Return True if an option was too large, and the best candidate needs no less memory."""
+        if option not in self.large:
+            return False
+        return not best.peak_bytes < self.large[option] * (1 - SAVING)
 
     def refuse(self, candidate: Candidate, reference: Candidate, reason: str) -> None:
         """Try an option in no other configuration, if it is the only difference."""
@@ -112,3 +153,34 @@ def difference(point: Point, other: Point) -> Option | None:
     """Return the only option in which a point differs; None if there are several, or none."""
     options = changed_options(point, other)
     return options[0] if len(options) == 1 else None
+
+
+def idle_reason(candidate: Candidate, best: Candidate, dimensions: Sequence[Dimension]) -> str:
+    """Return the evidence that a candidate is equivalent to the best one; empty if it is not."""
+    changed = {dimensions[a].name: o for a, o in changed_options(candidate.point, best.point)}
+    idle = {
+        evidence.toggle: evidence.text
+        for evidence in candidate.evidence
+        if evidence.status in IDLE and changed.get(evidence.toggle) == evidence.requested
+    }
+    return "; ".join(idle.values()) if idle.keys() == changed.keys() else ""
+
+
+def smaller_points(
+    candidates: Sequence[Candidate], best: Candidate, large: Iterable[Option], memory_limit: float
+) -> list[Point]:
+    """Return the best point with what is too large alone beside each change that saves enough.
+
+    ``large``: options that were too large in other configurations.
+    """
+    singles = {option: c for c in candidates if (option := difference(c.point, best.point))}
+    here = [option for option, c in singles.items() if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
+    points = []
+    for option in dict.fromkeys([*here, *large]):
+        peak_bytes = singles[option].peak_bytes if option in singles else math.nan
+        for saving, saver in singles.items():
+            saves = saver.state == RACED and saver.peak_bytes < best.peak_bytes
+            peak = peak_bytes * saver.peak_bytes / best.peak_bytes
+            if saves and option[0] != saving[0] and not peak > memory_limit:
+                points.append(replaced(best.point, [option, saving]))
+    return points

@@ -115,7 +115,7 @@ def final_facts(search: Search, verdicts: Verdicts) -> dict[str, Scalar]:
         "one_build": verdicts.one_build,
         "configurations": len(search.candidates),
         "left_out": len(search.left_out),
-        **{f"{activity}_s": seconds for activity, seconds in search.seconds.items()},
+        **{f"{activity}_s": seconds for activity, seconds in search.plan.seconds.items()},
         **({"payoff_steps": payoff} if math.isfinite(payoff) else {}),
         **({} if more_s is None else {"more_s": more_s}),
     }

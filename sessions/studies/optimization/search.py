@@ -18,15 +18,20 @@ The ratios of a search are those of the best of many, so they are too good (the 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sessions.model import Numerics
 from sessions.studies.optimization.bench import Bench
-from sessions.studies.optimization.knowledge import Knowledge, changed_options, difference
+from sessions.studies.optimization.knowledge import (
+    Knowledge,
+    Option,
+    changed_options,
+    idle_reason,
+    smaller_points,
+)
 from sessions.studies.optimization.space import (
     BLOCKED,
     ENERGY,
@@ -35,7 +40,6 @@ from sessions.studies.optimization.space import (
     MEMORY,
     NO_EFFECT,
     NOT_TRIED,
-    OUT_OF_MEMORY,
     RACED,
     TIME,
     TOO_LARGE,
@@ -48,9 +52,11 @@ from sessions.studies.optimization.space import (
     StartFailed,
     by_turns,
     changes,
+    objection,
     replaced,
     title_of,
 )
+from sessions.studies.optimization.time_plan import TimePlan
 
 BATCH = 4  # candidates of a race; more would compete for memory
 MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
@@ -62,10 +68,9 @@ SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried a
 # limit leaves room for their error.
 PAIR_REACH = math.log(1.05)
 NEAR = math.log(1.01)  # predictions closer than this do not order; what is built sooner comes first
-FINAL_SHARE = 0.3  # of the budget, for the verdicts
 RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
+COMPILE_SHARE = 0.5  # of the search's time; then options that compile no longer wait
 PREDICTION_SHARE = 0.05  # of the budget, for predictions
-IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 NO_TIME = "no time was left"
 BETTER, WORSE, OPEN = "better", "worse", "open"
 
@@ -79,17 +84,16 @@ class Search:
     goal: Goal
     report: Callable[[str], None] = lambda text: None
     candidates: list[Candidate] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # by activity
     left_out: dict[Point, str] = field(default_factory=dict)  # points with the reason
     knowledge: Knowledge = field(default_factory=Knowledge)
     is_complete: bool = False  # every change of the best candidate within reach was decided
     rounds: int = 0  # of all races
-    block_s: float = math.nan  # that a block takes, at last
 
     def __post_init__(self) -> None:
         self._by_point: dict[Point, Candidate] = {}
         self._turns: dict[tuple[int, int], int] = {}  # races of two candidates, by their numbers
-        self._began = self.bench.now()
+        self._lacks_time = False  # for something that was proposed last
+        self.plan = TimePlan(self.goal.budget_s, self.bench.now)
         self.best = self.candidate(tuple(dimension.start for dimension in self.dimensions))
 
     @property
@@ -100,7 +104,7 @@ class Search:
     @property
     def spent_s(self) -> float:
         """Seconds since the search began."""
-        return self.bench.now() - self._began
+        return self.plan.spent_s
 
     def run(self) -> None:
         """Search until nothing is left to try or the time is spent; raises ``StartFailed``."""
@@ -110,14 +114,14 @@ class Search:
             raise StartFailed(failure.reason)
         self.start.state = RACED
         self.check(self.start)
-        with self.timed("prediction"):
+        with self.plan.timed("prediction"):
             until_s = self.bench.now() + PREDICTION_SHARE * self.goal.budget_s
             self.knowledge.predict(self.bench, self.dimensions, self.start.point, until_s)
         while batch := self._next_batch():
             self._race(batch)
-        self.is_complete = not self._is_over and not any(
-            reason.startswith(NO_TIME) for reason in self.left_out.values()
-        )
+        reasons = [*self.left_out.values(), *(candidate.reason for candidate in self.candidates)]
+        lacked_time = any(reason.startswith(NO_TIME) for reason in reasons)
+        self.is_complete = not (self._is_over or self._lacks_time or lacked_time)
 
     # Candidates
 
@@ -138,35 +142,23 @@ class Search:
 
     def objection(self, candidate: Candidate) -> str:
         """Return why a candidate that was measured cannot be proposed; empty if it can."""
-        numerics = candidate.numerics
-        if candidate.peak_bytes > self.goal.memory_limit:
-            return TOO_LARGE
-        if math.isnan(candidate.peak_bytes) and math.isfinite(self.goal.memory_limit):
-            return "its peak memory is not known"
-        if numerics is None:
-            return "its numbers were not checked"
-        if numerics.ok is None:
-            return f"its numbers could not be checked: {numerics.text}"
-        if not numerics.ok:
-            return f"wrong numbers: {numerics.text}"
-        if candidate.max_error > self.goal.max_error:
-            return f"its largest error is {candidate.max_error:.2g}"
-        if math.isnan(candidate.max_error) and math.isfinite(self.goal.max_error):
-            return "its largest error is not known"
-        return ""
+        return objection(candidate, self.goal)
 
     def build(self, candidate: Candidate) -> Failure | None:
         """Build a candidate and record its results; return the failure, if there is one."""
-        with self.timed("build"):
+        with self.plan.timed("build"):
             built = self.bench.build(candidate)
         if isinstance(built, Failure):
             candidate.state, candidate.reason = built.state, built.reason
         else:
             if math.isnan(candidate.build_s):  # a later build finds its compiled code in a cache
                 candidate.build_s = built.seconds
-                self.knowledge.learn_cost(candidate.point, self.start.point, built.seconds)
+                point, compiles = candidate.point, self.bench.compiles(candidate.point)
+                self.knowledge.learn_cost(point, self.start.point, built.seconds, compiles)
             if not math.isnan(built.peak_bytes):
                 candidate.peak_bytes = built.peak_bytes
+            if not math.isnan(built.block_s):
+                candidate.block_s = built.block_s
             candidate.evidence = built.evidence
         self.report(candidate.title)
         return built if isinstance(built, Failure) else None
@@ -174,12 +166,13 @@ class Search:
     def check(self, candidate: Candidate) -> bool:
         """Check the numbers of a candidate once; return True if they are right."""
         if candidate.numerics is None:
-            with self.timed("check"):
+            with self.plan.timed("check"):
                 numerics = self.bench.check(candidate)
             if isinstance(numerics, Failure):  # the reference may need more memory than the steps
                 text = f"not checked: {numerics.reason}"
                 numerics = Numerics(reference="", ok=None, text=text)
             candidate.numerics = numerics
+            self.plan.checks += 1
             self.report(candidate.title)
         return candidate.is_right
 
@@ -188,22 +181,19 @@ class Search:
         return self.knowledge.score(point, self.best.point, self.start.point)
 
     def cost(self, point: Point) -> float:
-        """Return the seconds that building a point should take."""
-        return self.knowledge.cost(point, self.start.point)
-
-    @contextlib.contextmanager
-    def timed(self, activity: str) -> Iterator[None]:
-        """Count the seconds of an activity."""
-        began = self.bench.now()
-        try:
-            yield
-        finally:
-            elapsed = self.bench.now() - began
-            self.seconds[activity] = self.seconds.get(activity, 0.0) + elapsed
+        """Return the seconds that building a point should take, at least."""
+        return self.knowledge.expected_s(point, self.start.point, self.bench.compiles(point))
 
     @property
     def _left_s(self) -> float:
-        return (1 - FINAL_SHARE) * self.goal.budget_s - self.spent_s
+        if not any(candidate.rounds for candidate in self.candidates):
+            return self._most_left_s  # without a race there is nothing to give a verdict on
+        return self.plan.left_s - self.plan.final_s([self.start, self.best])
+
+    @property
+    def _most_left_s(self) -> float:
+        """Seconds that are left to a race which has begun."""
+        return self.plan.left_s - self.plan.least_final_s([self.start, self.best])
 
     @property
     def _is_over(self) -> bool:
@@ -218,10 +208,11 @@ class Search:
 
     def _next_batch(self) -> list[Candidate]:
         """Return the candidates of the next race; none when nothing is left or time is over."""
+        self._lacks_time = False
         for proposals in (self._together, self._singles, self._smaller, self._open, self._pairs):
             if batch := self._built(proposals()):
                 return batch
-        if self._is_over:
+        if self._is_over or self._lacks_time:
             for point in self._singles():
                 self._leave_out(point, f"{NO_TIME} to try it")
         return []
@@ -230,9 +221,13 @@ class Search:
         """Return the first candidates of these points that can be built and race."""
         batch: list[Candidate] = []
         for point in points:
-            left_s = self._left_s - self._least_race_s(len(batch) + 1)
+            # A candidate that is not built yet should be as fast as the best one.
+            left_s = self._left_s - self._least_race_s([*batch, self.best])
             if len(batch) == BATCH or left_s <= 0:
+                self._lacks_time |= left_s <= 0
                 break
+            if batch and self.bench.compiles(point) > self.bench.compiles(batch[-1].point):
+                break  # how long that takes is not known, and it would take the time of this race
             if (cost := self.cost(point)) > left_s:
                 self._leave_out(point, f"{NO_TIME} to build it, which takes about {cost:.0f} s")
                 continue
@@ -240,30 +235,29 @@ class Search:
             if self.build(candidate) is not None:
                 if candidate.state == FAILED:
                     self.knowledge.refuse(candidate, self.best, "it failed")
+                else:
+                    self.knowledge.learn_size(candidate, self.best)
+            elif self._least_race_s([*batch, candidate]) > self._most_left_s:
+                self._lacks_time, candidate.reason = True, f"{NO_TIME} to race it"
+                self.bench.release(candidate)
             elif self._can_race(candidate):
                 batch.append(candidate)
         return batch
 
-    def _least_race_s(self, count: int) -> float:
-        """Return the seconds in which a race can decide, as far as the time of a block is known.
+    def _least_race_s(self, batch: Sequence[Candidate]) -> float:
+        """Return the seconds in which a race can decide and a check can end, as far as known.
 
         What is built without time for a race is of no use.
         """
-        return 0.0 if math.isnan(self.block_s) else LEAST_ROUNDS * (1 + count) * self.block_s
+        return LEAST_ROUNDS * self.plan.round_s([self.best, *batch]) + self.plan.check_s
 
     def _can_race(self, candidate: Candidate) -> bool:
         """Return True unless a candidate is too large or is equivalent to the best one."""
-        pairs = zip(self.dimensions, candidate.point, self.best.point, strict=True)
-        changed = {dimension.name: option for dimension, option, best in pairs if option != best}
-        idle = {
-            evidence.toggle: evidence.text
-            for evidence in candidate.evidence
-            if evidence.status in IDLE and changed.get(evidence.toggle) == evidence.requested
-        }
         if candidate.peak_bytes > self.goal.memory_limit:
             candidate.state, candidate.reason = TOO_LARGE, "its peak memory is over the limit"
-        elif changed and idle.keys() == changed.keys():
-            candidate.state, candidate.reason = NO_EFFECT, "; ".join(idle.values())
+            self.knowledge.learn_size(candidate, self.best)
+        elif reason := idle_reason(candidate, self.best, self.dimensions):
+            candidate.state, candidate.reason = NO_EFFECT, reason
             self.knowledge.refuse(candidate, self.best, "it had no effect")
         else:
             return True
@@ -277,11 +271,15 @@ class Search:
         """
         point, effect = self.best.point, self.knowledge.effect
         for axis, dimension in enumerate(self.dimensions):
-            options = [o for o in dimension.options if (axis, o) not in self.knowledge.refused]
+            options = [o for o in dimension.options if self._can_join((axis, o))]
             option = min(options, key=lambda o: effect((axis, o)), default=point[axis])
             if effect((axis, point[axis])) - effect((axis, option)) > MATTERS:
                 point = replaced(point, [(axis, option)])
         return self._untried([point])
+
+    def _can_join(self, option: Option) -> bool:
+        knowledge = self.knowledge
+        return option not in knowledge.refused and not knowledge.is_too_large(option, self.best)
 
     def _singles(self) -> list[Point]:
         """Propose the single changes of the best candidate that nothing speaks against."""
@@ -291,6 +289,8 @@ class Search:
             score = self.score(point)
             if (reason := self.knowledge.refused.get((axis, option))) is not None:
                 self._leave_out(point, reason)
+            elif self.knowledge.is_too_large((axis, option), self.best):
+                self._leave_out(point, "it needed too much memory in another configuration")
             elif (axis, option) in self.knowledge.effects and score > SINGLE_REACH:
                 percent = 100 * math.expm1(score)
                 self._leave_out(point, f"it was {percent:.0f} % worse in another configuration")
@@ -300,19 +300,9 @@ class Search:
 
     def _smaller(self) -> list[Point]:
         """Propose what is too large alone beside each change that saves enough memory."""
-        best, points = self.best, []
-        single_changes = [
-            (c, option) for c in self.candidates if (option := difference(c.point, best.point))
-        ]
-        large = [(c, o) for c, o in single_changes if c.state in (TOO_LARGE, OUT_OF_MEMORY)]
-        savers = [
-            (c, o) for c, o in single_changes if c.state == RACED and c.peak_bytes < best.peak_bytes
-        ]
-        for candidate, option in large:
-            for saver, saving in savers:
-                peak = candidate.peak_bytes * saver.peak_bytes / best.peak_bytes
-                if option[0] != saving[0] and not peak > self.goal.memory_limit:
-                    points.append(replaced(best.point, [option, saving]))
+        points = smaller_points(
+            self.candidates, self.best, self.knowledge.large, self.goal.memory_limit
+        )
         return self._untried(points)
 
     def _open(self) -> list[Point]:
@@ -356,7 +346,18 @@ class Search:
                 self._leave_out(point, f"{BLOCKED}: {reason}")
             elif usable not in self._by_point and usable not in self.left_out:
                 untried[usable] = None
-        return sorted(untried, key=lambda p: (round(self.score(p) / NEAR), self.cost(p)))
+        return sorted(untried, key=self._rank)
+
+    def _rank(self, point: Point) -> tuple[int, bool, float]:
+        """Return the rank of a point: by what it promises, then by how soon it is built.
+
+        Once a step is compiled, each further change compiles again. So the options that compile
+        wait for the others, but not for more than half of the time.
+        """
+        compiles, cost_s = self.bench.compiles, self.knowledge.cost(point, self.start.point)
+        is_early = self.spent_s < COMPILE_SHARE * (self.spent_s + self._left_s)
+        waits = is_early and compiles(point) and not compiles(self.best.point)
+        return round(self.score(point) / NEAR), waits, cost_s
 
     def _without_excluded(self, point: Point) -> Point | None:
         """Return the point without the best candidate's option that excludes its change."""
@@ -379,38 +380,41 @@ class Search:
         races again after them.
         """
         live, races = list(batch), 1 + math.ceil(len(self._singles()) / BATCH)
-        until_s = self.spent_s + RACE_SHARE * self._left_s / races
+        until_s, rounds_before = self.spent_s + RACE_SHARE * self._left_s / races, self.rounds
         for candidate in batch:
             pair = candidate.number, self.best.number
             self._turns[pair] = self._turns.get(pair, 0) + 1
-        with self.timed("race"):
+        with self.plan.timed("race"):
             for number in range(MOST_ROUNDS):
-                if not live or self.spent_s > self._race_limit_s(number, live, until_s):
+                left_s = self._race_left_s(number, live, until_s)
+                if not live or left_s < 0 or self.plan.round_s([self.best, *live]) > left_s:
                     break
                 self._round(live)
                 live = [candidate for candidate in live if self._is_live(candidate)]
                 self.report(f"{len(live)} of {len(batch)} candidates race")
         self._settle(batch)
         for candidate in batch:
-            if candidate.state == NOT_TRIED and not self._is_over:
+            if candidate.state == NOT_TRIED and self.rounds == rounds_before:
+                candidate.reason = f"{NO_TIME} to race it"
+            elif candidate.state == NOT_TRIED:
                 reason = ": ".join(filter(None, ("all its blocks are void", candidate.void)))
                 candidate.state, candidate.reason = FAILED, reason
             if candidate is not self.best:
                 self.bench.release(candidate)
 
-    def _race_limit_s(self, rounds: int, live: Sequence[Candidate], share_s: float) -> float:
-        """Return when a race ends: after its share, unless it can decide soon what matters most."""
+    def _race_left_s(self, rounds: int, live: Sequence[Candidate], until_s: float) -> float:
+        """Return what is left to a race: of its share, or more if it can soon decide much."""
         if rounds < LEAST_ROUNDS:
-            return self.goal.budget_s
+            return self._most_left_s
         races = (candidate.race(self.best.number, self.goal.objective) for candidate in live)
         is_large = any(race.mean < -MUCH_BETTER for race in races)
-        return self.spent_s + self._left_s if is_large else share_s
+        return self._left_s if is_large else until_s - self.spent_s
 
     def _round(self, live: Sequence[Candidate]) -> None:
-        began = self.bench.now()
-        blocks = self.bench.round([self.best, *live])
+        runners = [self.best, *live]
+        with self.plan.timed_round(runners):
+            blocks = self.bench.round(runners)
         self.rounds += 1
-        self.block_s = (self.bench.now() - began) / (1 + len(live))
         base = self._add_block(self.best, blocks)
         for candidate in live:
             measurement = self._add_block(candidate, blocks)

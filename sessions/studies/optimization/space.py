@@ -78,6 +78,7 @@ class Built:
     seconds: float
     peak_bytes: float = math.nan
     evidence: Sequence[Evidence] = ()
+    block_s: float = math.nan  # seconds that a block should take
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Candidate:
     value: float = math.nan
     time: float = math.nan
     build_s: float = math.nan
+    block_s: float = math.nan  # seconds that a block should take, as built last
     peak_bytes: float = math.nan
     numerics: Numerics | None = None
     evidence: Sequence[Evidence] = ()
@@ -166,6 +168,26 @@ class Candidate:
         error = float(logs.std(ddof=1)) / math.sqrt(n)
         half = float(critical(n, ALPHA, MIXTURE)) if n >= LEAST_ROUNDS else math.inf
         return Race(n, float(logs.mean()), half * error if math.isfinite(half) else half)
+
+
+def objection(candidate: Candidate, goal: Goal) -> str:
+    """Return why a candidate that was measured cannot be proposed; empty if it can."""
+    numerics = candidate.numerics
+    if candidate.peak_bytes > goal.memory_limit:
+        return TOO_LARGE
+    if math.isnan(candidate.peak_bytes) and math.isfinite(goal.memory_limit):
+        return "its peak memory is not known"
+    if numerics is None:
+        return "its numbers were not checked"
+    if numerics.ok is None:
+        return f"its numbers could not be checked: {numerics.text}"
+    if not numerics.ok:
+        return f"wrong numbers: {numerics.text}"
+    if candidate.max_error > goal.max_error:
+        return f"its largest error is {candidate.max_error:.2g}"
+    if math.isnan(candidate.max_error) and math.isfinite(goal.max_error):
+        return "its largest error is not known"
+    return ""
 
 
 def _log_ratio(base: Measurement, measurement: Measurement, objective: str) -> float:

@@ -29,6 +29,7 @@ from sessions.studies.optimization.space import (
     Candidate,
     Failure,
     Measurement,
+    Point,
     pareto_front,
     replaced,
 )
@@ -42,6 +43,7 @@ SEARCH_SHARE = 0.25  # of the time that the search took, at most, for all builds
 LEAST_ROUNDS = 2  # of a build
 MOST_FRONT = 6  # candidates that are checked because they may be on the Pareto front
 GROWTH = 1.25  # of the rounds between two looks
+NO_TIME = "no time was left to measure it"
 GAIN, RUNNER_UP, WITHOUT = KINDS = ("total", "runner-up", "without")
 
 
@@ -87,14 +89,14 @@ class Verdicts:
         """Check what the front needs, choose the arms, and alternate until the verdicts settle."""
         self._check_front()
         self.runner_up = self._find_runner_up()
-        with self.search.timed("verdicts"):
+        with self.search.plan.timed("verdicts"):
             self._choose_arms()
             self._alternate()
 
     @property
     def left_s(self) -> float:
         """Seconds that are left of the budget."""
-        return self.search.goal.budget_s - self.search.spent_s
+        return self.search.plan.left_s
 
     def front(self) -> list[Candidate]:
         """Return the Pareto front of what can be proposed, the fastest first.
@@ -118,9 +120,9 @@ class Verdicts:
 
     def _can_check(self, candidate: Candidate) -> bool:
         """Return True if there is time to build and check one candidate more."""
-        checks = sum(c.numerics is not None for c in self.search.candidates)
-        needed = self.search.seconds.get("check", 0.0) / max(checks, 1)
-        return self.left_s > 2 * (needed + self.search.cost(candidate.point))
+        search = self.search
+        needed_s = 2 * (search.plan.check_s + search.cost(candidate.point))
+        return self.left_s > needed_s + search.plan.verdict_s([search.start, search.best])
 
     def _check(self, candidate: Candidate) -> None:
         if self._can_check(candidate) and self.search.build(candidate) is None:
@@ -154,11 +156,18 @@ class Verdicts:
             return
         if best is not start:
             self._contrast(GAIN, "best against start", start)
-        if self.runner_up is not None and self._add(self.runner_up):
-            self._contrast(RUNNER_UP, f"best against {self.runner_up.title}", self.runner_up)
+        if self.runner_up is not None:
+            self._add_runner_up(self.runner_up)
         changed = [axis for axis, _ in changed_options(best.point, start.point)]
         for axis in changed if len(changed) > 1 else []:
             self._add_without(axis)
+
+    def _add_runner_up(self, runner_up: Candidate) -> None:
+        name = f"best against {runner_up.title}"
+        if not self._fits(runner_up.point):
+            self.contrasts.append(Contrast(RUNNER_UP, name, {}, reason=NO_TIME))
+        elif self._add(runner_up):
+            self._contrast(RUNNER_UP, name, runner_up)
 
     def _add_without(self, axis: int) -> None:
         """Add the best candidate without one change, and without what needs that change."""
@@ -180,9 +189,8 @@ class Verdicts:
         name = " + ".join(names)
         if any(contrast.name == name for contrast in self.contrasts):
             return
-        if search.cost(usable) > self.left_s or not self._fits(len(self.arms) + 1):
-            reason = "no time was left to measure it"
-            self.contrasts.append(Contrast(WITHOUT, name, {}, reason=reason))
+        if not self._fits(usable):
+            self.contrasts.append(Contrast(WITHOUT, name, {}, reason=NO_TIME))
             return
         candidate = search.candidate(usable)
         if self._add(candidate):
@@ -190,10 +198,17 @@ class Verdicts:
         else:
             self.contrasts.append(Contrast(WITHOUT, name, {}, reason=candidate.reason))
 
-    def _fits(self, count: int) -> bool:
-        """Return True if as many arms can run enough rounds in the time that is left."""
-        needed = verdict.MIN_PAIRS * count * self.search.block_s
-        return not needed > self.left_s
+    def _fits(self, point: Point) -> bool:
+        """Return True if another arm can be built and get a verdict in the time that is left.
+
+        What was never built should be as fast as the best candidate.
+        """
+        search = self.search
+        built = (c for c in search.candidates if c.point == point and not math.isnan(c.block_s))
+        candidate = next(built, search.best)
+        arms_s = search.plan.verdict_s([*self.arms, candidate])
+        is_arm = any(arm.point == point for arm in self.arms)
+        return is_arm or search.cost(point) + arms_s <= self.left_s
 
     def _add(self, candidate: Candidate) -> bool:
         if candidate not in self.arms:
@@ -287,7 +302,7 @@ class Verdicts:
                 search.report(f"building {len(arms)} configurations again")
                 search.bench.rebuild(arms)
                 build, built = build + 1, search.bench.now()
-            arms = self._round(arms)
+            arms = self._round(self._affordable(arms))
             self.builds.append(build)
             count, self.seconds = len(self.rounds), search.bench.now() - began
             if is_look(count):
@@ -299,7 +314,7 @@ class Verdicts:
                 if self.is_settled:
                     return
             is_hopeless = count >= verdict.MIN_PAIRS and not any(self.rounds)
-            if self.left_s <= 0 or is_hopeless:
+            if self.left_s <= search.plan.round_s(arms) or is_hopeless:
                 break
         self.judge()
         self._give_way()
@@ -307,7 +322,7 @@ class Verdicts:
     def _plan_builds(self) -> None:
         """Build all arms several times if that is cheap: builds of one configuration differ."""
         rebuild_s = sum(arm.build_s for arm in self.arms)
-        rounds_s = LEAST_ROUNDS * len(self.arms) * self.search.block_s
+        rounds_s = LEAST_ROUNDS * self.search.plan.round_s(self.arms)
         slice_s = max((1 / REBUILD_SHARE - 1) * rebuild_s, rounds_s)
         room_s = min(self.left_s, SEARCH_SHARE * self.search.spent_s)
         if BUILDS * (slice_s + rebuild_s) <= room_s:  # never of NaN
@@ -327,9 +342,19 @@ class Verdicts:
     def _should_rebuild(self, build: int, seconds: float) -> bool:
         return self.builds.count(build) >= LEAST_ROUNDS and seconds >= self.slice_s
 
+    def _affordable(self, arms: list[Candidate]) -> list[Candidate]:
+        """Return the arms that get verdicts in the time that is left: the most important ones."""
+        while len(arms) > 2 and self._verdict_s(arms) > self.left_s:
+            arms = arms[:-1]
+        return arms
+
+    def _verdict_s(self, arms: Sequence[Candidate]) -> float:
+        return self.search.plan.verdict_s(arms, len(self.rounds))
+
     def _round(self, arms: list[Candidate]) -> list[Candidate]:
         """Run a block of each arm; return the arms that still run."""
-        blocks = self.search.bench.round(arms)
+        with self.search.plan.timed_round(arms):
+            blocks = self.search.bench.round(arms)
         self.rounds.append({n: b for n, b in blocks.items() if isinstance(b, Measurement)})
         running = []
         for arm in arms:

@@ -114,7 +114,7 @@ def test_the_reported_gain_is_not_biased_by_the_choice_of_the_best():
     space = dimensions(5, 5, 5)
     promised, reported, inside = [], [], 0
     for seed in range(8):
-        bench = SimulatedBench(space, {}, noise=0.04, drift=0.01, seed=seed)
+        bench = SimulatedBench(space, {}, noise=0.06, drift=0.01, seed=seed)
         search = Search(space, bench, Goal(budget_s=90.0))
         search.run()
         search.best = min(search.candidates[1:], key=lambda candidate: candidate.value)

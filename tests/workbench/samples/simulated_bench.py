@@ -46,6 +46,7 @@ class SimulatedBench:
     excluded: Mapping[Option, Option] = field(default_factory=dict)  # options that need another off
     memory: Mapping[Option, float] = field(default_factory=dict)  # log ratio of peak memory
     builds_s: Mapping[Option, float] = field(default_factory=dict)
+    compiling: frozenset[Option] = frozenset()  # options whose builds are known to take long
     noise: float = 0.01
     drift: float = 0.0  # standard deviation of the random walk's step from block to block
     base_ms: float = 5.0
@@ -58,6 +59,9 @@ class SimulatedBench:
     predictions: Mapping[Option, float] = field(default_factory=dict)
     prediction_s: float = 0.01
     waits: Mapping[Option, float] = field(default_factory=dict)  # log ratios of what saves them
+    block_steps: int = 20
+    plans_blocks: bool = False  # a build tells how long a block takes
+    warm_up_steps: int = 0  # of a build, and of a check again
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -113,9 +117,13 @@ class SimulatedBench:
         known = [self.predictions[o] for o in enumerate(point) if o in self.predictions]
         return sum(known) if known else math.nan
 
+    def compiles(self, point: Point) -> bool:
+        return bool(set(enumerate(point)) & self.compiling)
+
     def build(self, candidate: Candidate) -> Built | Failure:
         began, point = self.clock_s, candidate.point
-        if point not in self._ready:
+        is_new = point not in self._ready
+        if is_new:
             self.clock_s += self._build_seconds(point)
             self.built.append(point)
         if set(enumerate(point)) & self.too_large:
@@ -127,7 +135,10 @@ class SimulatedBench:
             for axis, option in enumerate(point)
             if (axis, option) in self.idle
         ]
-        return Built(self.clock_s - began, self._peak(point), evidence)
+        if is_new:
+            self.clock_s += self._steps_s(point, self.warm_up_steps)
+        block_s = self._steps_s(point, self.block_steps) if self.plans_blocks else math.nan
+        return Built(self.clock_s - began, self._peak(point), evidence, block_s)
 
     def release(self, candidate: Candidate) -> None:
         pass
@@ -148,18 +159,21 @@ class SimulatedBench:
                 self._offsets[candidate.point] = self._offset()
             log += self._offsets[candidate.point]
             median_ms = self.base_ms * math.exp(log)
-            self.clock_s += 20 * median_ms / 1000
+            self.clock_s += self.block_steps * median_ms / 1000
             blocks[candidate.number] = Measurement(median_ms)
         return blocks
 
     def check(self, candidate: Candidate) -> Numerics:
-        self.clock_s += self.check_s
+        self.clock_s += self.check_s + self._steps_s(candidate.point, self.warm_up_steps)
         self.checked.append(candidate.point)
         is_wrong = bool(set(enumerate(candidate.point)) & self.wrong)
         error = 1.0 if is_wrong else 1e-6
         return Numerics(
             reference="float64", ok=not is_wrong, text=f"relative error {error:g}", max_error=error
         )
+
+    def _steps_s(self, point: Point, steps: int) -> float:
+        return steps * self.base_ms * math.exp(self.truth(point)) / 1000
 
     def _offset(self) -> float:
         return self._random.gauss(0, self.build_noise) if self.build_noise else 0.0

@@ -31,7 +31,7 @@ from workbench.runner.config.availability import blocked_options, require_unbloc
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
-from workbench.runner.experiments.paired.blocks import SETTLING_STEPS, Contender, TimedBlock
+from workbench.runner.experiments.paired.blocks import Contender, TimedBlock, settling_steps
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
@@ -44,6 +44,9 @@ from workbench.runner.toggles._ranks import layout_of
 BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
 WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
+# A block of this length needs no more steps. A pair of blocks of one step each is a valid pair, and
+# a race of five configurations takes 50 steps and not 175.
+LONG_MS = 500.0
 ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
 LEAST_LAGS = 2.5  # of the counter, in a block whose energy is counted: as long as ``ENERGY_MS``
 
@@ -71,6 +74,7 @@ class RunnerBench:
         self._step_joules = math.nan  # of the latest block
         self._waiting = math.nan  # share of the base's steps in which the GPU waits for launches
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
+        self.alternation.long_ms = LONG_MS
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
         # Called with each block, also with one that is void.
         self.on_block: Callable[[Candidate, TimedBlock, float], None] = lambda *_: None
@@ -113,11 +117,16 @@ class RunnerBench:
             ).ratio
         return math.nan if not ratio else math.log(ratio * self._scale(point))
 
+    def compiles(self, point: Point) -> bool:
+        """Return True if building the point compiles its step, which takes long."""
+        return self.situation(point).has(Trait.COMPILED)
+
     def build(self, candidate: Candidate) -> Built | Failure:
         """Build and warm up a candidate, unless it is ready; at first, look for its evidence."""
         contender = self._contenders.get(candidate.number)
         if contender is not None and contender.variant is not None:
-            return Built(0.0, evidence=contender.variant.find_evidence())
+            evidence = contender.variant.find_evidence()
+            return Built(0.0, evidence=evidence, block_s=_block_s(contender))
         began = self.now()
         if contender is None:
             contender = self._contender(candidate)
@@ -128,7 +137,8 @@ class RunnerBench:
         if isinstance(peak_bytes, Failure):
             return peak_bytes
         assert contender.variant is not None
-        return Built(self.now() - began, peak_bytes, contender.variant.find_evidence())
+        evidence = contender.variant.find_evidence()
+        return Built(self.now() - began, peak_bytes, evidence, _block_s(contender))
 
     def release(self, candidate: Candidate) -> None:
         """Allow the candidate's arm to be freed if memory is short."""
@@ -319,7 +329,7 @@ class RunnerBench:
         block = blocks.run_block(context, contender, number)
         if block is not None:
             joules = counter.joules() - before_j
-            self._step_joules = joules / (block.steps + SETTLING_STEPS)
+            self._step_joules = joules / (block.steps + settling_steps(contender.steps))
         return block
 
     def _guard(self, contender: Contender, act: Callable[[], Result]) -> Result | Failure:
@@ -349,3 +359,9 @@ class RunnerBench:
     def _leave(self, contender: Contender) -> None:
         if contender in self.alternation.contenders:
             self.alternation.contenders.remove(contender)
+
+
+def _block_s(contender: Contender) -> float:
+    """Return the seconds that a block of a contender takes."""
+    steps = contender.steps + settling_steps(contender.steps)
+    return steps * contender.step_ms / 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,12 +49,16 @@ class PredictedToggle(Protocol):
         """Operators whose least time is known for every other option, too, by kernel class."""
 
     @property
+    def is_counted(self) -> bool:
+        """True if the counted work of a step may depend on the option."""
+
+    @property
     def incomparable(self) -> str:
         """The reason why the ratio of two options is unknown; empty if it is not."""
 
 
 class Predictor:
-    """Counts each configuration once; one runner asks about few.
+    """Counts each configuration once, and once those whose steps are counted alike.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
     one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of
@@ -167,10 +171,16 @@ class Predictor:
             return toggle.unpredictable
         if situation.is_own_model:
             return "the operators that your own model calls are unknown until it runs"
-        key = _key(situation)
+        key = self._work_key(situation)
         if key not in self._known:
             self._known[key] = _counted(situation, self._count)
         return self._known[key]
+
+    def _work_key(self, situation: Situation) -> bytes:
+        """Return the cache key of a situation's counted work."""
+        return _key_without(
+            situation, (name for name, toggle in self._toggles.items() if not toggle.is_counted)
+        )
 
 
 def least_us(call: Call, ceilings: Ceilings) -> float:
@@ -213,12 +223,17 @@ def _rows(calls: Sequence[Call], ceilings: Ceilings) -> list[Row]:
 
 
 def _key(situation: Situation) -> bytes:
-    # A capture acts on the built step alone, and changes nothing of what was counted.
+    """Return the cache key of a situation's step; a capture acts on the built step alone."""
     capturing = {
         name
         for name, by_option in situation.traits.items()
         if any(Trait.CAPTURED in traits for traits in by_option.values())
     }
-    configuration = situation.configuration
-    toggles = {name: o for name, o in configuration.toggles.items() if name not in capturing}
+    return _key_without(situation, capturing)
+
+
+def _key_without(situation: Situation, names: Iterable[str]) -> bytes:
+    """Return the cache key of a configuration without some of its toggles."""
+    left_out, configuration = set(names), situation.configuration
+    toggles = {name: o for name, o in configuration.toggles.items() if name not in left_out}
     return msgspec.json.encode(msgspec.structs.replace(configuration, toggles=toggles))

@@ -126,6 +126,8 @@ class Toggle:
     * ``unpredictable``: why the step time is unknown before a run, for every option but the first.
     * ``known_classes``: operators whose least time stays known then, by the class of kernels.
     * ``incomparable``: why the ratio of two options is unknown before a run.
+    * ``same_work``: a step calls the same operators, with the same shapes and dtypes, with every
+      option. Such a toggle changes how memory is reserved, or which tiles a kernel uses.
     * ``fixes(failure, situation, needed)``: choices that may prevent a failure; ``needed`` is the
       estimated memory after an out-of-memory failure.
     * ``causes_of_slowness``: completes the advice if a verdict says that the toggle makes steps
@@ -159,6 +161,7 @@ class Toggle:
     unpredictable: str = ""
     known_classes: Mapping[str, Collection[str]] = field(default_factory=dict)
     incomparable: str = ""
+    same_work: bool = False
     fixes: Callable[[Failure, Situation, Footprint | None], Iterable[Fix]] = no_fix
     causes_of_slowness: str = ""
 
@@ -173,6 +176,14 @@ class Toggle:
             if trait not in self.traits.get(alternative.choices[self.name], ()):
                 return alternative
         return Alternative(f"Switch {self.title} off.", {self.name: self.off})
+
+    @property
+    def is_counted(self) -> bool:
+        """True if the counted work of a step may depend on the option.
+
+        A step is counted as it is before compilation and capture.
+        """
+        return self.stage < Stage.COMPILE and not self.same_work
 
     @property
     def makes_other_model(self) -> bool:

@@ -139,5 +139,6 @@ TOGGLE = Toggle(
     options={"blocks": "Blocks", "expandable": "Expandable segments"},
     apply=_apply,
     evidence=_evidence,
+    same_work=True,
     blocked=_blocked,
 )

@@ -79,6 +79,7 @@ TOGGLE = Toggle(
     options={"off": "Off", "on": "On"},
     apply=_apply,
     evidence=_evidence,
+    same_work=True,
     blocked=_blocked,
     incomparable="which algorithms cuDNN selects is unknown before a run",
 )

@@ -120,6 +120,7 @@ TOGGLE = Toggle(
     options={"cached": "Stored tiles", "off": "Heuristics", "on": "Tune missing tiles"},
     apply=_apply,
     evidence=_evidence,
+    same_work=True,
     blocked=_blocked,
     operators=with_triton(),
     traits={"on": (Trait.TILES_TUNED, Trait.AUTOTUNED)},

@@ -35,6 +35,7 @@ TOGGLE = Toggle(
     options={"per_layer": "One per layer", "shared": "Shared"},
     apply=_apply,
     evidence=_evidence,
+    same_work=True,
     bundled="needs rotary tables of the bundled families, which your own model does not have",
     presets={"low-memory": ("shared",)},
     memory=lambda option, situation: {"rope_shared": option == "shared"},

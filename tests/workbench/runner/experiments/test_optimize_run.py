@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution.words import rows
+from sessions.studies.optimization.space import Candidate
 from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
@@ -184,6 +186,25 @@ def test_joules_are_of_the_block_and_not_of_what_ran_before_a_lagging_counter(
             assert bench._step_joules == pytest.approx((2.0, 4.0)[number])
         else:
             assert math.isnan(bench._step_joules)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "steps", "block_s"),
+    [(2400.0, 1, 4.8), (300.0, 2, 0.9), (100.0, 5, 0.7)],
+)
+def test_a_block_of_slow_steps_is_short_and_the_search_knows_how_long(
+    context, small, step_ms, steps, block_s
+):
+    """Races with blocks of 7 steps took 175 s of 150, and no verdict was reached."""
+    base = resolve(small, context.device)
+    bench = RunnerBench(context, base, [], "time", 150.0, 0)
+    contender = Contender(0, 0, base, "A", step_ms=step_ms, variant=SimpleNamespace())
+    bench.alternation.contenders = [contender] * 5
+    bench.alternation.set_steps(contender)
+    contender.variant.find_evidence = list
+    bench._contenders[0] = contender
+    built = bench.build(Candidate(0, (), "start"))
+    assert contender.steps == steps and built.block_s == pytest.approx(block_s)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class Contender:
     warm_up_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
+    warm_up_steps: int = LEAST_STEPS  # of a block that warms up
     timed: str = WHOLE_STEP  # what of a step a block times
     diverged: bool = False  # its loss was not finite in some block
     least_ms: float = math.nan  # that a step can take on this device
@@ -109,18 +110,28 @@ def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) ->
 
 
 def block_steps(
-    step_ms: float, budget_s: float, rounds: int, least_ms: float, arms: int = 2
+    step_ms: float,
+    budget_s: float,
+    rounds: int,
+    least_ms: float,
+    arms: int = 2,
+    least_steps: int = LEAST_STEPS,
 ) -> int:
     """Return the steps of a block: 20 and 50 ms at least, fewer if ``rounds`` would not fit."""
     share_ms = 1000 * budget_s / (arms * rounds)
     desired_steps = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
     affordable = int(share_ms / step_ms) - SETTLING_STEPS
-    return max(min(desired_steps, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
+    return max(min(desired_steps, affordable), least_steps, math.ceil(MIN_BLOCK_MS / step_ms))
+
+
+def settling_steps(steps: int) -> int:
+    """Return the untimed steps before a block: one is enough where steps are long."""
+    return SETTLING_STEPS if steps >= LEAST_STEPS else 1
 
 
 def warm_up_block(context: RunnerContext, contender: Contender) -> TimedBlock | None:
     """Run a short block outside of the comparison; None if a command ended it early."""
-    return run_block(context, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
+    return run_block(context, dataclasses.replace(contender, steps=contender.warm_up_steps), 0)
 
 
 def run_block(context: RunnerContext, contender: Contender, number: int) -> TimedBlock | None:
@@ -134,7 +145,7 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
     context.set_variant(arm)
     with arm.entered():
         pace = _pace(arm, contender.timed)
-        settle(context, pace)
+        settle(context, pace, settling_steps(contender.steps))
         mark = context.clocks.mark()
         events, reserved = context.phases.events, context.memory.sample().reserved
         start_ns = time.perf_counter_ns()
@@ -167,9 +178,9 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
 
 
-def settle(context: RunnerContext, pace: Pace) -> None:
+def settle(context: RunnerContext, pace: Pace, steps: int = SETTLING_STEPS) -> None:
     """Run the few steps of an arm that are not timed, because caches hold what another one left."""
-    _run(context, pace, SETTLING_STEPS)
+    _run(context, pace, steps)
     context.send_steps(_marked(context.clock.drain(wait=True), Phase.WARM_UP))
 
 

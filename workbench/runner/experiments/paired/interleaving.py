@@ -61,6 +61,7 @@ class Alternation:
         self.why_alone = ""  # a clause, once it is known
         self.when_alone: Callable[[], None] = lambda: None  # called once it is
         self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
+        self.long_ms = math.inf  # a block of this length needs no more steps
         self.steps = 0
         self._paused_s = 0.0
         self._freed: list[Contender] = []  # by a check, until ``build_freed``
@@ -168,8 +169,21 @@ class Alternation:
         """Set the length of a block: the budget is shared among all contenders."""
         least_ms = 500 * contender.build_s if self.alone else 0.0
         contender.steps = blocks.block_steps(
-            contender.step_ms, self._budget_s, self._rounds, least_ms, len(self.contenders)
+            contender.step_ms,
+            self._budget_s,
+            self._rounds,
+            least_ms,
+            len(self.contenders),
+            self._least_steps(contender.step_ms),
         )
+
+    def _least_steps(self, step_ms: float) -> int:
+        """Return the fewest steps of a block; steps of unknown duration may be long."""
+        if math.isinf(self.long_ms):
+            return blocks.LEAST_STEPS
+        if math.isnan(step_ms):
+            return 1
+        return min(blocks.LEAST_STEPS, math.ceil(self.long_ms / step_ms))
 
     def warm_up(self, contender: Contender) -> None:
         """Step until the phase is steady, and what adapts has chosen; the last steps tell the time.
@@ -183,6 +197,7 @@ class Alternation:
         contender.step_ms = math.nan
         adapting = _steps_to_settle(contender)
         while math.isnan(contender.step_ms) or (not steady and self.now() < until) or adapting > 0:
+            contender.warm_up_steps = self._least_steps(contender.step_ms)
             block = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
             if block is None:
