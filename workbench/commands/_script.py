@@ -8,6 +8,7 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import Segment, Session
+from sessions.numbers import counted
 from sessions.tables import segments_table
 from workbench import protocol
 from workbench.client import headless, runner_command
@@ -167,6 +168,8 @@ def _lines(session: Session, verbose: bool) -> list[str]:
             share, wait_ms = 100 * ledger["input_wait_share"], ledger["input_wait_ms"]
             lines.append(f"waiting for input: {share:.1f} % of a step ({wait_ms:.2f} ms)")
         if recompiles := ledger.get("recompiles"):
-            lines.append(f"recompiles: {recompiles} of {ledger.get('graphs', 0)} graphs")
+            lines.append(
+                f"recompiles: {recompiles} of {counted(int(ledger.get('graphs', 0)), 'graph')}"
+            )
         lines += evidence_lines(segment.evidence, verbose)
     return lines
