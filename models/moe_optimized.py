@@ -133,7 +133,7 @@ class FullyOptimizedMoESystem(nn.Module):
             "compile": _effect(
                 self.use_compile,
                 last_call["graphs"] > 0,
-                f"{last_call['graphs']} graphs compiled so far",
+                f"{_count_text(last_call['graphs'], 'graph')} compiled so far",
                 "nothing was compiled",
             ),
             "amp": _effect(
@@ -145,13 +145,13 @@ class FullyOptimizedMoESystem(nn.Module):
             "gradient_checkpointing": _effect(
                 self.use_gradient_checkpointing,
                 blocks > 0,
-                f"{blocks} blocks are recomputed in the backward pass",
+                f"{_count_text(blocks, 'block')} recomputed in the backward pass",
                 "evaluation saves nothing for a backward pass",
             ),
             "cuda_graph": _effect(
                 self.use_cuda_graph,
                 bool(self._graphs) and not self.training,
-                f"{len(self._graphs)} graphs captured, one for each shape",
+                f"{_count_text(len(self._graphs), 'graph')} captured, one for each shape",
                 "training steps are not captured"
                 if self.training
                 else f"needs a CUDA GPU, but the input is on {device}",
@@ -203,3 +203,7 @@ def _effect(requested: bool, happened: bool, evidence: str, otherwise: str) -> s
 def _graphs_compiled() -> int:
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return count
+
+
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -81,9 +81,14 @@ def is_drawable(value: float) -> bool:
     return abs(value) <= LARGEST
 
 
+_SIBILANTS = ("s", "x", "ch", "sh")  # ends of nouns whose plural ends in "es"
+
+
 def counted(count: int, noun: str) -> str:
-    """Return the number with its noun in the singular or plural, such as "2 graphs"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return the number with its noun in the singular or plural: "2 graphs", "1 pass"."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith(_SIBILANTS) else 's'}"
 
 
 def edges_of(region: float) -> tuple[float, ...]:

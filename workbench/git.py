@@ -28,7 +28,8 @@ def run_git(
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            env={name: value for name, value in os.environ.items() if name not in _OF_HOOKS},
+            env={name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+            | {"LC_ALL": "C"},  # its messages are read
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # as Python reads file names
@@ -46,6 +47,17 @@ def repository_of(folder: Path, timeout_s: float = TIMEOUT_S) -> Path | None:
         if completed is not None and completed.returncode == 0
         else None
     )
+
+
+def why_no_repository(folder: Path) -> str:
+    """Return in a clause why ``repository_of`` returns None, from git's own message."""
+    completed = run_git(folder, "rev-parse", "--show-toplevel")
+    if completed is None:
+        return "git is not installed, or does not answer"
+    reason = (completed.stderr.strip().splitlines() or ["git gives no reason"])[0]
+    if "not a git repository" in reason:
+        return f"{folder} is not in a git repository"
+    return f"git refuses the repository of {folder}: {reason.removeprefix('fatal: ')}"
 
 
 def commit_of(folder: Path, timeout_s: float = TIMEOUT_S) -> str:

@@ -275,6 +275,11 @@ def _cost(
     scale: float | None,
     allow_fp8: bool,
 ) -> Cost:
+    """Return the least work: scores and their two gradients have the columns of the ranks.
+
+    As for ``attention``, the gradient has four products. A kernel that computes the scores again
+    adds a fifth by its own choice.
+    """
     batch, heads, length, dim = q_BHSD.shape
     groups, keys = k_BGTD.shape[1:3]
     pairs = length * (2 * keys - length + 1) // 2 if causal else length * keys
@@ -286,7 +291,7 @@ def _cost(
     return Cost(
         Work(queries_keys + values + out, products * (columns + groups * dim)),
         Work(
-            queries_keys + values + 2 * out + written, products * (3 * columns + 2 * groups * dim)
+            queries_keys + values + 2 * out + written, products * (2 * columns + 2 * groups * dim)
         ),
     )
 

@@ -181,6 +181,11 @@ def _cost(
     scale: float | None,
     kv_length: Tensor | None,
 ) -> Cost:
+    """Return the least work: two products of each pair forward, and four for the gradient.
+
+    The gradient needs ``dV = P^T dO``, ``dP = dO V^T``, ``dQ = dS K`` and ``dK = dS^T Q``. Kernels
+    that do not store ``P`` compute ``Q K^T`` again as a fifth, which the mathematics does not need.
+    """
     batch, heads, length, dim = q_BHSD.shape
     keys = k_BGTD.shape[2]
     if kv_length is None:
@@ -200,7 +205,7 @@ def _cost(
     seen_bytes = cache * read // max(batch * keys, 1)  # keys that no query sees are not read
     return Cost(
         Work(2 * out + seen_bytes, 4 * pairs * heads * dim),
-        Work(4 * out + seen_bytes + cache, 10 * pairs * heads * dim),
+        Work(4 * out + seen_bytes + cache, 8 * pairs * heads * dim),
     )
 
 

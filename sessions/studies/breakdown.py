@@ -227,9 +227,9 @@ def ceilings(study: Study) -> tuple[float, dict[str, float]]:
 def roof_points(study: Study) -> list[RoofPoint]:
     """Return every operator whose work is known; empty for an older or a foreign profile."""
     rate, flops = ceilings(study)
-    if not (rate > 0 and flops):
+    least = study.tables.get("least", {})
+    if not (rate > 0 and flops and least):
         return []
-    least = study.tables["least"]
     columns = (least[name] for name in ("name", "bytes", "flops"))
     work = {str(name): (float(b), float(f)) for name, b, f in zip(*columns, strict=True)}
     points = []

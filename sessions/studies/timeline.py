@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sessions.columns import row_count
-from sessions.model import Session, Study
+from sessions.model import Study
 from sessions.numbers import LARGEST, Cell
 from sessions.storage.study_schema import TIMELINE, has_timeline
-from sessions.studies import breakdown
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
 from sessions.tables import Column, Table
 
@@ -236,15 +235,10 @@ class Timeline:
 
 def of(study: Study) -> Timeline | None:
     """Return the timeline of a profile, None if it stores none or a part of one."""
-    return Timeline(study) if _is_possible(study) else None
+    return Timeline(study) if is_stored(study) else None
 
 
-def any_timeline(session: Session) -> bool:
-    """Return whether any profile of the session stores a timeline."""
-    return any(map(_is_possible, breakdown.profiles(session)))
-
-
-def _is_possible(study: Study) -> bool:
+def is_stored(study: Study) -> bool:
     """Return True if a timeline is stored, and its slices have tracks, names and times."""
     if not has_timeline(study):
         return False

@@ -8,11 +8,19 @@ from typing import Any
 
 from sessions.columns import row_count
 from sessions.model import Segment, Session
+from sessions.numbers import counted
 from sessions.tables import segments_table
 from workbench import protocol
 from workbench.client import headless, runner_command
 from workbench.client.headless import Outcome
-from workbench.commands._command import INTERRUPTED, Mistaken, answer_json, print_status
+from workbench.commands._command import (
+    FAILED,
+    INTERRUPTED,
+    UNDECIDED,
+    Mistaken,
+    answer_json,
+    print_status,
+)
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
 from workbench.instrument import settings
@@ -79,7 +87,10 @@ def run(arguments: argparse.Namespace, summary: Callable[[Segment], dict[str, An
 
 
 def compare(arguments: argparse.Namespace) -> tuple[Outcome, int]:
-    """Compare two sets of settings; return the outcome, and an exit code if a process failed."""
+    """Compare two sets of settings; return the outcome, and an exit code if a process failed.
+
+    It is the script's exit code, unless that one would mean that the verdict is undecided.
+    """
     _check(arguments)
     plan = ScriptComparison(
         arguments.script,
@@ -100,7 +111,7 @@ def compare(arguments: argparse.Namespace) -> tuple[Outcome, int]:
             fix="`workbench run -- COMMAND` says why.",
         )
     _conclude(outcome, failure)
-    return outcome, plan.exit_code
+    return outcome, FAILED if plan.exit_code == UNDECIDED else plan.exit_code
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -157,6 +168,8 @@ def _lines(session: Session, verbose: bool) -> list[str]:
             share, wait_ms = 100 * ledger["input_wait_share"], ledger["input_wait_ms"]
             lines.append(f"waiting for input: {share:.1f} % of a step ({wait_ms:.2f} ms)")
         if recompiles := ledger.get("recompiles"):
-            lines.append(f"recompiles: {recompiles} of {ledger.get('graphs', 0)} graphs")
+            lines.append(
+                f"recompiles: {recompiles} of {counted(int(ledger.get('graphs', 0)), 'graph')}"
+            )
         lines += evidence_lines(segment.evidence, verbose)
     return lines

@@ -60,7 +60,7 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.ab import EXPECTATIONS, is_expected
 from workbench.commit_checkout import NotCheckedOut, checked_out
-from workbench.git import commit_of, repository_of
+from workbench.git import commit_of, repository_of, why_no_repository
 
 BUDGET_S = 60.0
 UNPAIRED_S = 10.0  # of steps where only the file can be compared with
@@ -183,7 +183,7 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
     if not commit:
         why = "the baseline does not record its commit"
     elif repository is None:
-        why = f"{folder} is not in a git repository"
+        why = why_no_repository(folder)
     elif commit.endswith("+") and not is_of_file:
         why = f"the baseline was recorded with uncommitted changes on {commit[:12]}"
     if why or repository is None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from sessions.numbers import counted
 from sessions.sampling import absent
 from workbench import calibration, plugins, protocol
 from workbench.claims import documents
@@ -92,7 +93,7 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
             "runner", "ok", f"{_runner_location(facts)}torch {facts['torch']}; families: {families}"
         ),
         Check("toggle sets", "ok", f"{', '.join(preset.name for preset in catalogue.presets)}"),
-        Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
+        Check("CPU", "ok", f"{facts['cpu']}, {counted(int(facts['cpu_cores']), 'core')}"),
     ]
     if catalogue.device == "cuda":
         driver = facts.get("driver")

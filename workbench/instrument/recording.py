@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import functools
 import json
 import os
 import time
@@ -25,6 +26,7 @@ FOLDER = "WORKBENCH_RECORDING"  # variable: the folder of the recording
 SUFFIX = ".jsonl"  # of a process's file in it
 ENDED = "ended"  # the file in it that holds the exit code of the script, once there is one
 FLUSH_NS = 250_000_000
+_LEAVES = ("_exit", "execv", "execve")  # functions of ``os`` that end the program without handlers
 now_ns = time.perf_counter_ns
 
 
@@ -59,6 +61,9 @@ class Recording:
         """Begin the recording of this process, which its forks do not continue."""
         recording = cls.current = cls(folder)
         atexit.register(recording.finish)
+        for name in _LEAVES:
+            if hasattr(os, name):
+                setattr(os, name, recording._written_before(getattr(os, name)))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=recording._forget)
         return recording
@@ -148,15 +153,30 @@ class Recording:
         """Write why something is not recorded."""
         self._write(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 
-    def finish(self) -> None:
-        """Write the remaining rows when the process ends."""
+    def finish(self, wait: bool = True) -> None:
+        """Write the remaining rows when the process ends; ``wait`` as in ``flush``."""
         if self._file < 0 and not self._rows:
             return
-        self.flush(wait=True)
+        self.flush(wait)
         try:
             self.at_end(self)
         except Exception as error:  # noqa: BLE001 - the script ends as it would
             self.fail(error)
+
+    def _written_before(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``leave``, before which the rows are written: it runs no exit handlers.
+
+        It does not wait for the GPU: a script may leave because the GPU hangs.
+        """
+
+        @functools.wraps(leave)
+        def write_and_leave(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                self.finish(wait=False)
+            finally:
+                leave(*arguments, **keywords)
+
+        return write_and_leave
 
     def _finished(self, wait: bool) -> list[Row]:
         rows: list[Row] = []

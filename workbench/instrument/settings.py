@@ -182,7 +182,8 @@ def _apply_autocast(torch: Any, _option: str) -> Callable[[], tuple[str, str]]:
     _leave_optimizers_out(torch)
 
     def finding() -> tuple[str, str]:
-        passes = f"{count[0]} backward passes followed a forward pass under autocast in bfloat16"
+        noun = "backward pass" if count[0] == 1 else "backward passes"
+        passes = f"{count[0]:,} {noun} followed a forward pass under autocast in bfloat16"
         return ("effective" if count[0] else "no effect"), passes
 
     return finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from PySide6.QtGui import QColor
 
@@ -18,17 +18,31 @@ MICROSECONDS = Unit("s", 1e-6)
 _TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
 
 
-def choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
-    """Return the profiles of the first session that has any, by number, the newest first."""
-    count = len(_of(runs))
-    return {"profile": tuple(str(number) for number in range(count, 0, -1))} if count else {}
+def _has_kernels(_: Study) -> bool:
+    return True
 
 
-def shown(runs: Sequence[Run], profile: str = "") -> Study | None:
-    """Return the profile of that number, or the newest if ``profile`` is empty."""
+def choices(
+    runs: Sequence[Run], can_draw: Callable[[Study], bool] = _has_kernels
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the profiles of the first session that has any, by number, the newest first.
+
+    ``can_draw``: return True for a profile that has what the plot draws.
+    """
+    numbered = enumerate(_of(runs), start=1)
+    numbers = [str(number) for number, study in numbered if can_draw(study)]
+    return {"profile": tuple(reversed(numbers))} if numbers else {}
+
+
+def shown(
+    runs: Sequence[Run], profile: str = "", can_draw: Callable[[Study], bool] = _has_kernels
+) -> Study | None:
+    """Return the profile of that number, or the newest that ``can_draw`` if it is empty."""
     studies = _of(runs)
-    number = int(profile) if profile else len(studies)
-    return studies[number - 1] if 0 < number <= len(studies) else None
+    if profile:
+        number = int(profile)
+        return studies[number - 1] if 0 < number <= len(studies) else None
+    return next(filter(can_draw, reversed(studies)), None)
 
 
 def no_profile(runs: Sequence[Run]) -> str | None:

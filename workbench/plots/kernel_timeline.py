@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -263,7 +264,7 @@ def draw(
     plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "", rows: str = _FEW
 ) -> None:
     """Draw all lanes of one profile."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, timeline.is_stored)
     data = timeline.of(study) if study is not None else None
     if study is None or data is None:
         return
@@ -278,7 +279,7 @@ def draw(
 
 def table(runs: Sequence[Run], *, profile: str = "", rows: str = _FEW) -> dict[str, Array]:
     """Return every slice with its track, name and module."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, timeline.is_stored)
     data = timeline.of(study) if study is not None else None
     if data is None:
         return {"t_us": np.empty(0)}
@@ -298,7 +299,7 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show, None if there is something."""
     if reason := _profiles.no_profile(runs):
         return reason
-    if any(timeline.any_timeline(run.session) for run in runs):
+    if _profiles.shown(runs, can_draw=timeline.is_stored) is not None:
         return None
     return "This profile has no timeline: profile these steps again."
 
@@ -312,6 +313,6 @@ PLOT = Plot(
     can_show=can_show,
     axis="value",
     options={"rows": (_FEW, _ALL)},
-    choices_in=_profiles.choices,
+    choices_in=partial(_profiles.choices, can_draw=timeline.is_stored),
     key=_profiles.key,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PySide6.QtCore import Qt
@@ -87,7 +88,7 @@ class Stack(Layer):
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
     """Draw the course of one profile."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     if study is None or _why_not(study):
         return
     plot_item.describe((MILLISECONDS, "Time in the step"), (BYTES, "Memory"))
@@ -97,16 +98,21 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
     """Return bytes by role at each time that is drawn."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     course = dict(study.tables.get("memory", {}) if study else {}) or {"t_ms": np.empty(0)}
     return {name if name == "t_ms" else f"{name}_bytes": values for name, values in course.items()}
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if a profile has memory in it."""
-    reason = _profiles.no_profile(runs)
-    study = _profiles.shown(runs)
-    return reason or (_why_not(study) if study is not None else None)
+    if reason := _profiles.no_profile(runs):
+        return reason
+    study = _profiles.shown(runs, can_draw=_can_draw) or _profiles.shown(runs)
+    return None if study is None else _why_not(study)
+
+
+def _can_draw(study: Study) -> bool:
+    return _why_not(study) is None
 
 
 def _why_not(study: Study) -> str | None:
@@ -128,6 +134,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    choices_in=_profiles.choices,
+    choices_in=partial(_profiles.choices, can_draw=_can_draw),
     key=_profiles.key,
 )

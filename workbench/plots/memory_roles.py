@@ -8,6 +8,7 @@ step counts temporaries as activations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -94,7 +95,7 @@ def rows(study: Study) -> list[tuple[str, dict[str, float]]]:
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
     """Draw the bars of one profile."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     if study is None or not breakdown.peak(study):
         return
     bars = rows(study)
@@ -114,7 +115,7 @@ def _used_bytes(row: dict[str, float]) -> float:
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
     """Return bytes by role, measured and estimated."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     peak = dict(study.tables.get("peak", {}) if study else {}) or {"bytes": np.empty(0)}
     names = {"estimate": "estimate_bytes"}
     return {names.get(name, name): values for name, values in peak.items()}
@@ -123,9 +124,13 @@ def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
 def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if a profile has memory in it."""
     reason = _profiles.no_profile(runs)
-    if reason is None and not breakdown.peak(_profiles.shown(runs)):  # type: ignore[arg-type]
+    if reason is None and _profiles.shown(runs, can_draw=_can_draw) is None:
         return "The profile of this session has no memory data."
     return reason
+
+
+def _can_draw(study: Study) -> bool:
+    return bool(breakdown.peak(study))
 
 
 PLOT = Plot(
@@ -136,6 +141,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    choices_in=_profiles.choices,
+    choices_in=partial(_profiles.choices, can_draw=_can_draw),
     key=_profiles.key,
 )

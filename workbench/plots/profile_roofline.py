@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QFontMetricsF, QPainter
 
+from sessions.model import Study
 from sessions.studies import breakdown
 from sessions.studies.breakdown import RoofPoint
 from sessions.studies.kernels import Roof
@@ -110,7 +112,7 @@ class Operators(Layer):
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:
     """Draw the roofs of all dtypes, and a dot for each operator."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     points = breakdown.roof_points(study) if study is not None else []
     if study is None or not points:
         return
@@ -128,7 +130,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
     """Return time, intensity, achieved and attainable rate of every dot."""
-    study = _profiles.shown(runs, profile)
+    study = _profiles.shown(runs, profile, _can_draw)
     points = breakdown.roof_points(study) if study is not None else []
     return {
         "operator": np.array([point.name for point in points], object),
@@ -143,10 +145,13 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show, None if there is something."""
     if reason := _profiles.no_profile(runs):
         return reason
-    studies = [study for run in runs for study in breakdown.profiles(run.session)]
-    if any(breakdown.roof_points(study) for study in studies):
+    if _profiles.shown(runs, can_draw=_can_draw) is not None:
         return None
     return "This profile has no bytes and FLOPs of its operators, or no ceilings."
+
+
+def _can_draw(study: Study) -> bool:
+    return bool(breakdown.roof_points(study))
 
 
 PLOT = Plot(
@@ -157,6 +162,6 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="value",
-    choices_in=_profiles.choices,
+    choices_in=partial(_profiles.choices, can_draw=_can_draw),
     key=_profiles.key,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Signal
@@ -121,13 +122,17 @@ class PanelWindow(QMainWindow):
 
     def open_path(self, path: Path) -> None:
         """Show the session of a file."""
-        self.workspace.session.open(path)
-        self.settings.remember(path)
+        self.workspace.session.open(path, partial(self.settings.remember, path))
 
     def save_path(self, path: Path, then: Callable[[], None] | None = None) -> None:
         """Write the shown session to a file, and call ``then`` once it is saved."""
-        self.workspace.session.save(path, then)
-        self.settings.remember(path)
+
+        def finish() -> None:
+            self.settings.remember(path)
+            if then is not None:
+                then()
+
+        self.workspace.session.save(path, finish)
 
     def set_theme(self, name: str) -> None:
         """Choose the theme: ``system``, ``dark`` or ``light``."""

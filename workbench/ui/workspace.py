@@ -74,6 +74,6 @@ class Workspace(QObject):
     def close(self) -> None:
         """End the runner, the threads and the timers; return when they are gone."""
         self.configuration.close()
-        self._link.close()
+        self.run.close()
         self.tasks.close()
         self.session.close_journal()

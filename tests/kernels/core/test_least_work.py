@@ -17,8 +17,12 @@ def cost(name, sizes):
 
 
 @pytest.mark.parametrize(
-    "name", ["graph_diffusion", "linear_cross_entropy", "moe_experts", "moe_gating", "ssd_scan"]
-)
+    "name",
+    [
+        "adaptive_attention", "attention", "graph_diffusion", "linear_cross_entropy",
+        "moe_experts", "moe_gating", "ssd_scan",
+    ],
+)  # fmt: skip
 def test_a_gradient_takes_two_products_for_each_one_of_the_forward_pass(name):
     needed = cost(name, {})
     assert needed.backward.flops == 2 * needed.forward.flops > 0

@@ -164,7 +164,7 @@ def test_all_switches_together_take_effect_and_give_the_systems_result():
     y, again = model(x), model(x)
     assert torch.equal(y, again)
     effects = model.effects()
-    assert effects["cuda_graph"] == "effective: 1 graphs captured, one for each shape"
+    assert effects["cuda_graph"] == "effective: 1 graph captured, one for each shape"
     assert effects["compile"].startswith("effective") and effects["amp"].startswith("effective")
     with torch.no_grad():
         torch.testing.assert_close(y.float(), model.moe(x), rtol=0.1, atol=0.1)

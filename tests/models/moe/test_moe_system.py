@@ -149,7 +149,7 @@ def test_compiled_it_gives_the_same_and_counts_its_graphs(x_BTI):
     torch.compiler.reset()
     model = optimized(use_compile=True, compile_backend="aot_eager").eval()
     torch.testing.assert_close(model(x_BTI), system().eval()(x_BTI))
-    assert model.effects()["compile"] == "effective: 1 graphs compiled so far"
+    assert model.effects()["compile"] == "effective: 1 graph compiled so far"
     with torch.compiler.set_stance("force_eager"):
         again = optimized(use_compile=True, compile_backend="aot_eager").eval()
         again(x_BTI)

@@ -153,6 +153,19 @@ def test_a_baseline_that_cannot_be_checked_out_says_why(repository, recorded, wh
         assert commits.baseline is None and why in commits.why
 
 
+def test_a_repository_that_git_refuses_is_not_called_missing(repository, monkeypatch):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    session = hdf5.load(repository / "base.h5")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with commits_of(session, session.segments[0], None) as commits:
+        assert commits.baseline is None
+        assert commits.why.startswith(f"git refuses the repository of {repository}: detected dub")
+    monkeypatch.setenv("PATH", "")
+    with commits_of(session, session.segments[0], None) as commits:
+        assert commits.why == "git is not installed, or does not answer"
+
+
 @pytest.mark.parametrize("beside", ["..", "."], ids=["relative", "absolute"])
 def test_a_file_outside_of_the_checkout_never_runs_as_the_old_one(repository, beside):
     commit(repository)

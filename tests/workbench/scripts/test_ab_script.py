@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sessions.reproduction.command_lines import session_commands
 
 SLEEP = """
@@ -32,11 +34,13 @@ def test_a_slower_side_is_found_slower(run, write):
     assert "ab --b workers=2" in session_commands(session).replace("--a workers=default ", "")
 
 
-def test_a_failing_process_ends_the_comparison_with_its_code_and_words(run, write):
-    script = write("import sys; print('no data'); sys.exit(5)")
+@pytest.mark.parametrize(("code", "returned"), [(5, 5), (3, 1)])
+def test_a_failing_process_ends_the_comparison_with_its_code_and_words(run, write, code, returned):
+    """But not with the code of a verdict that is undecided."""
+    script = write(f"import sys; print('no data'); sys.exit({code})")
     result = run("ab", "--b", "workers=2", script=(script,), saved=False)
-    assert result.code == 5
-    assert "A: The script ended with exit code 5." in result.err
+    assert result.code == returned
+    assert f"A: The script ended with exit code {code}." in result.err
     assert "no data" in result.err
 
 

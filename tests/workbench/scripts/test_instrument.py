@@ -302,3 +302,14 @@ def test_autocast_ends_for_every_backward_pass_and_for_no_forward_pass(tmp_path)
         "effective",
         "2 backward passes followed a forward pass under autocast in bfloat16",
     ]
+
+
+def test_a_single_backward_pass_under_autocast_is_no_plural(tmp_path):
+    script = "import torch; x = torch.ones(2, requires_grad=True); (x * x).sum().backward()"
+    step = "o = torch.optim.SGD([x]); [o.step() for _ in range(3)]"
+    environment = script_environment(tmp_path, {"autocast": "bf16"}, "mark")
+    words = [sys.executable, "-c", f"{script}; {step}"]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert not result.returncode, result.stderr
+    evidence = [entry["evidence"] for entry in Reader(tmp_path).read() if "evidence" in entry]
+    assert evidence[-1][0][3].startswith("1 backward pass followed a forward pass under autocast")

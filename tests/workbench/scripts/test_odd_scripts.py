@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from workbench.instrument.recording import Recording
 from workbench.runner.script.reader import Reader
 
 LOOP = """
@@ -75,6 +77,12 @@ for _ in range(30):
     time.sleep(0.01)
     optimizer.step()
 """
+LEAVES_AT_ONCE = """
+import os, sys, workbench
+for batch in workbench.watch(range(30)):
+    pass
+{leave}
+"""
 CLOSES_FILES = """
 import os, time, workbench
 for batch in workbench.watch(range(30)):
@@ -142,6 +150,27 @@ def test_forks_and_workers_are_other_processes(record, write, tmp_path):
 
 def test_a_process_that_multiprocessing_forks_writes_its_last_steps(record, write):
     assert count_steps(record(write(FORKED))) == 30
+
+
+@pytest.mark.parametrize(
+    "leave", ["os._exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"]
+)
+def test_a_script_that_leaves_without_exit_handlers_writes_its_last_steps(record, write, leave):
+    assert count_steps(record(write(LEAVES_AT_ONCE.format(leave=leave)))) == 30
+
+
+def test_a_script_that_leaves_at_once_does_not_wait_for_its_gpu(tmp_path):
+    """The GPU may hang, and be the reason why the script leaves."""
+    recording, left = Recording(str(tmp_path)), []
+    unfinished = SimpleNamespace(query=lambda: False)  # it has no ``synchronize``
+    recording.clock = SimpleNamespace(elapsed_ms=lambda start, stop: 1.0)
+    finished = SimpleNamespace(query=lambda: True)
+    recording._rows += [(1, 2, 0, finished, finished), (2, 3, 0, finished, unfinished)]
+    recording._written_before(left.append)(0)
+    assert left == [0]
+    (path,) = tmp_path.iterdir()
+    lines = map(json.loads, path.read_text().splitlines())
+    assert [line["rows"] for line in lines if "rows" in line] == [[[1, 2, 0, 1.0]]]
 
 
 def test_a_watched_loader_can_be_copied_and_sent_to_another_process(record, write, tmp_path):

@@ -15,6 +15,7 @@ import msgspec
 
 from models import ConfigurationError, SavedState, read_state
 from sessions.model import Configuration
+from sessions.numbers import counted
 from workbench.runner.batches import Batches
 from workbench.runner.decoding.decoder import Decoder
 from workbench.runner.decoding.rounds import Rounds
@@ -31,7 +32,7 @@ class SavedRound:
     @property
     def note(self) -> str:
         """Return the note for the timeline after the state was restored."""
-        return f"continued after {self.saved.position} tokens from {self.saved.path}"
+        return f"continued after {counted(self.saved.position, 'token')} from {self.saved.path}"
 
     def restore(self, decoder: Decoder, rounds: Rounds, batches: Batches) -> None:
         """Load the saved round into these, in place; raises ``Mistake`` if the cache differs."""
@@ -59,7 +60,7 @@ def save_round(
         "progress": {name: tensor.cpu() for name, tensor in decoder.progress.items()},
     }
     decoder.cache.save(path, position, metadata)
-    return f"saved the decode state after {position} tokens to {path}"
+    return f"saved the decode state after {counted(position, 'token')} to {path}"
 
 
 def read_round(path: str, identity: Mapping[str, Any]) -> SavedRound:

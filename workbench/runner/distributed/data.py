@@ -66,6 +66,11 @@ class Replicate:
     def __init__(
         self, build: DividedBuild, weights: LocalWeights, model: Model, compute: Compute
     ) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise Mistake(
+                "data_parallel: no parameter of the model is trained, so that there are no "
+                "gradients to average; choose data_parallel=off or workload forward"
+            )
         self._weights, self._module = weights, _Loss(model, compute)
         # A graph computes the same gradients in every step, and cannot ask which they are.
         self._captured = build.situation.has(Trait.CAPTURED)

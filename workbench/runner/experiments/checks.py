@@ -82,7 +82,8 @@ def no_syncs(variant: Variant) -> Result:
     if waits:
         total = sum(waits.values()) / SYNC_STEPS
         lines = [str(line) for line, _ in waits.most_common()]
-        return fails(f"the host waits, or would on a GPU, {total:g} times per step", lines)
+        often = "once" if total == 1 else f"{total:g} times"
+        return fails(f"the host waits, or would on a GPU, {often} per step", lines)
     if variant.situation.on_gpu:
         return passed(f"CUDA reported no synchronizing operation in {SYNC_STEPS} steps")
     hidden = (

@@ -7,7 +7,7 @@ writing its outputs there. What a cache would save is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,8 @@ from kernels import Cost, Operator, Work, hardware, watched
 from kernels.measure.eight_bit import UNITS
 from sessions.tracing import kinds
 from workbench.runner.roofline import flop_formulas
+from workbench.runner.roofline.moved_bytes import moved_bytes, reads_and_writes
+from workbench.runner.roofline.optimizer_update import OptimizerUpdate
 
 # Implementations that are made of several torch operators; each operator is counted.
 PLAIN = frozenset({
@@ -30,18 +32,6 @@ PLAIN = frozenset({
 })  # fmt: skip
 # Matrix units that compute in another dtype than their tensors show, by implementation.
 _UNITS = {unit.implementation: name for name, unit in UNITS.items()}
-_GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_unsafe_index"})
-_SCATTERS = frozenset({
-    "index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce",
-    "_index_put_impl", "_unsafe_index_put", "index_fill",
-})  # fmt: skip
-_OVERWRITES = frozenset({
-    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential",
-    "_foreach_copy", "_foreach_zero",
-})  # fmt: skip
-_LOSSES = frozenset(
-    f"nll_loss{kind}_{direction}" for kind in ("", "2d") for direction in ("forward", "backward")
-)
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
 _OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
@@ -80,7 +70,8 @@ class Tally:
     """The counted work of a step.
 
     ``calls``: as the step runs. ``least``: library operators with the work that their mathematics
-    needs, however they run; the others as in ``calls``. ``filled`` is the part of a cache, 0 to 1,
+    needs, however they run; an optimizer's update with the memory that it needs in any case
+    (``OptimizerUpdate``); the others as in ``calls``. ``filled`` is the part of a cache, 0 to 1,
     that queries with a position see on average. ``saves`` returns True in a checkpointed block that
     does not compute an operator again.
     """
@@ -100,6 +91,7 @@ class Tally:
         self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
         self._label = ""
+        self._update = OptimizerUpdate()  # of the optimizer's step that runs
         self._ranges: list[_Range] = []
 
     def looking(self) -> AbstractContextManager[None]:
@@ -112,8 +104,8 @@ class Tally:
         self._paused -= 1
         hooks = []
         if optimizer is not None:
-            hooks.append(optimizer.register_step_pre_hook(lambda *_: self._name(kinds.OPTIMIZER)))
-            hooks.append(optimizer.register_step_post_hook(lambda *_: self._name("")))
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: self._begin_update()))
+            hooks.append(optimizer.register_step_post_hook(lambda *_: self._end_update()))
         try:
             with _Mode(self._aten):
                 yield
@@ -122,8 +114,15 @@ class Tally:
             for hook in hooks:
                 hook.remove()
 
-    def _name(self, label: str) -> None:
-        self._label = label
+    def _begin_update(self) -> None:
+        self._label, self._update = kinds.OPTIMIZER, OptimizerUpdate()
+
+    def _end_update(self) -> None:
+        self._label = ""
+        self.least += [
+            Call(kinds.OPTIMIZER, moved, flops, dtype)
+            for moved, flops, dtype in self._update.least_work()
+        ]
 
     # Operators of the library
 
@@ -214,7 +213,8 @@ class Tally:
         if self._paused or function.namespace != "aten":
             return
         name = function._schema.name.removeprefix("aten::")
-        if name in _FREE or name.startswith("new_empty") or is_view(function):
+        is_free = name in _FREE or name.startswith("new_empty") or is_view(function)
+        if is_free and self._label != kinds.OPTIMIZER:
             return
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
@@ -222,31 +222,21 @@ class Tally:
             [leaf for leaf in leaves if leaf.device.type == self._device.type]
             for leaves in (tensors, outputs)
         )
-        if not (tensors or outputs):
+        if is_free:
+            self._update.add_temporaries(outputs, tensors)
+        if is_free or not (tensors or outputs):
             return
-        base = name.rstrip("_")
-        returned = sum(map(_touched, outputs))
-        if base in _GATHERS:
-            moved = 2 * returned + sum(_touched(tensor) for tensor in tensors if _is_index(tensor))
-        elif base in _SCATTERS:
-            source = sum(map(_touched, tensors[1:]))
-            moved = 2 * source + (0 if name.endswith("_") else 2 * returned)
-        else:
-            changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
-            written = changed | {id(tensor): tensor for tensor in outputs}
-            overwrites = base in _OVERWRITES or function._schema.overload_name.endswith("out")
-            unread = set(changed) if overwrites else set()
-            if _has_unread_self(base):
-                unread.add(id(_given(function, args, kwargs)["self"]))
-            read = {id(t): t for t in tensors if id(t) not in unread}
-            moved = sum(map(_touched, (*read.values(), *written.values())))
+        moved = moved_bytes(function, args, kwargs, tensors, outputs)
         formula = flop_registry.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         label = self._label or self._of_node()
         kind = label or kinds.kind_of(f"aten::{name}")
         call = Call(kind, moved, flops, _dtype(tensors))
         self.calls.append(call)
-        if not label or label == kinds.OPTIMIZER:
+        if label == kinds.OPTIMIZER:
+            read, written = reads_and_writes(function, args, kwargs, tensors, outputs)
+            self._update.add(read, written, tensors, flops, call.dtype)
+        elif not label:
             self.least.append(call)
 
     def _of_node(self) -> str:
@@ -330,42 +320,6 @@ def is_view(function: Any) -> bool:
     """Return True if all that an operator returns are views, so that it computes nothing."""
     returned = [returned_value.alias_info for returned_value in function._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
-
-
-def _changed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the arguments that an operator writes to, also those that it does not return."""
-    given = _given(function, args, kwargs)
-    for argument in function._schema.arguments:
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        # Fused updates write gradients only where they divide them by the scale of a loss.
-        if argument.name == "grads" and given.get("grad_scale") is None:
-            continue
-        leaves = tree_flatten(given.get(argument.name))[0]
-        yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def _given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name, without those that have their defaults."""
-    names = [argument.name for argument in function._schema.arguments]
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
-
-
-def _has_unread_self(name: str) -> bool:
-    """Return True if an operator reads nothing of ``self``, or one number for each index."""
-    return name in _LOSSES or name.endswith("_like") or name.startswith("new_")
-
-
-def _is_index(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.int64, torch.int32)
-
-
-def _touched(tensor: Tensor) -> int:
-    """Return bytes of the distinct elements: an expanded dimension is one in memory."""
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else min(size, 1)
-    return count * tensor.element_size()
 
 
 def _dtype(values: Any) -> str:

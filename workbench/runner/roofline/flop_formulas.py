@@ -1,9 +1,14 @@
 """FLOP formulas that replace those of torch which count more than the mathematics needs.
 
-Attention: a causal mask leaves half of the pairs. A gradient takes two products for each one of the
-forward pass; fused kernels also compute the scores again, which is their own choice. Formulas of
-torch before 2.13 refuse keys of fewer heads than the queries have. Convolution: torch counts the
-gradient of a weight in groups as if each output channel read all input channels.
+Attention: a causal mask leaves half of the pairs. The forward pass has two products: ``S = Q K^T``
+and ``O = P V`` with ``P = softmax(S)``. The gradient has four, two for each of these:
+``dV = P^T dO`` and ``dP = dO V^T``, then ``dQ = dS K`` and ``dK = dS^T Q``, where
+``dS = P (dP - rowsum(P dP))``. Fused kernels also compute ``S`` again as a fifth product. That is
+their choice, which saves the memory of ``P``: with ``P`` stored, four are enough. Formulas of torch
+before 2.13 refuse keys of fewer heads than the queries have.
+
+Convolution: torch counts the gradient of a weight in groups as if each output channel read all
+input channels.
 """
 
 from __future__ import annotations

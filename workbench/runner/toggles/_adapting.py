@@ -44,7 +44,8 @@ def ranks_text(model: Model) -> str:
     used, full = ranks(model), head_dim(model)
     narrow = sum(heads for rank, heads in used.items() if rank < full)
     text = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
-    return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {text}"
+    total = counted(used.total(), "head")
+    return f"{narrow} of {total} compute with fewer than {full} columns: {text}"
 
 
 def _levels(levels: Tensor) -> Counter[int]:

@@ -28,6 +28,7 @@ import kernels
 from kernels import Operator, watched
 from models import Model
 from models.layers.quantized_linear import quantize_linears
+from sessions.numbers import counted
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import Situation
 from workbench.runner.model_state import rng
@@ -93,7 +94,7 @@ class Comparison:
             if own_calls[name] != off_calls[name]
         ]
         parts += [
-            f"{name}: {own_calls[name]} calls instead of {off_calls[name]}"
+            f"{name}: {counted(own_calls[name], 'call')} instead of {off_calls[name]}"
             for name in changed[:_NAMED]
         ]
         if self.own.flops != self.off.flops and self.off.flops:
@@ -102,9 +103,9 @@ class Comparison:
             counts = [sum(side.calls.values()) for side in (self.own, self.off)]
             same = counts[0] == counts[1]
             parts.append(
-                f"{counts[0]} operators, with other shapes or dtypes"
+                f"{counted(counts[0], 'operator')}, with other shapes or dtypes"
                 if same
-                else f"{counts[0]} operators instead of {counts[1]}"
+                else f"{counted(counts[0], 'operator')} instead of {counts[1]}"
             )
         return "; ".join(parts)
 

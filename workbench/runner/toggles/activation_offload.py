@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
@@ -87,8 +88,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if not offload.moved_tensors:
         return no_effect(f"autograd saved no tensor of at least {LEAST_BYTES >> 10} KiB")
     return effective(
-        f"{size_text(offload.moved_bytes)} in {offload.moved_tensors} tensors move to the "
-        f"host and back per step; {left}"
+        f"{size_text(offload.moved_bytes)} in {counted(offload.moved_tensors, 'tensor')} move to "
+        f"the host and back per step; {left}"
     )
 
 

@@ -74,7 +74,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if option in _EIGHT_BIT:
         moments = optimizers.moments(optimizer)
         text = (
-            f"{moments.eight_bit} of {moments.tensors} tensors have 8-bit moments; "
+            f"{moments.eight_bit} of {counted(moments.tensors, 'tensor')} have 8-bit moments; "
             f"the optimizer has {moments.bytes / max(moments.numbers, 1):.1f} bytes per parameter"
         )
         return effective(text) if moments.eight_bit else no_effect(text)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from sessions.model import Scalar
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import (
@@ -145,7 +146,9 @@ def _chosen(facts: Mapping[str, Scalar], reasons: Mapping[str, tuple[str, str]])
     """Return what ``auto`` chose, and why not other backends; a fallback is no effect."""
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
-    text += f", {fallbacks} of {calls} calls fell back to the complete attention matrix"
+    text += (
+        f", {fallbacks} of {counted(int(calls), 'call')} fell back to the complete attention matrix"
+    )
     if why := str(facts["attention_reason"]):
         explains_choice = why.startswith((kernels.PREFERRED, kernels.MEASURED, kernels.NOT_TIMED))
         text += f"; {with_titles(why, _TITLES)}" if explains_choice else f"; not used: {why}"

@@ -80,7 +80,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if divided is None or divided.layout.data == 1:
         return no_effect("one device computes the full batch")
     rows = len(observed.batches.inputs[0])
-    text = f"{divided.layout.data} ranks compute {rows} sequences each"
+    text = f"{divided.layout.data} ranks compute {counted(rows, 'sequence')} each"
     if divided.replicate is not None:
         reductions = divided.replicate.reductions
         text += (

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.layers.neuro_fabric import chosen
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._ranks import batch_ranks_of
@@ -24,7 +25,8 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     if value == declared or chosen(value, batch) != chosen(declared, batch):
         return None
     return Blocked(
-        f"a layer computes {chosen(value, batch)} of {batch} samples, the same as with {declared}",
+        f"a layer computes {chosen(value, batch)} of {counted(batch, 'sample')}, the same as with "
+        f"{declared}",
         "Choose a larger batch for the next run.",
     )
 

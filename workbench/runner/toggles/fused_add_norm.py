@@ -22,7 +22,9 @@ def _idle(model: LanguageModel) -> str:
         return ""
     stride = CHECKPOINTING[model.checkpointing]
     if stride:
-        return f"no addition was fused: {len(model.blocks[::stride])} blocks are checkpointed"
+        blocks = len(model.blocks[::stride])
+        are = "block is" if blocks == 1 else "blocks are"
+        return f"no addition was fused: {blocks} {are} checkpointed"
     return "no addition was fused: no block is followed by another block on the same rank"
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._ranks import (
     PIPELINE,
@@ -113,7 +114,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     # Each of a rank's stages computes every micro-batch once.
     by_rank = [counts.forwards / pipeline.chunks for counts in pipeline.step_counts]
     in_flight = in_flight_text(pipeline, (counts.in_flight for counts in pipeline.step_counts))
-    text = f"{_rows(observed.situation)} rows in {by_rank[0]:g} micro-batches; by rank, {in_flight}"
+    rows, batches = _rows(observed.situation), "micro-batch" if by_rank[0] == 1 else "micro-batches"
+    text = f"{counted(rows, 'row')} in {by_rank[0]:g} {batches}; by rank, {in_flight}"
     return effective(text) if set(by_rank) == {int(option)} else no_effect(text)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import kernels
 from models import Model
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._kernel_toggle import TITLES, chosen_implementation, is_measured
@@ -75,7 +76,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if requests <= allocations:
         return no_effect(f"{requests} tensors used {allocations} allocations: no memory was reused")
     return effective(
-        f"{len(layers)} layers placed {requests:,} tensors so far in {allocations} allocations, "
+        f"{counted(len(layers), 'layer')} placed {counted(requests, 'tensor')} so far in "
+        f"{counted(allocations, 'allocation')}, "
         f"{layers[0].bytes / 1e6:.3g} MB in total"
     )
 

@@ -189,7 +189,7 @@ def _describe(divided: Parallel, pipeline: Pipeline) -> str:
     in_two_stages = ", in two stages each" if pipeline.chunks > 1 else ""
     return (
         f"blocks by pipeline rank: {blocks}{in_two_stages}; "
-        f"{first.forwards // pipeline.chunks} micro-batches, {in_flight}; this rank has "
+        f"{counted(first.forwards // pipeline.chunks, 'micro-batch')}, {in_flight}; this rank has "
         f"{size_text(local_weights.bytes)} of {size_text(full.bytes)} of weights, and "
         f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} per step, "
         f"{size_text(first.bytes)} in total"
@@ -202,11 +202,13 @@ def _problem(divided: Parallel, pipeline: Pipeline) -> str:
     for rank, counts in enumerate(pipeline.step_counts):
         stage = pipeline.stages[layout.coordinates(rank).pipeline]
         if counts.blocks != len(stage.blocks):
-            return f"rank {rank} computed {counts.blocks} of its {len(stage.blocks)} blocks"
+            return (
+                f"rank {rank} computed {counts.blocks} of its {counted(len(stage.blocks), 'block')}"
+            )
         if (counts.forwards, counts.backwards) != (count * pipeline.chunks,) * 2:
             return (
                 f"rank {rank} ran {counts.forwards} forward and {counts.backwards} "
-                f"backward passes for {count} micro-batches"
+                f"backward passes for {counted(count, 'micro-batch')}"
             )
     sends = sum(counts.sends for counts in pipeline.step_counts)
     receives = sum(counts.receives for counts in pipeline.step_counts)

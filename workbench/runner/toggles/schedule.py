@@ -118,8 +118,9 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if option in IN_CHUNKS:
         forwards = pipeline.step_counts[0].forwards
         text = (
-            f"each rank has {pipeline.chunks} stages; rank 0 computed {forwards} "
-            f"forward passes for {pipeline.micro_batches} micro-batches"
+            f"each rank has {pipeline.chunks} stages; rank 0 computed "
+            f"{counted(forwards, 'forward pass')} for "
+            f"{counted(pipeline.micro_batches, 'micro-batch')}"
         )
         is_seen = pipeline.chunks > 1 and forwards == pipeline.chunks * pipeline.micro_batches
         if option == "zero_bubble":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import torch
@@ -63,9 +64,23 @@ def count(situation: Situation, toggles: Iterable[Change]) -> Tally:
         batches = batches_of(build.situation, build.weights_dtype)
         assembled = assemble(build, model, weights, batches)
         trainer = assembled.trainer
+        if trainer is not None and trainer.scaler is not None:
+            trainer.scaler = _SteppingScaler(situation.device.type)
         with tally.counting(None if trainer is None else trainer.optimizer):
             assembled.step()
     return tally
+
+
+class _SteppingScaler(torch.amp.GradScaler):
+    """A loss scaler that never skips an update, as on most steps.
+
+    A plain one reads from the device whether a gradient overflowed, unless the optimizer is fused.
+    """
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: Any, *args: Any, **kwargs: Any
+    ) -> float | None:
+        return optimizer.step(*args, **kwargs)
 
 
 def _materialize(model: Model, device: torch.device) -> None:

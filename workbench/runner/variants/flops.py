@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 from sessions.model import Scalar
@@ -43,12 +47,13 @@ class _Mode(_FlopCounterMode):
 
 
 class _Counter(FlopCounterMode):
-    """A counter that leaves out what checkpoints compute again in a backward pass.
+    """A counter of the model: without optimizers' updates, and what checkpoints compute again.
 
-    Nodes of that pass record no gradients, unless it is to be differentiated itself.
+    Nodes of a backward pass record no gradients, unless it is to be differentiated itself.
     """
 
     _in_plain_backward = False
+    _updates = 0  # steps of optimizers that run
     is_incomplete = False  # operators ran that could not be counted
 
     def __enter__(self) -> _Counter:
@@ -80,7 +85,47 @@ class _Counter(FlopCounterMode):
         finally:
             torch.autograd.backward = backward
 
+    @contextlib.contextmanager
+    def watching_updates(self) -> Iterator[None]:
+        """Record inside the block whether an optimizer steps, but not where it calls a closure.
+
+        The products of an update (Muon's, for example) are no work of the model; those of the loss
+        that a closure computes are.
+        """
+
+        def began(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            self._updates += 1
+            args = (args[0], *(self._counted(v) if callable(v) else v for v in args[1:]))
+            if callable(closure := kwargs.get("closure")):
+                kwargs = {**kwargs, "closure": self._counted(closure)}
+            return args, kwargs
+
+        def ended(*_: Any) -> None:
+            self._updates -= 1
+
+        hooks = (
+            register_optimizer_step_pre_hook(began),
+            register_optimizer_step_post_hook(ended),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _counted(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def counted() -> Any:
+            before, self._updates = self._updates, 0
+            try:
+                return closure()
+            finally:
+                self._updates = before
+
+        return counted
+
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        if self._updates:
+            return out
         in_node = torch._C._current_autograd_node() is not None
         if self._in_plain_backward and in_node and torch.is_grad_enabled():
             return out
@@ -119,7 +164,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     counter = _Counter(display=False)
     counter.mod_tracker = _NoModules()
     # What the file compiles itself cannot be traced while torch counts.
-    with eager(), counter.watching_backward(), counter:
+    with eager(), counter.watching_backward(), counter.watching_updates(), counter:
         yield
     if (flops := counter.get_total_flops()) and not counter.is_incomplete:
         counted["model_flops"] = flops

@@ -27,7 +27,9 @@ def least_height(widget: QWidget, width: int) -> int:
 def _content_height(widget: QWidget, width: int) -> int:
     if isinstance(widget, QStackedWidget):
         page = widget.currentWidget()
-        return 0 if page is None else least_height(page, width)
+        shown = 0 if page is None else least_height(page, width)
+        # A layout gives it the room of its largest page, at the cost of what is above and below.
+        return max(shown, widget.minimumSizeHint().height())
     if isinstance(widget, QSplitter):
         return _splitter_height(widget, width)
     layout = widget.layout()

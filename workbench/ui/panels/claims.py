@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.numbers import counted
 from sessions.studies import claims
 from sessions.studies.claims import Row
 from workbench import plot_export
@@ -245,7 +246,7 @@ class ClaimsPanel(QWidget):
             return f"Measuring {self._reproductions.doing}"
         known = [row for row in rows if row.final]
         if not known:
-            return f"{len(rows)} claims, not measured yet"
+            return f"{counted(len(rows), 'claim')}, not measured yet"
         return claims.count(known)
 
     def _progress(self) -> str:

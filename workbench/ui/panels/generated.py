@@ -6,6 +6,7 @@ from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QStackedWidget, QTextEdit, QVBoxLayout, QWidget
 
 from sessions.model import Segment
+from sessions.numbers import counted
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.session import SessionModel
@@ -107,7 +108,7 @@ def _caption(segment: Segment) -> str:
     ]
     if "prefill_ms" in ledger and "sequence" in settings:
         parts.append(
-            f"prompt of {settings['sequence']:g} tokens processed in "
+            f"prompt of {counted(int(settings['sequence']), 'token')} processed in "
             f"{ledger['prefill_ms']:.3g} ms (median of {ledger['prefills']})"
         )
     return "; ".join(parts)

@@ -240,9 +240,9 @@ class SweepPanel(QWidget):
         total = study.request.get("points", measured_count)
         if self._sweeps.measuring:
             progress = self._session.titled(self._run.text)
-            return f"{measured_count} of {total} points measured. {progress}".strip()
+            return f"{measured_count} of {counted(total, 'point')} measured. {progress}".strip()
         counts = (
-            f"{measured_count} of {total} points"
+            f"{measured_count} of {counted(total, 'point')}"
             if measured_count < total
             else counted(measured_count, "point")
         )

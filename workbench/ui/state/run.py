@@ -141,6 +141,12 @@ class RunModel(QObject):
             self.cancelled = True
             self._link.cancel()
 
+    def close(self) -> None:
+        """End the runner; returns when it is gone, and no run is in progress."""
+        self._link.close()
+        self._began, self.running, self.progress = 0.0, None, None
+        self.state, self.text = "none", ""
+
     def set_state(self, state: str, text: str) -> None:
         """Set the state that the runner reports, or that the window infers."""
         self.state, self.text = state, text

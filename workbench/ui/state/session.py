@@ -222,14 +222,16 @@ class SessionModel(QObject):
         self.path = self._live_path
         self.show(self.recorder.session)
 
-    def open(self, path: Path) -> None:
-        """Show the session of a file, or of a journal, once it is read."""
+    def open(self, path: Path, then: Callable[[], None] | None = None) -> None:
+        """Show the session of a file, or of a journal, once it is read; then call ``then``."""
         self._opening = path
-        self._tasks.start(
-            lambda: session_files.read(path),
-            lambda session: self._opened(session, path),
-            self._failures.report_unread,
-        )
+
+        def finish(session: Session) -> None:
+            self._opened(session, path)
+            if then is not None:
+                then()
+
+        self._tasks.start(lambda: session_files.read(path), finish, self._failures.report_unread)
 
     def save(self, path: Path, then: Callable[[], None] | None = None) -> None:
         """Write the shown session, as it is now, to a file; call ``then`` afterwards."""

@@ -117,3 +117,32 @@ def test_a_profile_is_exported_like_every_plot(profiled, tmp_path, suffix):
         assert path.stat().st_size > 200
     if suffix == ".png":
         assert not QImage(str(path)).isNull()
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("kernel_timeline", "timeline"),
+        ("memory_course", "memory"),
+        ("memory_roles", "peak"),
+        ("profile_roofline", "least"),
+    ],
+)
+def test_without_a_choice_the_newest_profile_that_has_the_data_is_drawn(name, table):
+    """The newest may lack it: it was recorded by an older version, or read from another trace."""
+    session = Session()
+    for faster in (1.0, 0.8, 0.6):
+        session.studies.append(profile_samples.rich_study(blocks=2, faster=faster))
+    del session.studies[2].tables[table]
+    plot, runs = PLOTS[name], [Run(session)]
+    assert plot.can_show(runs) is None
+    _, canvas = painted(plot, runs, next(iter(STYLES.values())))
+    assert canvas.layers
+    rows, expected = (plot.table(runs, **choice) for choice in ({}, {"profile": "2"}))
+    assert rows and all(len(rows[column]) for column in rows)
+    for column, values in expected.items():
+        np.testing.assert_array_equal(rows[column], values)
+    assert plot.choices_in(runs) == {"profile": ("2", "1")}
+    for study in session.studies:
+        study.tables.pop(table, None)
+    assert plot.can_show(runs) is not None and not plot.choices_in(runs)

@@ -92,7 +92,7 @@ def test_a_step_that_would_wait_on_a_gpu_is_found_with_its_line(build, name):
     result = checks.no_syncs(arm)
     assert result.status == "fail" and len(result.lines) == 1, result
     assert "test_checks.py:" in result.lines[0] and f'"{name}": lambda' in result.lines[0]
-    assert result.evidence.endswith(", 1 times per step")
+    assert result.evidence.endswith(", once per step")
 
 
 class Waits(torch.autograd.Function):

@@ -127,7 +127,7 @@ def test_fields_that_weights_are_said_not_to_depend_on_change_none(family):
 
 def test_a_share_that_takes_as_many_samples_as_another_is_blocked():
     why = blocked(configuration("mahia", batch=1), "dynamic_depth", "quarter")
-    assert why.reason == "a layer computes 1 of 1 samples, the same as with 0.5"
+    assert why.reason == "a layer computes 1 of 1 sample, the same as with 0.5"
     assert blocked(configuration("mahia", batch=4), "dynamic_depth", "quarter") is None
 
 

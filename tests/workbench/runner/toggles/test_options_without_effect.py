@@ -46,7 +46,7 @@ CASES = {
     "a share of one sample": (
         ("mahia", {}),
         {"dynamic_depth": "quarter"},
-        "a layer computes 1 of 1 samples, the same as with ",
+        "a layer computes 1 of 1 sample, the same as with ",
     ),
     "one expert": (
         ("moe", {"num_experts": 1, "top_k": 1}),

@@ -81,6 +81,7 @@ SHARDED = {
     ),
     "blocks": ("self.c = nn.ModuleList([nn.Linear(16, 16)])", "x = self.c[0](x)"),
 }
+FROZEN = ("self.requires_grad_(False)", "pass", ", requires_grad=True")
 REFUSED = {
     "shared memory": (SHARED_MEMORY, "share memory, but their shards would not"),
     "hook": (HOOK, "a.weight has hooks"),
@@ -149,3 +150,12 @@ def test_what_shards_would_train_otherwise_is_refused(write, kind):
     model, sentence = REFUSED[kind]
     with pytest.raises((Mistake, RankError), match=f"{sentence}.*switch sharding off"):
         step_divided(write(*model), sharding="full")
+
+
+def test_a_model_without_trained_parameters_is_a_mistake_that_names_the_remedy(write):
+    """One rank computes the gradient of its inputs, and updates nothing."""
+    configuration = write(*FROZEN)
+    assert stepped(configuration).record.gradient_count == 0
+    with pytest.raises((Mistake, RankError), match=r"no parameter .* is trained.*parallel=off"):
+        step_divided(configuration)
+    step_divided(configuration, sharding="full")

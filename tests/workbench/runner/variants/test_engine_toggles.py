@@ -269,4 +269,4 @@ def test_what_is_small_or_has_gaps_stays(layers):
     batches.inputs = (x.contiguous(),)
     offload(x)  # not in a step
     finding = all_toggles()["activation_offload"].evidence("on", observed)
-    assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensors move")
+    assert finding.status == "effective" and finding.text.startswith("128 KiB in 1 tensor move")

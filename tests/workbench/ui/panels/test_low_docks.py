@@ -84,3 +84,20 @@ def test_in_large_type_the_results_of_low_docks_are_not_cut_off(qtbot, large_typ
         line = large_type.lazy_panel(name).panel().headline
         qtbot.waitUntil(lambda line=line: bool(line.text()) and line.isVisible())
         qtbot.waitUntil(lambda line=line: line.height() >= line.heightForWidth(line.width()))
+
+
+def test_in_large_type_the_lines_of_a_sweeps_form_lie_below_each_other(
+    qtbot, complete_window, large_type
+):
+    large_type.resize(800, 500)
+    large_type.dock_area.bring("sweep")
+    panel = large_type.sweep
+    controls = [*panel.arms.values(), panel.status, *panel.values, panel.run, panel.seconds]
+
+    def are_apart() -> bool:
+        areas = [control.geometry() for control in controls]
+        return panel.run.font().pointSizeF() == 14 and not any(
+            a.intersects(b) for a, b in combinations(areas, 2)
+        )
+
+    qtbot.waitUntil(are_apart)

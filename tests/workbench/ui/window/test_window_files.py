@@ -412,3 +412,28 @@ def test_a_recent_file_that_may_not_be_looked_at_is_left_out(ready, saved, monke
     saved[0].unlink()
     monkeypatch.setattr(type(saved[0]), "exists", refused)  # as in a folder that is not ours
     assert ready.settings.recent == [saved[1]]
+
+
+def test_only_files_that_were_read_or_written_are_recent(qtbot, ready, saved, tmp_path):
+    shown = ready.workspace.session.shown
+    broken, folder = tmp_path / "broken.h5", tmp_path / "folder.h5"
+    broken.write_bytes(b"no session")
+    folder.mkdir()
+    ready.open_path(broken)
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
+    ready.save_path(folder)
+    qtbot.waitUntil(lambda: len(ready.workspace.failures.recent) == 2)
+    assert ready.workspace.session.shown is shown
+    assert ready.settings.recent == []
+    ready.open_path(saved[0])
+    qtbot.waitUntil(lambda: ready.workspace.session.shown.title == "one")
+    assert ready.settings.recent == [saved[0]]
+
+
+def test_no_run_is_in_progress_after_the_window_has_closed(qtbot, ready):
+    measure(qtbot, ready)
+    run = ready.workspace.run
+    assert run.active
+    ready.workspace.close()
+    assert not run.active and not run.connected
+    assert run.elapsed_s == 0 and run.running is None and run.progress is None

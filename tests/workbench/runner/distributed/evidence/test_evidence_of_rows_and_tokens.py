@@ -14,7 +14,7 @@ def test_a_share_of_one_sample_on_each_rank_is_blocked(two_cores):
     configuration = Configuration(family="mahia", preset="tiny", settings=settings)
     assert "all" not in blocked(configuration)["dynamic_depth"]
     options = blocked(configuration, data_parallel="2")["dynamic_depth"]
-    assert options["all"].reason.startswith("a layer computes 1 of 1 samples")
+    assert options["all"].reason.startswith("a layer computes 1 of 1 sample")
 
 
 def test_a_chunk_that_has_all_tokens_of_a_rank_is_blocked(two_cores):
