@@ -19,12 +19,12 @@ def start_or_compare(commands) -> protocol.Command:
 
 def test_the_last_word_on_a_toggle_counts(ran, sent):
     commands = sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
-    words = [f"--toggle={text}" for text in ("triton", "@throughput", "adamw=loop")]
+    words = [f"--toggle={text}" for text in ("rope_cache=shared", "@throughput", "adamw=loop")]
     main(["run", "hydra", *words])
     toggles = start_or_compare(commands).configuration.toggles
     assert toggles["compile"] == "default|off"
     assert toggles["precision"] == "amp_bf16|amp_fp16|fp32"
-    assert (toggles["triton"], toggles["adamw"]) == ("off", "loop")
+    assert (toggles["rope_cache"], toggles["adamw"]) == ("per_layer", "loop")
     assert "ccgqa" not in toggles  # the model's structure is no preset's business
 
 

@@ -226,13 +226,15 @@ def test_missing_passes_and_messages_are_no_effect(divided, monkeypatch, done, p
 
 
 @needs_cores
-@pytest.mark.parametrize("micro_batches", ["1", "2"])
+@pytest.mark.parametrize(
+    ("micro_batches", "shown"), [("1", "1 micro-batch;"), ("2", "2 micro-batches;")]
+)
 def test_stages_take_a_batch_in_the_configured_number_of_micro_batches(
-    configuration, arms, micro_batches
+    configuration, arms, micro_batches, shown
 ):
     arm = stepped(configuration, arms=arms, micro_batches=micro_batches, **ON)
     status, text = collect_evidence(arm)["micro_batches"]
-    assert status == "effective" and f"4 rows in {micro_batches} micro-batches" in text
+    assert status == "effective" and f"4 rows in {shown}" in text
     assert collect_evidence(arm)["pipeline_parallel"][0] == "effective"
 
 
