@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.configs.adaattn import AdaAttnConfig, check
 from models.costs.adaattn import costs
@@ -28,7 +28,14 @@ from models.layers.adaptive.choice import Choice, Chosen
 from models.layers.adaptive.heads import AdaptiveHeads
 from models.layers.adaptive.measurements import Sight
 from models.layers.attention import KVState, RotaryCache
-from models.layers.basic import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
+from models.layers.basic import (
+    RMSNorm,
+    SwiGLUMLP,
+    TransformerBlock,
+    computed_dtype,
+    mlp_width,
+    residual_std,
+)
 from models.model import Metric, Promise, transformed
 
 __all__ = ["FAMILY", "PATIENCE", "AdaAttention", "AdaAttnConfig"]
@@ -36,10 +43,8 @@ __all__ = ["FAMILY", "PATIENCE", "AdaAttention", "AdaAttnConfig"]
 MEASURES = ("entropy", "rank", "precision", "score_error")  # per head
 
 
-class Block(nn.Module):
+class Block(TransformerBlock):
     """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
-
-    inner_additions = 1  # that are followed by a norm of this block
 
     def __init__(self, config: AdaAttnConfig, rotary: RotaryCache) -> None:
         super().__init__()
@@ -64,11 +69,6 @@ class Block(nn.Module):
         """Return the attention's keys and values."""
         return self.attention.new_state(batch, length, device, dtype)
 
-    @property
-    def first_norm(self) -> RMSNorm:
-        """Norm of the block's input."""
-        return self.attention_norm
-
     def branches(
         self,
         u_BSE: Tensor,
@@ -82,8 +82,8 @@ class Block(nn.Module):
         """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
         cached = {"state": state, "position": position, "kv_length": kv_length}
         y_BSE, measured = self.attention(u_BSE, u_BSE, u_BSE, choice, **cached, sight=sight)
-        u_BSE, x_BSE = self.mlp_norm.after_addition(y_BSE, x_BSE)
-        return x_BSE, BlockOutput(self.mlp(u_BSE), None, measured)
+        x_BSE, y_BSE = self.after_attention(y_BSE, x_BSE)
+        return x_BSE, BlockOutput(y_BSE, None, measured)
 
     def forward(
         self,

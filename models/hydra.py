@@ -25,7 +25,7 @@ from models.decode_state import State
 from models.family import Family
 from models.language_model import LanguageModel, loss_operators
 from models.layers.attention import Attention, RotaryCache, SharedKV
-from models.layers.basic import RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models.layers.basic import RMSNorm, SwiGLUMLP, TransformerBlock, mlp_width, residual_std
 from models.layers.ccgqa import CCGQA
 from models.layers.depth import MixtureOfDepths
 from models.layers.recursion import MixtureOfRecursions
@@ -34,11 +34,10 @@ from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 from models.model import Metric
 
 
-class Block(nn.Module):
+class Block(TransformerBlock):
     """Block ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
     by_token = True
-    inner_additions = 1  # that are followed by a norm of this block
 
     def __init__(self, config: HydraConfig, rotary: RotaryCache) -> None:
         super().__init__()
@@ -73,11 +72,6 @@ class Block(nn.Module):
         attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
         return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
 
-    @property
-    def first_norm(self) -> RMSNorm:
-        """Norm of the block's input."""
-        return self.attention_norm
-
     def branches(
         self,
         u_BSE: Tensor,
@@ -86,9 +80,7 @@ class Block(nn.Module):
         position: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
-        attended_BSE = self.attention(u_BSE, state, position)
-        u_BSE, x_BSE = self.mlp_norm.after_addition(attended_BSE, x_BSE)
-        return x_BSE, self.mlp(u_BSE)
+        return self.after_attention(self.attention(u_BSE, state, position), x_BSE)
 
     def forward(
         self,

@@ -7,6 +7,7 @@ Shapes: B batch, S sequence, N = B S tokens, E model width, V vocabulary (rows o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,14 @@ class BlockOutput(NamedTuple):
     x: Tensor  # (B, S, E)
     loss: Tensor | None
     measured: dict[str, Tensor]
+
+
+def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
+    """Run a block whose inner additions are fused with the norms after them."""
+    x_BSE, output = block.branches(block.first_norm(x_BSE), x_BSE, *inputs)
+    if not isinstance(output, BlockOutput):
+        return BlockOutput(x_BSE + output, None, {})
+    return BlockOutput(x_BSE + output.x, output.loss, output.measured)
 
 
 def loss_operators(workload: str) -> frozenset[str]:
@@ -186,7 +195,7 @@ class LanguageModel(Model):
 
         The results differ only by rounding: under autocast the norm then has the branch's dtype
         and not that of the residual stream. ``fused_additions`` counts how many the last call
-        fused; the last addition, and those of checkpointed blocks, stay separate.
+        fused; the last addition, and those before or after a checkpointed block, stay separate.
         Raises ``ConfigurationError`` if no block supports it.
         """
         if fused and not any(hasattr(block, "branches") for block in self.blocks):
@@ -284,7 +293,10 @@ class LanguageModel(Model):
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
             inputs = (*block_inputs[index], *drawn)
             if recompute_flags[index]:
-                output = self.recomputed(block, x_BSE, None, None, *inputs)
+                inner = getattr(block, "inner_additions", 0) if self.fused_add_norm else 0
+                call = functools.partial(_run_fused, block) if inner else block
+                output = self.recomputed(call, x_BSE, None, None, *inputs)
+                self.fused_additions += inner
             elif is_fused[index]:
                 u_BSE = block.first_norm(x_BSE) if normed_BSE is None else normed_BSE
                 x_BSE, output = block.branches(u_BSE, x_BSE, state, position, *inputs)

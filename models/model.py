@@ -110,7 +110,7 @@ class Model(nn.Module, ABC):
         self.checkpointed_blocks = sum(chosen)
         return chosen
 
-    def recomputed(self, block: nn.Module, *inputs: Any) -> Any:
+    def recomputed(self, block: Callable[..., Any], *inputs: Any) -> Any:
         """Run ``block``, checkpointed as ``set_checkpointing`` chose."""
         return recomputed(self.checkpointing, block, *inputs)
 

@@ -87,6 +87,25 @@ class RMSNorm(nn.Module):
         return kernels.add_rms_norm(y, x, self.weight, self.eps)
 
 
+class TransformerBlock(nn.Module):
+    """Base of blocks ``x += attention(norm(x)); x += mlp(norm(x))``."""
+
+    inner_additions = 1  # that are followed by a norm of the block
+    attention_norm: RMSNorm
+    mlp_norm: RMSNorm
+    mlp: nn.Module
+
+    @property
+    def first_norm(self) -> RMSNorm:
+        """Norm of the block's input."""
+        return self.attention_norm
+
+    def after_attention(self, y_BSE: Tensor, x_BSE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum ``x + y``, which one operator also normalises, and what the MLP adds."""
+        u_BSE, x_BSE = self.mlp_norm.after_addition(y_BSE, x_BSE)
+        return x_BSE, self.mlp(u_BSE)
+
+
 class SwiGLUMLP(nn.Module):
     """Feed-forward layer ``down(silu(gate x) * up x)`` (arXiv 2002.05202), (B, S, E) -> (B, S, E).
 

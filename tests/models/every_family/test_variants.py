@@ -99,6 +99,23 @@ def test_fused_additions_are_one_operator_and_give_the_same_gradients(
     assert sum(kernels.usage()["add_rms_norm"].values()) == additions
     assert sum(kernels.usage()["rms_norm"].values()) == norms
     torch.testing.assert_close(dict(fusing.metrics()), metrics)
+    fusing.set_checkpointing("full")
+    torch.testing.assert_close(gradients(fusing, tokens_BS, targets_BS), expected)
+    assert fusing.fused_additions == {7: 4, 3: 0}[additions]  # those inside the four blocks
+
+
+@pytest.mark.parametrize("mode", ["full", "operators"])
+def test_fused_inside_checkpointed_blocks_the_loss_compiles_whole(
+    model, tokens_BS, targets_BS, mode
+):
+    torch.compiler.reset()
+    expected = gradients(model, tokens_BS, targets_BS)
+    model.set_checkpointing(mode)
+    model.set_fused_add_norm(True)
+    model.loss = torch.compile(model.loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(gradients(model, tokens_BS, targets_BS), expected)
+    assert model.fused_additions == len(model.blocks)
+    torch.compiler.reset()
 
 
 def test_fused_under_autocast_it_stays_as_close_as_before(fusing, tokens_BS):

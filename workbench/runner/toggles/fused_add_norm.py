@@ -1,7 +1,7 @@
 """Add a branch's output to the residual stream and normalise the sum in one pass.
 
-The last addition and those of checkpointed blocks stay separate from the norm after them. *PyTorch*
-is the same two operations in one call: a compiler can fuse them, and without one it is not faster.
+The last addition, and those before and after a checkpointed block, stay separate. *PyTorch* is the
+same two operations in one call: a compiler can fuse them, and without one it is not faster.
 On an H200 in BF16, 16,384 rows of 4096: 0.14 ms forward and 0.14 ms backward by Triton, 0.18 and
 0.32 ms in PyTorch.
 """

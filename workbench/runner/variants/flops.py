@@ -58,7 +58,7 @@ class _Counter(FlopCounterMode):
 
     def __enter__(self) -> _Counter:
         super().__enter__()
-        self.mode: Any  # torch's own one: another takes its place
+        self.mode: Any  # of torch, which is replaced
         self.mode.__exit__(None, None, None)
         self.mode = _Mode(self)
         self.mode.__enter__()
