@@ -51,7 +51,7 @@ class Recording:
         self._flush_ns = self._log_ns = 0
         self.explicit = False
         self.waits_for_input = False
-        self._thread = get_ident()  # the one that steps: only its waits are those of a step
+        self._thread = get_ident()  # the thread that steps: only its waits count
         self.clock: GpuClock | None = None  # once the script uses a GPU
         self.before_flush: Callable[[Recording], None] = write_host_memory
         self.at_end: Callable[[Recording], None] = lambda _: None

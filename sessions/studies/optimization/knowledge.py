@@ -156,7 +156,7 @@ def difference(point: Point, other: Point) -> Option | None:
 
 
 def idle_reason(candidate: Candidate, best: Candidate, dimensions: Sequence[Dimension]) -> str:
-    """Return the evidence that a candidate is equivalent to the best one; empty if it is not."""
+    """Return the evidence that a candidate is equivalent to the best candidate; empty if not."""
     changed = {dimensions[a].name: o for a, o in changed_options(candidate.point, best.point)}
     idle = {
         evidence.toggle: evidence.text
@@ -169,7 +169,7 @@ def idle_reason(candidate: Candidate, best: Candidate, dimensions: Sequence[Dime
 def smaller_points(
     candidates: Sequence[Candidate], best: Candidate, large: Iterable[Option], memory_limit: float
 ) -> list[Point]:
-    """Return the best point with what is too large alone beside each change that saves enough.
+    """Return the best point with an option that is too large alone, and a change that saves enough.
 
     ``large``: options that were too large in other configurations.
     """

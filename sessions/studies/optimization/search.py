@@ -221,7 +221,7 @@ class Search:
         """Return the first candidates of these points that can be built and race."""
         batch: list[Candidate] = []
         for point in points:
-            # A candidate that is not built yet should be as fast as the best one.
+            # Expect a candidate that is not built yet to be as fast as the best candidate.
             left_s = self._left_s - self._least_race_s([*batch, self.best])
             if len(batch) == BATCH or left_s <= 0:
                 self._lacks_time |= left_s <= 0

@@ -11,7 +11,7 @@ from sessions.verdicts import verdict
 
 FINAL_SHARE = 0.3  # of the budget, for the verdicts
 # The verdict on the result gets up to this share if blocks are slow. A search without a verdict
-# says little, and one without races says nothing.
+# says little, and a search without races says nothing.
 MOST_FINAL_SHARE = 0.5
 
 
@@ -37,7 +37,7 @@ class TimePlan:
 
     @property
     def check_s(self) -> float:
-        """Seconds that a check took, on average; 0 before the first one."""
+        """Seconds that a check took, on average; 0 before the first check."""
         return self.seconds.get("check", 0.0) / max(self.checks, 1)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Final verdicts of searches: which candidate replaces the best one, in simulated spaces."""
+"""Final verdicts that replace the best candidate of a search, in simulated spaces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_runner_up_that_new_blocks_show_to_be_faster_is_proposed_with_its_own_
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_an_option_that_new_blocks_show_to_be_harmful_is_dropped_if_the_rest_is_right(is_right):
-    """A prediction joins options, and the time of a search can end before each was raced alone."""
+    """Predictions join options. The time of a search can end before an option raced alone."""
     wrong = frozenset() if is_right else frozenset([(1, "a")])
     effects = {(0, "b"): -0.3, (1, "b"): 0.05}
     bench = SimulatedBench(dimensions(2, 2), effects, wrong=wrong, noise=0.002)

@@ -169,7 +169,7 @@ def test_an_option_that_another_one_needs_has_no_contribution_of_its_own():
 
 
 def test_the_prediction_of_an_option_is_without_that_of_the_option_that_it_needs():
-    """The attention of cuDNN needs 16 bits, whose whole gain was predicted for it as well."""
+    """The attention of cuDNN needs 16 bits. All of their gain was predicted for it as well."""
     gains = {(0, "b"): -0.3, (1, "b"): 0.02}
     bench = NeedyBench(dimensions(2, 2), gains, predictions=gains, noise=0.003)
     search, _ = searched(bench)
@@ -280,7 +280,7 @@ def test_an_option_of_unknown_effect_is_tried_before_those_that_should_be_worse(
 
 
 def test_of_options_that_promise_the_same_the_one_that_is_built_sooner_is_tried_first():
-    """An option needs another one, which took 30 s to build."""
+    """An option needs a second option, which took 30 s to build."""
     space = dimensions(2, 2, 2, 2, 2, 3)
 
     class CompilingBench(SimulatedBench):

@@ -21,7 +21,7 @@ def search_with(bench: SimulatedBench, budget_s: float) -> tuple[Search, Verdict
 
 
 def slow_bench(step_ms: float, seed: int, **values) -> SimulatedBench:
-    """Blocks of two steps, as where steps take seconds, and one option that saves a half."""
+    """Blocks have two steps, as if steps took seconds. An option saves half of the time."""
     space = dimensions(3, 2, 2, 3, 2)
     return SimulatedBench(
         space, {(0, "b"): -0.7, (3, "c"): 0.3}, predictions={(0, "b"): -0.5}, noise=0.02,
@@ -91,7 +91,7 @@ def test_the_verdict_on_the_result_comes_before_those_on_the_runner_up_and_singl
 
 
 def test_a_step_is_compiled_after_the_other_options_were_tried():
-    """Each further change of a compiled step takes 30 s to build: 17 of them are tried in turn."""
+    """Every further change of a compiled step takes 30 s to build; 17 changes are tried."""
     space = dimensions(2, *[2] * 16, 2)
     compile_option, last = (0, "b"), (17, "b")
     bench = SimulatedBench(
@@ -158,7 +158,7 @@ def test_what_is_too_large_alone_is_not_built_again_for_each_better_candidate(ha
 
 
 def test_a_configuration_without_an_option_that_no_time_was_left_for_does_not_count_as_tried():
-    """It has no row among the candidates, and one that raced keeps its own reason."""
+    """It has no row. A candidate that raced keeps its own reason."""
     bench = slow_bench(800.0, 2)
     bench.effects = {(0, "b"): -0.3, (1, "b"): -0.3, (2, "b"): -0.2}
     bench.predictions = dict(bench.effects)
@@ -169,7 +169,7 @@ def test_a_configuration_without_an_option_that_no_time_was_left_for_does_not_co
 
 
 def test_a_search_that_dropped_a_candidate_for_lack_of_time_is_not_complete():
-    """Others raced after it, in the time that it would have taken."""
+    """Later candidates raced in the time that it would have taken."""
     bench = slow_bench(200.0, 0)
     bench.effects, bench.warm_up_steps = {(0, "b"): -0.7, (1, "b"): 5.0}, 0
     search, _ = search_with(bench, 140.0)

@@ -203,7 +203,7 @@ def of_one_arm(named: int) -> Session:
 
 @pytest.mark.parametrize("named", [1, 2])
 def test_a_map_of_a_single_arm_is_drawn_and_reported(named):
-    """A report of a sweep of one arm ended in a KeyError, a map of an unmeasured arm in another."""
+    """A report of a sweep of one arm and a map of an unmeasured arm ended in a KeyError."""
     runs = [Run(of_one_arm(named))]
     assert "arm" not in PLOTS["sweep_map"].choices(runs), "there is nothing to choose"
     image, _ = painted(PLOTS["sweep_map"], runs, STYLES["light"])

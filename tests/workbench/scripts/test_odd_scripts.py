@@ -193,7 +193,7 @@ def test_a_file_that_a_script_opens_after_it_closed_all_gets_no_line_of_ours(
 
 
 def test_the_process_that_steps_first_is_the_scripts(run, write):
-    """Another one that it starts soon after, and waits for, could write all of its steps before."""
+    """A program that it starts and waits for could write all of its steps first."""
     (segment,) = run("run", script=(write(STARTS_ANOTHER),)).session.segments
     assert len(segment.steps["t_s"]) == 30
 

@@ -100,7 +100,7 @@ class LocalWeights:
         self._cut_ranks = getattr(layout, self._cut_axis)
         structure = family.build(config, dtype=dtype)
         weights = structure.weights()
-        first_names = {id(p): name for name, p in reversed(weights.items())}  # tied ones once
+        first_names = {id(p): name for name, p in reversed(weights.items())}  # without repeats
         self._like = {name: weights[name].detach() for name in reversed(first_names.values())}
         self._trained = {name for name in self._like if weights[name].requires_grad}
         self._stages_of = {name: [0] for name in self._like}  # indices of the stages that have it

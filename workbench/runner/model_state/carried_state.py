@@ -158,7 +158,7 @@ def same_values(
 
     Parameters with ``names``, by address, are the same if their names are.
     """
-    # Two weak references are equal if what they refer to is: of weights, perhaps freed ones.
+    # Weak references compare their referents, which may be freed weights.
     if first is second or depth > 20 or isinstance(first, (*CODE, torch.Generator, weakref.ref)):
         return True
     if id(first) in names or id(second) in names:

@@ -137,7 +137,7 @@ class Tally:
         calls = [Call(op.name, work.bytes, work.flops, dtype) for work in works if work is not None]
         is_saved = _is_recomputing() and self._saves(op.name)
         forward, backward = calls[: 0 if is_saved else 1], calls[1:]
-        # Inside of another operator, it is a part of that one, whose complete work is counted.
+        # Inside another operator it is part of the work that is counted there.
         needed = [] if self._label else backward
         if not self._label:
             self.least += forward

@@ -76,7 +76,7 @@ def reads_and_writes(
 
 
 def touched_bytes(tensor: Tensor) -> int:
-    """Return bytes of the distinct elements: an expanded dimension is one in memory."""
+    """Return the bytes of the distinct elements; an expanded dimension counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)

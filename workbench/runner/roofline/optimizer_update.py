@@ -36,7 +36,7 @@ class OptimizerUpdate:
         flops: int,
         dtype: str,
     ) -> None:
-        """Add one operator; ``dtype`` is that of the matrix rate which its FLOPs go by."""
+        """Add an operator; ``dtype`` selects the matrix rate for its FLOPs."""
         for tensor in read:
             region = _region(tensor)
             if region[0] not in self._temporaries and region not in self._written:
@@ -78,7 +78,7 @@ def _region(tensor: Tensor) -> _Region:
 
 
 def _union_bytes(regions: dict[_Region, int]) -> int:
-    """Return the bytes of all regions; overlapping ones, such as views of a parameter, once."""
+    """Return the bytes of all regions; overlapping regions (views of a parameter) count once."""
     by_storage: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for (storage, first, end), touched in regions.items():
         by_storage[storage].append((first, end, touched))

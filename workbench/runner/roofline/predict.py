@@ -58,7 +58,7 @@ class PredictedToggle(Protocol):
 
 
 class Predictor:
-    """Counts each configuration once, and once those whose steps are counted alike.
+    """Counts configurations once, also those whose steps have the same work.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
     one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of

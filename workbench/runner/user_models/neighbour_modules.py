@@ -58,7 +58,7 @@ def files_beside(path: Path, read: Read) -> list[Path]:
 
 
 def _find_packages(path: Path) -> tuple[Path, list[str]]:
-    """Return the packages that a file is in, the outermost first, and the folder of that one."""
+    """Return the packages that contain a file, outermost first, and the outermost's folder."""
     folder, packages = path.parent, list[str]()
     while (folder / "__init__.py").is_file():
         packages.insert(0, folder.name)

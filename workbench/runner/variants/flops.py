@@ -58,7 +58,7 @@ class _Counter(FlopCounterMode):
 
     def __enter__(self) -> _Counter:
         super().__enter__()
-        self.mode: Any  # of torch, which is replaced
+        self.mode: Any  # torch's dispatch mode, replaced by ours
         self.mode.__exit__(None, None, None)
         self.mode = _Mode(self)
         self.mode.__enter__()

@@ -65,7 +65,7 @@ class OneLine(QLabel):
         self._whole = ""
 
     def say(self, text: str, tip: str | None = None) -> None:
-        """Show this text, with another tip unless it is None."""
+        """Show this text; replace the tip unless it is None."""
         self._whole = clip(text)
         self._tip = self._tip if tip is None else tip
         self.updateGeometry()

@@ -262,7 +262,7 @@ class SessionModel(QObject):
             self._journal(protocol.Described(title=title, notes=notes))
         elif self.path is not None and session_files.is_session(self.path):
             path = self.path
-            if path == self._live_path:  # the live one's, which is written over it later
+            if path == self._live_path:  # the live session's file, which is overwritten later
                 self.recorder.session.title, self.recorder.session.notes = title, notes
                 self._journal(protocol.Described(title=title, notes=notes))
             self._tasks.write(
@@ -273,7 +273,7 @@ class SessionModel(QObject):
         self.sessionChanged.emit()
 
     def _opened(self, session: Session, path: Path) -> None:
-        if path == self._opening:  # else another one was chosen while it was read
+        if path == self._opening:  # otherwise a new path was chosen during the read
             self.path = path
             self.show(session)
 
@@ -301,7 +301,7 @@ class SessionModel(QObject):
         self.shown.events.append(event)
         if self.path is not None and session_files.is_session(self.path):
             path = self.path
-            if path == self._live_path:  # the live one's, which is written over it later
+            if path == self._live_path:  # the live session's file, which is overwritten later
                 self.write(protocol.Note(kind=kind, text=text), event.t_s - self.recorder.offset_s)
             self._tasks.write(
                 lambda: session_files.add_event(path, event),

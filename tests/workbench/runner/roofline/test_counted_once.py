@@ -58,7 +58,7 @@ def test_a_toggle_that_changes_no_counted_work_is_not_counted_again(toggles):
 
 
 def test_options_of_the_same_work_count_alike_where_they_are_applied():
-    """The others need a GPU to be applied; their tests are beside those of the predictor there."""
+    """Other toggles need a GPU; their tests are in the GPU tests of the predictor."""
     applied = toggles_before(Stage.COMPILE)
     for option in ("shared", "per_layer"):
         situation = resolve(configured(rope_cache=option), CPU)

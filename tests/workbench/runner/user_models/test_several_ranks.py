@@ -1,4 +1,4 @@
-"""Users' models on several ranks: state of each rank's own, hooks, and parameters in one memory."""
+"""Users' models on several ranks: state of a rank, hooks, and parameters that share memory."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_shards_would_train_otherwise_is_refused(write, kind):
 
 
 def test_a_model_without_trained_parameters_is_a_mistake_that_names_the_remedy(write):
-    """One rank computes the gradient of its inputs, and updates nothing."""
+    """A single rank computes the gradient of its inputs, and updates nothing."""
     configuration = write(*FROZEN)
     assert stepped(configuration).record.gradient_count == 0
     with pytest.raises((Mistake, RankError), match=r"no parameter .* is trained.*parallel=off"):

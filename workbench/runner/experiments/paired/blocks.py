@@ -125,7 +125,7 @@ def block_steps(
 
 
 def settling_steps(steps: int) -> int:
-    """Return the untimed steps before a block: one is enough where steps are long."""
+    """Return the number of untimed steps before a block: 1 is enough if steps are long."""
     return SETTLING_STEPS if steps >= LEAST_STEPS else 1
 
 

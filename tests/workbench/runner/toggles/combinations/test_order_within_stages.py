@@ -1,4 +1,4 @@
-"""The names of toggles, which order those of one stage, decide nothing."""
+"""Toggles of the same stage give the same result in any order of their names."""
 
 from __future__ import annotations
 
