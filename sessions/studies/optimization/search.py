@@ -65,8 +65,8 @@ MOST_TURNS = 6  # races of a candidate against one incumbent
 MUCH_BETTER = math.log(1.1)  # a candidate that seems better by this races until it is decided
 SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
 # Changes that lose more together are not tried as a pair. Losses are estimated in short races: the
-# limit leaves room for their error.
-PAIR_REACH = math.log(1.05)
+# limit leaves room for their error, which both estimates share: that of the best candidate.
+PAIR_REACH = math.log(1.07)
 NEAR = math.log(1.01)  # predictions closer than this do not order; what is built sooner comes first
 RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
 COMPILE_SHARE = 0.5  # of the search's time; then options that compile no longer wait
