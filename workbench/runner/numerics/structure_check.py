@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.func import functional_call
 
+from models import Model
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.numerics.distances import distance
 from workbench.runner.numerics.isolation import kept_state
@@ -63,6 +65,16 @@ def find(model: Plain, put_back: Callable[[], None]) -> StructureError | str | N
     return None if relative_error <= LARGEST else StructureError(relative_error)
 
 
+def _of_distinct_modules(model: Model, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values of each module once, by its first name.
+
+    ``functional_call`` replaces tensors by name. It would replace those of a module with two names
+    twice, and put the first replacement back instead of the tensor that a captured graph reads.
+    """
+    modules = {name for name, _ in model.named_modules()}
+    return {name: x for name, x in values.items() if name.rpartition(".")[0] in modules}
+
+
 def _unsuitable(model: Plain) -> str:
     """Return why the modules of a variant cannot run with FP32 weights; empty if they can."""
     variant = model.variant
@@ -94,6 +106,7 @@ def _error(model: Plain) -> float:
         named = {name for name, _ in variant.model.named_parameters(remove_duplicate=False)}
         if lacking := sorted(named - values.keys()):
             raise Mistake(f"the plain model has no parameter {lacking[0]}")
+        values = _of_distinct_modules(variant.model, values)
         if variant.remembered is not None and isinstance(variant.model, OwnModel):
             variant.remembered.carried.put_into(variant.model, torch.float32)
         device = variant.situation.device.type

@@ -1,0 +1,91 @@
+"""A check leaves every tensor of a variant's model where it is: captured graphs use the addresses.
+
+The case that was not handled: layers that share a module, such as a table of rotary cosines. The
+check in FP32 replaced the shared tensors once for each layer, and put the wrong ones back.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from built_arms import configuration, stepped
+
+from models import FAMILIES
+from sessions.model import Configuration
+from workbench.runner.config.resolve import resolve
+from workbench.runner.numerics import comparison, structure_check
+
+CPU = torch.device("cpu")
+REPEATED = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+        self.register_buffer("scale", torch.full((16,), 0.5))
+
+    def forward(self, x):
+        return x + self.scale * self.linear(self.norm(x))
+
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer()] * 3)
+        self.head = self.layers[0].linear
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+def build():
+    return Repeated(), lambda batch: torch.randn(batch, 16), lambda y, x: y.float().square().mean()
+"""
+
+
+def tensors_of(model):
+    """Return the tensors of every module, with their addresses."""
+    return {
+        (name, key): (tensor, tensor.data_ptr(), tensor.dtype)
+        for name, module in model.named_modules()
+        for key, tensor in {**module._parameters, **module._buffers}.items()
+        if tensor is not None
+    }
+
+
+def check_leaves_tensors(variant, situation, monkeypatch):
+    errors = []
+    find = structure_check.find
+    monkeypatch.setattr(
+        structure_check, "find", lambda *given: errors.append(find(*given)) or errors[-1]
+    )
+    before = tensors_of(variant.model)
+    result = comparison.check(variant, situation)
+    assert result.ok, result.text
+    assert errors == [None] or variant.model.adapted(), "single layers must have been checked"
+    after = tensors_of(variant.model)
+    assert after.keys() == before.keys()
+    changed = [key for key, (tensor, *_) in after.items() if before[key][0] is not tensor]
+    changed += [key for key, (_, *facts) in after.items() if list(before[key][1:]) != facts]
+    assert not changed
+
+
+@pytest.mark.parametrize("rope_cache", ["per_layer", "shared"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_check_leaves_every_tensor_of_a_bundled_model(family, rope_cache, monkeypatch):
+    toggles = {"precision": "amp_bf16", "rope_cache": rope_cache}
+    requested = configuration(family, "train", toggles=toggles)
+    variant = stepped(requested)
+    check_leaves_tensors(variant, resolve(requested, CPU), monkeypatch)
+
+
+def test_a_check_leaves_every_tensor_of_a_model_with_a_repeated_module(tmp_path, monkeypatch):
+    path = tmp_path / "repeated.py"
+    path.write_text(REPEATED)
+    requested = Configuration(
+        family="own", preset="file", workload="train", model={"source": str(path)},
+        toggles={"precision": "amp_bf16"},
+    )  # fmt: skip
+    check_leaves_tensors(stepped(requested), resolve(requested, CPU), monkeypatch)
