@@ -47,6 +47,7 @@ from workbench.runner.wire import Wire
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
+RESTARTED = "earlier steps made weights NaN or infinite: training starts again from the first ones"
 
 
 @dataclass
@@ -84,6 +85,7 @@ class RunnerContext:
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
         self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
+        self.variants.on_restart = lambda: self.note("warning", RESTARTED)
         self._companions = Companions(self.wire, self.device, world.current)
         self._variant: weakref.ref[Variant] | None = None  # that steps
         self._sampler: Sampler | None = None

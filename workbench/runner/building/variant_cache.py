@@ -9,6 +9,7 @@ import contextlib
 import gc
 import time
 import weakref
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -65,6 +66,7 @@ class VariantCache:
     """Builds variants and keeps them; the least recently used variant is freed first."""
 
     def __init__(self) -> None:
+        self.on_restart: Callable[[], None] = lambda: None  # called if ``get`` restarts training
         self._variants: dict[bytes, Variant] = {}
         self._weights = WeightSets()
         self._numbers: dict[bytes, Numerics] = {}
@@ -92,7 +94,24 @@ class VariantCache:
             finally:
                 self._others.clear()
         self._variants[key] = variant
+        if self.restart_if_ruined(variant):
+            self.on_restart()
         return variant
+
+    def restart_if_ruined(self, variant: Variant) -> bool:
+        """Start training again if earlier steps left NaN or infinities; return True if they did.
+
+        Else every later variant of these weights would be called wrong. Weights, moments and the
+        buffers of models go back to the start, at the same addresses.
+        """
+        situation, dtype = variant.situation, variant.weights_dtype
+        if world.rank() or not self._weights.restart_if_ruined(situation, dtype):
+            return False
+        for other in self._variants.values():
+            if other.divided is None:
+                _restore_buffers(other)
+        self._numbers = {key: numbers for key, numbers in self._numbers.items() if numbers.ok}
+        return True
 
     def make_room(self, wanted_bytes: int, variant: Variant) -> None:
         """Free variants until ``wanted_bytes`` are free, the least recently used first.
@@ -296,6 +315,21 @@ class VariantCache:
             )
             for variant in self._variants.values()
         ]
+
+
+def _restore_buffers(variant: Variant) -> None:
+    """Copy buffers that are not finite from a new model around the same weights."""
+    ruined = {
+        name: buffer
+        for name, buffer in variant.model.named_buffers()
+        if buffer.is_floating_point() and not torch.isfinite(buffer).all()
+    }
+    if ruined:
+        situation = variant.situation
+        fresh = situation.family.share(situation.config, variant.plain_weights())
+        initial = dict(fresh.named_buffers())
+        for name in ruined.keys() & initial.keys():
+            ruined[name].copy_(initial[name])
 
 
 def _pool_bytes(variant: Variant) -> int:

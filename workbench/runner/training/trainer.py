@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -160,6 +161,27 @@ class Weights:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    @property
+    def are_finite(self) -> bool:
+        """False if a trained parameter has a NaN or an infinity; waits for the device."""
+        largest = [
+            torch.linalg.vector_norm(part.detach(), math.inf)
+            for parameter in _distinct(self.parameters.values())
+            if parameter.requires_grad
+            for part in parts(parameter)
+            if part.numel() and (part.is_floating_point() or part.is_complex())
+        ]
+        return not largest or math.isfinite(float(torch.stack(largest).float().sum()))
+
+    def forget_steps(self) -> None:
+        """Set the optimizers' moments and step counts to those before the first step, in place."""
+        self.drop_gradients()
+        for optimizer in self._optimizers.values():
+            for tensor in _state(optimizer):
+                tensor.zero_()
+        for eight_bit in self._eight_bit.values():
+            eight_bit.state.clear()  # its next step makes new ones
 
     def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
         """Return the trainer for these AdamW options, its moments shared with every other.

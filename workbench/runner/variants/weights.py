@@ -146,6 +146,7 @@ class WeightSets:
         self._plain: dict[bytes, Weights] = {}
         self._quantized: dict[bytes, dict[str, Quantized]] = {}
         self._local_weights: dict[tuple[bytes, Layout, int], LocalWeights] = {}
+        self._infinite: set[bytes] = set()  # keys of weights that are so from the start
 
     def __len__(self) -> int:
         return len(self._plain) + sum(map(len, self._quantized.values()))
@@ -175,6 +176,29 @@ class WeightSets:
                 quantized.parameters = self._initialise(situation, dtype, quantized)
             coded[scheme] = quantized
         return coded[scheme]
+
+    def restart_if_ruined(self, situation: Situation, dtype: torch.dtype) -> bool:
+        """Initialise weights that steps have made NaN or infinite again, in place.
+
+        Return True if that was necessary. Weights that are not finite from the start stay.
+        """
+        key = _key(situation, dtype)
+        weights = self._plain.get(key)
+        if weights is None or key in self._infinite or not weights.changed or weights.are_finite:
+            return False
+
+        def restore(name: str, initial: nn.Parameter) -> nn.Parameter:
+            parameter = weights.parameters[name]
+            with torch.no_grad():
+                parameter.copy_(initial)
+            return parameter
+
+        seed = situation.configuration.seed
+        situation.family.weights(situation.config, situation.device, dtype, seed, restore)
+        weights.forget_steps()
+        if not weights.are_finite:
+            self._infinite.add(key)
+        return True
 
     def local_weights(
         self,

@@ -22,6 +22,7 @@ def situation(option: str) -> SimpleNamespace:
 def arms(monkeypatch):
     """Let variants be built quickly."""
     monkeypatch.setattr(VariantCache, "_build", lambda self, situation, phases, copy: built())
+    monkeypatch.setattr(VariantCache, "restart_if_ruined", lambda self, variant: False)
     return VariantCache()
 
 

@@ -65,7 +65,7 @@ class TimedBlock:
     void: str
     steps: int
     mean_ms: float
-    diverged: bool = False  # the loss of its last step is not finite
+    diverged: bool = False  # the loss of its last step is not finite, or weights are not
 
 
 def message_of(block: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
@@ -175,6 +175,8 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
     if clock_mhz is None:
         clock_mhz = context.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
+    # All arms of a precision train the same weights: the others would be called wrong.
+    diverged |= context.variants.restart_if_ruined(arm)
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
 
 
