@@ -86,6 +86,7 @@ if TYPE_CHECKING:  # signatures for type checkers; an operator without an import
     from kernels.gated_rms_norm import gated_rms_norm
     from kernels.geglu import geglu
     from kernels.graph_diffusion import graph_diffusion
+    from kernels.linear import linear
     from kernels.linear_cross_entropy import linear_cross_entropy
     from kernels.low_rank import low_rank
     from kernels.moe_experts import moe_experts
@@ -143,6 +144,7 @@ __all__ = [
     "get_kernel_status",
     "graph_diffusion",
     "hardware",
+    "linear",
     "linear_cross_entropy",
     "low_rank",
     "measurements",

@@ -21,7 +21,7 @@ from models.configs.adaattn import AdaAttnConfig, check
 from models.costs.adaattn import costs
 from models.decode_state import Cache
 from models.family import Family
-from models.language_model import BlockOutput, LanguageModel, loss_operators
+from models.language_model import BlockOutput, LanguageModel, step_operators
 from models.layers.adaptive.ada_attention import AdaAttention
 from models.layers.adaptive.adaptation import PATIENCE, Adaptation
 from models.layers.adaptive.choice import Choice, Chosen
@@ -198,7 +198,7 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
-    operators |= loss_operators(workload)
+    operators |= step_operators(workload)
     if workload not in ("decode", "generate"):
         operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:

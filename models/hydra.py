@@ -23,7 +23,7 @@ from models.configs.hydra import HydraConfig, check
 from models.costs.hydra import costs
 from models.decode_state import State
 from models.family import Family
-from models.language_model import LanguageModel, loss_operators
+from models.language_model import LanguageModel, step_operators
 from models.layers.attention import Attention, RotaryCache, SharedKV
 from models.layers.basic import RMSNorm, SwiGLUMLP, TransformerBlock, mlp_width, residual_std
 from models.layers.ccgqa import CCGQA
@@ -123,7 +123,7 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "add_rms_norm", "swiglu", "attention", *loss_operators(workload)}
+    names = {"rms_norm", "add_rms_norm", "swiglu", "attention", *step_operators(workload)}
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")

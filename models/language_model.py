@@ -18,7 +18,7 @@ from torch.nn import functional
 import kernels
 from models.decode_state import Cache, State, check_tokens
 from models.errors import ConfigurationError
-from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype
+from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype, project
 from models.model import Model
 from models.parallel.context_parallel import FULL, Context
 from models.parallel.pipeline_stages import Stage, StageOutput
@@ -46,9 +46,10 @@ def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
     return BlockOutput(x_BSE + output.x, output.loss, output.measured)
 
 
-def loss_operators(workload: str) -> frozenset[str]:
+def step_operators(workload: str) -> frozenset[str]:
     """Return the operators that a step calls besides those of its blocks."""
-    return frozenset({"linear_cross_entropy"} if workload == "train" else ())
+    operators = {"train": "linear_cross_entropy", "decode": "linear", "generate": "linear"}
+    return frozenset({operators[workload]} if workload in operators else ())
 
 
 class LanguageModel(Model):
@@ -262,7 +263,7 @@ class LanguageModel(Model):
         return loss if auxiliary is None else loss + auxiliary
 
     def _logits(self, x_BSE: Tensor) -> Tensor:
-        return functional.linear(self.norm(x_BSE), self._table())
+        return project(self.norm(x_BSE), self._table())
 
     def _table(self) -> Tensor:
         """Return the head's weights (V, E)."""

@@ -31,7 +31,7 @@ from torch.nn import functional
 from models.configs.mamba2 import Mamba2Config, check
 from models.costs.mamba2 import costs
 from models.family import Family
-from models.language_model import BlockOutput, LanguageModel, loss_operators
+from models.language_model import BlockOutput, LanguageModel, step_operators
 from models.layers.attention import Attention, KVState, RotaryCache
 from models.layers.basic import INIT_STD, RMSNorm
 from models.layers.ssm import SSM, SSMState
@@ -155,7 +155,7 @@ def construct(config: Mamba2Config) -> LanguageModel:
 
 def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
+    names = {"rms_norm", "causal_conv1d", "gated_rms_norm", *step_operators(workload)}
     names.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
     if config.n_layers > 1:
         names.add("add_rms_norm")

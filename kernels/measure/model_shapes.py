@@ -149,7 +149,7 @@ def _title(sizes: dict[str, Any], models: list[str]) -> str:
     short = {
         "batch": "B", "length": "S", "keys": "T", "heads": "H", "kv_heads": "G", "dim": "D",
         "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
-        "groups": "groups ", "states": "N", "window": "window ",
+        "groups": "groups ", "states": "N", "n": "-> ", "window": "window ",
     }  # fmt: skip
     parts = [f"{sizes['rows']}"] if "rows" in sizes else []
     parts += [f"{text}{sizes[name]}" for name, text in short.items() if sizes.get(name)]
@@ -180,6 +180,8 @@ def _sizes_of(
         yield "add_rms_norm", {"rows": rows, "dim": shape.hidden}
     if shape.mlp and shape.gated and not shape.experts:
         yield "geglu" if shape.gelu else "swiglu", {"rows": rows, "dim": shape.mlp}
+    if decodes:
+        yield from _products_of(shape, batch)
     if shape.heads:
         yield from _heads_of(shape, batch, length, decodes)
     if shape.experts:
@@ -193,6 +195,19 @@ def _sizes_of(
     if shape.vocabulary and not decodes:
         sizes = {"rows": rows, "dim": shape.hidden, "words": shape.vocabulary}
         yield "linear_cross_entropy", sizes
+
+
+def _products_of(shape: ModelShape, batch: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the products of a decoding step with packed weights: in and out of each branch."""
+    pairs = []
+    if shape.heads:
+        queries = shape.heads * shape.head_dim
+        packed = queries + 2 * shape.kv_heads * shape.head_dim
+        pairs += [(shape.hidden, packed), (queries, shape.hidden)]
+    if shape.mlp and not shape.experts:
+        pairs += [(shape.hidden, (1 + shape.gated) * shape.mlp), (shape.mlp, shape.hidden)]
+    for n_inputs, n_outputs in pairs:
+        yield "linear", {"rows": batch, "k": n_inputs, "n": n_outputs}
 
 
 def _heads_of(

@@ -29,6 +29,13 @@ def residual_std(n_layers: int) -> float:
     return INIT_STD / math.sqrt(2 * n_layers)
 
 
+def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x W^T + b``: (B, S, in) -> (B, S, out), by the kernel for few rows if S is 1."""
+    if x.dim() == 3 and x.shape[1] == 1:
+        return kernels.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
 class Linear(nn.Linear):
     """Linear map, (..., in) -> (..., out): weights from N(0, std^2), a bias only on request."""
 
@@ -45,10 +52,14 @@ class Linear(nn.Linear):
             return torch.zeros(shape)
         return torch.empty(shape, dtype=torch.float32).normal_(0.0, self.std, generator=generator)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the map."""
+        return project(x, self.weight, self.bias)
+
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Compute only outputs ``start`` to ``stop``: (..., in) -> (..., stop - start)."""
         bias = None if self.bias is None else self.bias[start:stop]
-        return functional.linear(x, self.weight[start:stop], bias)
+        return project(x, self.weight[start:stop], bias)
 
 
 class Router(Linear):

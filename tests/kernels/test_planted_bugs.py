@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from planted_products import PRODUCT_BUGS
 from planting import lost_results, plant
 from subjects import DEVICE, DTYPES
 
@@ -33,8 +34,7 @@ RANKS = ATTENTION | {"heads": 4, "kv_heads": 2, "ranks": [5, 9], "bits": None, "
 FP8 = RANKS | {"bits": [8, 32], "allow_fp8": True}
 ADAPTIVE = "kernels.adaptive_attention._kernels"
 ROUTER = "kernels.token_router"
-GATING = "kernels.moe_gating"
-CHOICE = "kernels.moe_gating._kernels"
+GATING, CHOICE = "kernels.moe_gating", "kernels.moe_gating._kernels"
 LOSS = "kernels.linear_cross_entropy._kernels"
 NORM = "kernels.rms_norm._kernels"
 EXPERTS = "kernels.moe_experts._products"
@@ -58,6 +58,7 @@ BUGS = {
     "rms_norm: weight is missing from dx": (
         NORM, "b_g *= b_w", "b_g *= 1.0", None,
     ),
+    **PRODUCT_BUGS,
     "swiglu: the second term of dgate is missing": (
         "kernels._gated", "slope = s + y * (1 - s)\n", "slope = s\n", None,
     ),

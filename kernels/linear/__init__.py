@@ -1,0 +1,254 @@
+"""Product of a few rows with a weight matrix, as each layer of a decoding step computes it.
+
+    y = x W^T + b
+
+for x [..., K], W [N, K] and b [N]: the linear map of ``torch.nn.Linear``. With 16 rows or fewer the
+weight is read once and each of its numbers is used a few times, so that memory bounds the product,
+and libraries leave multiprocessors idle: their tiles are 64 or more outputs wide. Here a program
+computes 16 outputs or so. The K products of an output are added in ``SPLIT`` sums at once, because
+each multiplication of a tile waits for the one before it.
+
+Gradients are dx = dy W, dW = dy^T x and db = the sum of dy over the rows, by plain products.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels.core.autograd import applied, once_differentiable
+from kernels.core.dispatch import run
+from kernels.core.operator import (
+    Case,
+    Cost,
+    Huge,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    alike,
+    autocast_dtype,
+    cdiv,
+    random_tensor,
+    tensor_bytes,
+    unit_stride,
+    without_autocast,
+)
+from kernels.core.replay import replayed
+from kernels.core.triton_helpers import (
+    dot_precision,
+    missing,
+    no_fp64,
+    on_device,
+    rows_of,
+    sm_count,
+)
+from kernels.core.tuning import Tile, Tunable
+from kernels.linear._kernels import launch_few_rows, linear_few_rows_kernel
+
+MOST_ROWS = 16  # of the kernel; above, tiles of many rows use the weight better
+
+
+def linear(
+    x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, *, impl: str | None = None
+) -> Tensor:
+    """Multiply ``x`` [..., K] by ``weight_NK`` [N, K] and add ``bias_N``; returns [..., N].
+
+    All have one floating dtype, or that of autocast where it is on. ``impl``: auto, torch or
+    triton (16 rows or fewer, not in FP64). Raises ``Mistake`` if the arguments do not fit
+    together and ``Unavailable`` for an implementation that cannot run.
+    """
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        x, weight_NK = x.to(dtype), weight_NK.to(dtype)
+        bias_N = None if bias_N is None else bias_N.to(dtype)
+    return run(OP, impl, x, weight_NK, bias_N)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    alike("linear", "x weight bias", x, weight, bias)
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise Mistake(
+            f"linear: expected x [..., K] and a weight [N, K], but got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise Mistake(
+            f"linear: with a weight {tuple(weight.shape)} bias must be {tuple(weight.shape[:1])}, "
+            f"but is {tuple(bias.shape)}"
+        )
+    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    if len({tensor.dtype for tensor in given.values()}) > 1:
+        dtypes = [str(tensor.dtype) for tensor in given.values()]
+        raise Mistake(
+            f"linear: {_listed(list(given))} must have one dtype, but have {_listed(dtypes)}"
+        )
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def reference(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Compute the definition."""
+    wide = accumulator(x.dtype)
+    with without_autocast(x):
+        y = x.to(wide) @ weight_NK.to(wide).T
+    return (y if bias_N is None else y + bias_N.to(wide)).to(x.dtype)
+
+
+def _torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with without_autocast(x):
+        return nn.functional.linear(x, weight, bias)
+
+
+def _tiles(device: int, k: int, rows: int, width: str, *_: Any) -> list[Tile]:
+    """Return outputs per program, inputs per step and sum, sums, warps and stages of each tile.
+
+    The first was measured on an H200 with 8 rows: in BF16, 768 -> 4096 takes 4.1 us (cuBLAS 5.0),
+    2048 -> 768 takes 4.0 (7.3), and 768 -> 1536 takes 3.2 (3.9).
+    """
+    narrow = (16, 64 if k < 1024 else 128, 4, 4, 4)
+    tiles = [(16, 128, 2, 2, 4), narrow] if width == "wide" else [narrow, (16, 128, 2, 2, 4)]
+    return [*tiles, (16, 64, 2, 2, 4), (16, 128, 4, 4, 3), (16, 64, 8, 8, 4), (32, 64, 4, 4, 3)]
+
+
+_TILES = Tunable("linear.few_rows", (linear_few_rows_kernel,), _tiles, dots=True)
+
+
+@replayed
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    n_outputs, k = weight.shape
+    n_rows = x.numel() // k
+    y = torch.empty(*x.shape[:-1], n_outputs, dtype=x.dtype, device=x.device)
+    rows = 8 if n_rows <= 8 else 16
+    width = "wide" if n_outputs > 16 * sm_count(x.device.index) else "narrow"
+    key = (x.get_device(), k, rows, width, x.dtype)
+    block_n, block_k, split, warps, stages = _TILES.tile(key, _few_rows, x, weight, bias)
+    x, x_stride = rows_of(x)
+    weight = unit_stride(weight)
+    with on_device(x):
+        launch_few_rows(
+            (cdiv(n_outputs, block_n),),
+            x,
+            weight,
+            bias if bias is None else bias.contiguous(),
+            y,
+            n_rows,
+            n_outputs,
+            x_stride,
+            weight.stride(0),
+            K=k,
+            HAS_BIAS=bias is not None,
+            PRECISION=dot_precision(),
+            ROWS=rows,
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            SPLIT=split,
+            STAGES=stages,
+            num_warps=warps,
+        )
+    return y
+
+
+class _FewRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return _few_rows(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        with without_autocast(dy):
+            dx, dweight = dy @ weight, rows.T @ x.reshape(-1, x.shape[-1])
+        dbias = rows.float().sum(0).to(dy.dtype) if ctx.has_bias else None
+        return dx, dweight, dbias
+
+
+def _triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return applied(_FewRows, x, weight, bias)
+
+
+def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    if not x.numel() or not weight.numel():
+        return "does not support empty tensors"
+    rows = x.numel() // x.shape[-1]
+    return no_fp64(x) if rows <= MOST_ROWS else f"supports up to {MOST_ROWS} rows, not {rows}"
+
+
+def _avoid(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    return None if x.dtype.itemsize == 2 else "its tiles are for weights of 16 bits"
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, k, n = case.sizes["rows"], case.sizes["k"], case.sizes["n"]
+    make = {"device": device, "dtype": dtype}
+    return {
+        "x": random_tensor(rows, k, seed=seed, **make),
+        "weight_NK": random_tensor(n, k, seed=seed + 1, scale=max(k, 1) ** -0.5, **make),
+        "bias_N": random_tensor(n, seed=seed + 2, **make) if case.sizes.get("bias") else None,
+    }
+
+
+def _cost(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Cost:
+    n, k = weight_NK.shape
+    rows = x.numel() // max(k, 1)
+    y_bytes, flops = rows * n * x.element_size(), 2 * rows * n * k
+    x_bytes, fixed = tensor_bytes(x), tensor_bytes(weight_NK, bias_N)
+    return Cost(
+        Work(x_bytes + y_bytes + fixed, flops), Work(2 * x_bytes + y_bytes + 2 * fixed, 2 * flops)
+    )
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    sizes = {"rows": random.randint(0, 20), "k": random.randint(1, 300), "n": random.randint(1, 80)}
+    return sizes | {"bias": random.random() < 0.5}
+
+
+def _case(rows: int, k: int, n: int, *, bias: bool = False, bench: bool = False) -> Case:
+    sizes = {"rows": rows, "k": k, "n": n, "bias": bias}
+    return Case(f"{rows}x{k}->{n}{' bias' * bias}", sizes, bench=bench, forward_only=bench)
+
+
+def _end(inputs: Inputs) -> Inputs:
+    """Return the inputs of the last two outputs: they need all of x."""
+    return inputs | {"weight_NK": inputs["weight_NK"][-2:]}
+
+
+OP = Operator(
+    name="linear",
+    function=linear,
+    reference=reference,
+    check=_check,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses, _avoid, replayed=True),
+        "torch": Implementation(_torch),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    gradients=("x", "weight_NK", "bias_N"),
+    huge=(Huge({"rows": 2, "k": 65536, "n": 32800}, _end),),
+    cases=(
+        _case(1, 33, 7),
+        _case(3, 100, 33, bias=True),
+        _case(8, 96, 130),
+        _case(16, 1040, 63, bias=True),
+        _case(0, 16, 5),
+        _case(40, 64, 48, bias=True),
+        _case(8, 768, 4096, bench=True),
+        _case(8, 2048, 768, bench=True),
+        _case(1, 4096, 4096, bench=True),
+        _case(16, 4096, 28672, bench=True),
+        _case(8, 768, 50304, bench=True),
+    ),
+)
