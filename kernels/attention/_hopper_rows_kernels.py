@@ -46,10 +46,11 @@ def attention_add_parts_kernel(
     m_n = (o_n < keys)[:, None]
     o_part = o_n[:, None] * D + o_d[None, :]
     is_values = tl.program_id(1)
-    p_part = parts_ptr + (is_values * batch * KEY_HEADS + i_bg) * SPLIT * keys * D + o_part
+    i_part = (is_values * batch * KEY_HEADS + i_bg) * SPLIT
     b_sum = tl.zeros((N, D), dtype=tl.float32)
     for i in tl.static_range(SPLIT):
-        b_sum += tl.load(p_part + i * keys.to(tl.int64) * D, mask=m_n, other=0.0)
+        p_part = parts_ptr + (i_part + i) * keys * D + o_part
+        b_sum += tl.load(p_part, mask=m_n, other=0.0)
     if is_values == 0:
         p_dk = dk_ptr + i_b * dk_batch + i_g * dk_head + (o_n * dk_token)[:, None] + o_d[None, :]
         tl.store(p_dk, b_sum.to(dk_ptr.dtype.element_ty), mask=m_n)

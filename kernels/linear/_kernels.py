@@ -43,7 +43,7 @@ def linear_few_rows_kernel(
     b_y = tl.sum(b_y, axis=0)
     if HAS_BIAS:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
-    p_y = y_ptr + o_m[None, :] * n_outputs.to(tl.int64) + o_n[:, None]
+    p_y = y_ptr + o_m[None, :].to(tl.int64) * n_outputs + o_n[:, None]
     tl.store(p_y, b_y, mask=m_n[:, None] & m_m[None, :])
 
 

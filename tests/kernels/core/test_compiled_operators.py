@@ -1,6 +1,8 @@
 """Operators under torch.compile: one graph, the same numbers, and respected choices."""
 
+import ast
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,3 +130,34 @@ def test_what_a_kernel_calls_has_the_name_by_which_inductor_copies_it():
     }
     assert len(called) > 20
     assert [pair for pair in called if pair[0] != pair[1]] == []
+
+
+def numbers_with_methods(source):
+    """Return the number parameters of kernels whose attributes are read, with the kernel's name."""
+    for kernel in ast.walk(ast.parse(source)):
+        if not isinstance(kernel, ast.FunctionDef) or not kernel.args.args[:1]:
+            continue
+        if not kernel.args.args[0].arg.endswith("_ptr"):
+            continue  # called by kernels
+        numbers = {
+            parameter.arg
+            for parameter in kernel.args.args
+            if parameter.annotation is None and not parameter.arg.endswith("_ptr")
+        }
+        for node in ast.walk(kernel):
+            value = node.value if isinstance(node, ast.Attribute) else None
+            if isinstance(value, ast.Name) and value.id in numbers:
+                yield kernel.name, value.id
+
+
+def test_no_kernel_calls_a_method_of_a_number():
+    """torch.compile passes Python numbers when it looks for what a kernel writes.
+
+    If that fails, it takes every input for written, and copies all of them at each call.
+    """
+    planted = "def kernel(x_ptr, n, D):\n    return n.to(int)"
+    assert list(numbers_with_methods(planted)) == [("kernel", "n")]
+    sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
+    assert len(sources) > 40
+    for source in sources:
+        assert list(numbers_with_methods(source.read_text(encoding="utf-8"))) == [], source
