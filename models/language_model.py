@@ -48,8 +48,8 @@ def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
 
 def step_operators(workload: str) -> frozenset[str]:
     """Return the operators that a step calls besides those of its blocks."""
-    operators = {"train": "linear_cross_entropy", "decode": "linear", "generate": "linear"}
-    return frozenset({operators[workload]} if workload in operators else ())
+    operators = {"train": {"linear_cross_entropy"}, "forward": set()}
+    return frozenset(operators.get(workload, {"linear"}))  # of the last token alone
 
 
 class LanguageModel(Model):

@@ -43,7 +43,7 @@ def construct(config: MahiaConfig) -> HybridEfficientModel:
 def operators(config: MahiaConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step calls, whatever the workload."""
     names = {"rms_norm", "rope", "swiglu", "attention", "graph_diffusion"}
-    names |= {"token_router", "token_scatter"}
+    names |= {"token_router", "token_scatter", "linear"}
     if config.use_fourier:
         names.add("fourier_mix")
     if config.use_moe:

@@ -60,7 +60,7 @@ def linear(
     """Multiply ``x`` [..., K] by ``weight_NK`` [N, K] and add ``bias_N``; returns [..., N].
 
     All have one floating dtype, or that of autocast where it is on. ``impl``: auto, torch or
-    triton (16 rows or fewer, not in FP64). Raises ``Mistake`` if the arguments do not fit
+    triton (16 rows or fewer, in BF16 or FP16). Raises ``Mistake`` if the arguments do not fit
     together and ``Unavailable`` for an implementation that cannot run.
     """
     dtype = autocast_dtype(x)
@@ -179,14 +179,12 @@ def _triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    if x.is_cuda and x.dtype.itemsize != 2:
+        return f"its tiles are for torch.bfloat16 and torch.float16, not for {x.dtype}"
     if not x.numel() or not weight.numel():
         return "does not support empty tensors"
     rows = x.numel() // x.shape[-1]
     return no_fp64(x) if rows <= MOST_ROWS else f"supports up to {MOST_ROWS} rows, not {rows}"
-
-
-def _avoid(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    return None if x.dtype.itemsize == 2 else "its tiles are for weights of 16 bits"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -230,7 +228,7 @@ OP = Operator(
     reference=reference,
     check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses, _avoid, replayed=True),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

@@ -60,7 +60,7 @@ GROUPS: list[Group] = [
         ["attention_every", "fused_add_norm", "ssd_chunk", "triton_ssd_scan",
          "triton_causal_conv1d", "triton_gated_rms_norm"], [],
     ),
-    ("mamba2", "96M", "decode", INFER, ["triton_ssd_step", "cuda_graphs"], []),
+    ("mamba2", "96M", "decode", INFER, ["triton_linear", "triton_ssd_step", "cuda_graphs"], []),
 ]  # fmt: skip
 
 

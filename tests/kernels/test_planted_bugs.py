@@ -4,8 +4,7 @@ import sys
 
 import pytest
 import torch
-from planted_products import PRODUCT_BUGS
-from planting import lost_results, plant
+from planting import PRODUCT_BUGS, lost_results, plant
 from subjects import DEVICE, DTYPES
 
 import kernels

@@ -114,8 +114,7 @@ def test_a_replay_launches_what_the_call_itself_launches(driver, name, monkeypat
                         if title == "forward":  # nothing is decided again
                             patch.setitem(dispatch.OPS, name, None)
                         replays.append(launches_of(driver, call))
-            only_products = (name, title) == ("linear", "backward")  # of torch
-            assert bool(again) != only_products, "what is launched"
+            assert again or (name, title) == ("linear", "backward"), "what is launched"
             for replay, result in replays:
                 the_same(replay, again)
                 for first, other in zip(as_tuple(result), as_tuple(results), strict=True):

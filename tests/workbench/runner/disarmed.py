@@ -38,6 +38,7 @@ WHERE = {
     "triton_causal_conv1d": ("mamba2", "train"),
     "triton_gated_rms_norm": ("mamba2", "train"),
     "triton_graph_diffusion": ("mahia", "train"),
+    "triton_linear": ("hydra", "decode"),
     "triton_moe_experts": ("moe", "train"),
     "triton_moe_gating": ("moe", "train"),
     "triton_qk_norm_rope": ("adaattn", "train"),

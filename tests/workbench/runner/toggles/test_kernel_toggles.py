@@ -94,6 +94,7 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         ("adaattn", "forward", "triton_adaptive_attention", "manual", "adaptive_attention",
          "effective"),
         ("mamba2", "decode", "triton_ssd_step", "torch", "ssd_step", "as default"),
+        ("hydra", "decode", "triton_linear", "torch", "linear", "as default"),
         ("moe", "train", "triton_moe_gating", "torch", "moe_gating", "as default"),
         ("moe", "train", "triton_moe_experts", "grouped", "moe_experts", "no effect"),
         ("moe", "train", "triton_moe_experts", "dense", "moe_experts", "effective"),
