@@ -84,7 +84,9 @@ def load_together(paths: Sequence[Path]) -> list[Session]:
     from sessions.verdicts.comparison import MOST
 
     if not 2 <= len(paths) <= MOST:
-        raise Mistaken(f"{len(paths)} sessions were named; compare 2 to {MOST} at a time")
+        raise Mistaken(
+            f"compare 2 to {MOST} sessions at a time, not {len(paths)}: name as many files"
+        )
     sessions = [load(path) for path in paths]
     for name, session in zip(names(paths), sessions, strict=True):
         session.title = name

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sessions.model import Study
+from sessions.numbers import counted
 from sessions.studies import claims
 from sessions.studies.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from sessions.tables import Column, Table
@@ -134,7 +135,8 @@ def _run(arguments: argparse.Namespace) -> int:
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
         print_status(
-            f"{omitted} numbers of the documents have no claim; --omissions prints the reasons"
+            f"no claim states {counted(omitted, 'number')} of the documents; "
+            "--omissions prints the reasons"
         )
         if saved:
             answer(f"saved {saved}")

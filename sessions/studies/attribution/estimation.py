@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions.model import Judgement
-from sessions.numbers import margin_text
+from sessions.numbers import counted, margin_text
 from sessions.studies.attribution.design import Contrast, Weights
 from sessions.verdicts import verdict
 
@@ -223,7 +223,9 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
         verdict.interval(effect_logs[np.isfinite(effect_logs)]), margin + distance
     )
     spread = f"{margin_text(reach)}"
-    reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
+    reasons.append(
+        f"sampling {counted(count, 'order')} of the toggles widens the interval by {spread}"
+    )
     return msgspec.structs.replace(
         judgement,
         verdict=decision,

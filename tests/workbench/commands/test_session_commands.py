@@ -235,7 +235,9 @@ def test_more_sessions_than_are_compared_is_a_mistake_before_any_is_read(
 ):
     monkeypatch.setattr("sessions.storage.hdf5.load", lambda _: pytest.fail("it was read"))
     assert main([*command.split(), *[str(pair[0])] * 11]) == 2
-    assert "11 sessions were named; compare 2 to 10 at a time" in capsys.readouterr().err
+    assert (
+        "compare 2 to 10 sessions at a time, not 11: name as many files" in capsys.readouterr().err
+    )
 
 
 def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):

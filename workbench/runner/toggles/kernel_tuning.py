@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import kernels
 from sessions.model import Phase
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
@@ -87,7 +88,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     choices = observed.record.tiles
     if not choices:
         return no_effect("no Triton kernel with a choice of tiles was launched")
-    text = f"tiles of {len(choices)} launches: {origins(choices)}"
+    text = f"tiles of {counted(len(choices), 'launch')}: {origins(choices)}"
     if option == "off":
         if any(choice.source != "heuristic" for choice in choices):
             return no_effect(text)

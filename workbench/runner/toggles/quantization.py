@@ -33,6 +33,7 @@ from kernels.measure import eight_bit
 from kernels.quantized_matmul import SCHEMES
 from models import Footprint
 from models.layers.quantized_linear import QuantizedLinear
+from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._toggle import (
@@ -116,12 +117,13 @@ def _evidence(option: str, observed: Observed) -> Finding:
     ]
     calls = observed.record.usage.get("quantized_matmul", {})
     if observed.codes is None or not layers or not calls:
-        return no_effect(f"none of the {len(linears)} linear layers used quantized weights")
+        return no_effect(f"none of {counted(len(linears), 'linear layer')} used quantized weights")
     share = sum(layer.codes_NK.numel() for layer in layers) / int(observed.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
-        f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"used quantized weights; recorded calls: {shown}; {_memory_text(observed.codes)}"
+        f"{len(layers)} of {counted(len(linears), 'linear layer')}, {100 * share:.0f} % of all "
+        f"parameters, used quantized weights; recorded calls: {shown}; "
+        f"{_memory_text(observed.codes)}"
     )
     if "torch" not in calls:
         return effective(text)

@@ -125,7 +125,7 @@ def test_the_model_is_left_as_it_was(runner, small):
     [
         ({"configurations": []}, "configurations: none was given"),
         ({"steps": 0}, "steps = 0 is outside of 1 to 100"),
-        ({"traces": ["a", "b"]}, "traces: 2 files for 1 configurations"),
+        ({"traces": ["a", "b"]}, "traces: 2 files for 1 configuration; give a file"),
         ({"traces": ["/nowhere/at/all.json"]}, "/nowhere/at/all.json: there is no folder"),
     ],
 )
