@@ -11,7 +11,7 @@ from rank_checks import assert_right, needs_cores
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed.world import RankError
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Mistake, explain
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
@@ -159,3 +159,17 @@ def test_a_model_without_trained_parameters_is_a_mistake_that_names_the_remedy(w
     with pytest.raises((Mistake, RankError), match=r"no parameter .* is trained.*parallel=off"):
         step_divided(configuration)
     step_divided(configuration, sharding="full")
+
+
+def test_reentrant_checkpoints_are_explained(write):
+    """Torch's own error has 20 lines, and none of them names the argument."""
+    configuration = write(
+        "self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)",
+        "x = torch.utils.checkpoint.checkpoint(self.second, self.first(x), use_reentrant=True)",
+    )
+    with pytest.raises(RuntimeError) as error:
+        stepped(configuration, steps=3, data_parallel="2")
+    failure = explain(error.value)
+    assert "Data parallelism cannot train this model" in failure.sentence
+    assert "pass use_reentrant=False" in failure.sentence
+    assert "use_reentrant=False" in failure.fix
