@@ -90,6 +90,20 @@ REFUSED = {
         ("self.c = nn.Linear(16, 16)", "x = self.c(x) if torch.rand(()) < 0.5 else x"),
         "some steps skip module.c,",
     ),
+    "layer that is skipped rarely": (
+        (
+            "self.c, self.calls = nn.Linear(16, 16), 0",
+            "self.calls += 1; x = self.c(x) if x.sum() > 1e6 or self.calls % 20 else x",
+        ),
+        "some steps skip module.c,",
+    ),
+    "layer that Python's random numbers skip": (
+        (
+            "import random; self.random = random.random; self.c = nn.Linear(16, 16)",
+            "x = x if self.random() < 0.2 else self.c(x)",
+        ),
+        "some steps skip module.c,",
+    ),
     "scalar": (STATES["learned scale"], "scale has no dimension to shard"),
     "complex numbers": (
         ("self.c = nn.Parameter(torch.ones(16) * 1j)", "x = (x.float() * self.c).abs()"),
