@@ -138,7 +138,7 @@ def choose(session: Session, index: int | None = None) -> Segment:
     Raises ``Lacking`` where there is none, or none of its steps are steady.
     """
     if not session.segments:
-        raise Lacking(f"{session.title!r} has no segments; run something in it first.")
+        raise Lacking(f"{session.title!r} has no segments; choose a session in which a model ran.")
     if index is None:
         segment = max(session.segments, key=lambda candidate: np.count_nonzero(steady(candidate)))
     elif 0 <= index < len(session.segments):
