@@ -180,7 +180,8 @@ def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
     ]
     columns = ("document", "passage", "reason")
     if as_json:
-        answer_json({"omissions": [dict(zip(columns, row, strict=True)) for row in rows]})
+        omissions = [dict(zip(columns, row, strict=True)) for row in rows]
+        answer_json({"reason": "done", "omissions": omissions})
     else:
         title = "Numbers without a claim"
         headings = [Column(name) for name in columns]

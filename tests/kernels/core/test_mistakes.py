@@ -122,7 +122,7 @@ MISTAKES = {
     "causal_conv1d: expected x [B, L, D] and weight [D, W], but got (2, 5, 8) and (7, 4)": (
         lambda: kernels.causal_conv1d(t(2, 5, 8), t(7, 4))
     ),
-    "causal_conv1d: the width must be one of (2, 3, 4), but weight has 5 columns": (
+    "causal_conv1d: the width must be one of (2, 3, 4), but weight has width 5": (
         lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 5))
     ),
     "causal_conv1d: bias must be [8], but is (7,)": (
@@ -255,7 +255,7 @@ MISTAKES = {
     "moe_gating: expected x [..., H] and weight [E, H], but got (3, 8) and (4, 7)": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 7), 2)
     ),
-    "moe_gating: for x (3, 8) and 4 experts noise must be (3, 4), but is (3, 8)": (
+    "moe_gating: for x (3, 8) and weight (4, 8) noise must be (3, 4), but is (3, 8)": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8), 2, noise=t(3, 8))
     ),
     "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (

@@ -210,7 +210,7 @@ def test_the_runner_divides_blocks_when_the_toggle_is_switched_while_it_runs(
 @pytest.mark.parametrize(
     ("done", "problem"),
     [
-        ({"backwards": 3}, "rank 1 ran 4 forward and 3 backward passes for 4"),
+        ({"backwards": 3}, "rank 1 ran 4 forward passes and 3 backward passes for 4"),
         ({"sends": 0, "receives": 0}, "all ranks sent 5 and received 5 times, but 8 are needed"),
         ({"receives": 4}, "all ranks sent 10 and received 9 times"),
         (None, "no step ran on all ranks"),
