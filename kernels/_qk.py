@@ -374,6 +374,6 @@ def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | T
             )
     elif offset < 0 or offset + length > table[0]:
         raise Mistake(
-            f"{op}: positions {offset} to {offset + length - 1} are not in a table of "
-            f"{table[0]} positions"
+            f"{op}: positions {offset} to {offset + length - 1} are not in the table's "
+            f"range, 0 to {table[0] - 1}"
         )

@@ -65,7 +65,7 @@ def _check(x: Tensor, score: Tensor, k: int) -> None:
         )
     if not 1 <= k <= x.shape[1]:
         raise Mistake(
-            f"token_router: k must be from 1 to the {x.shape[1]} tokens of a sequence, but is {k}"
+            f"token_router: k must be from 1 to the length of a sequence, {x.shape[1]}, but is {k}"
         )
 
 

@@ -77,13 +77,13 @@ class SavedState:
         """Copy into ``tensors``, in place; raises ``ConfigurationError`` before it changes any."""
         if (self.batch, self.length) != (batch, length):
             raise ConfigurationError(
-                f"load: {self.path!r} holds a state for batch {self.batch} and "
-                f"{self.length} positions, but this cache is for batch {batch} and {length}"
+                f"load: {self.path!r} holds a state for batch {self.batch} and length "
+                f"{self.length}, but this cache is for batch {batch} and length {length}"
             )
         if len(self.tensors) != len(tensors):
             raise ConfigurationError(
-                f"load: {self.path!r} holds {len(self.tensors)} tensors, but this cache has "
-                f"{len(tensors)}: it is from another model"
+                f"load: {self.path!r} differs in the number of tensors, {len(self.tensors)}, "
+                f"from this cache, {len(tensors)}: it is from another model"
             )
         for index, (saved, current) in enumerate(zip(self.tensors, tensors, strict=True)):
             if saved.shape != current.shape or saved.dtype != current.dtype:

@@ -137,5 +137,5 @@ def check_tokens(
     if batch != cache.batch or length > cache.length:
         raise ConfigurationError(
             f"tokens of shape ({batch}, {length}) do not fit a cache made for batch "
-            f"{cache.batch} and {cache.length} positions"
+            f"{cache.batch} and length {cache.length}"
         )

@@ -51,7 +51,7 @@ def generate(
     rows = len(model.embedding.weight)
     if vocabulary is not None and not 1 <= vocabulary <= rows:
         raise ConfigurationError(
-            f"generate: vocabulary = {vocabulary} is not within 1 to the {rows} rows of the head"
+            f"generate: vocabulary = {vocabulary} is not from 1 to the rows of the head, {rows}"
         )
     if position < 0:
         raise ConfigurationError(f"generate: position = {position} must be at least 0")
@@ -69,8 +69,8 @@ def generate(
         cache = model.new_cache(batch, needed)
     if batch != cache.batch or needed > cache.length:
         raise ConfigurationError(
-            f"generate: {batch} prompts of {length} tokens, from position {position}, and "
-            f"{new_tokens} new tokens need a cache for batch {batch} and {needed} positions, but "
+            f"generate: a prompt of shape ({batch}, {length}), from position {position}, and "
+            f"new_tokens = {new_tokens} need a cache for batch {batch} and length {needed}, but "
             f"this one is for batch {cache.batch} and {cache.length}"
         )
     return _generated(
@@ -122,8 +122,8 @@ def prefill_in_chunks(
     _check_chunk(chunk)
     if position < 0 or batch != cache.batch or position + length > cache.length:
         raise ConfigurationError(
-            f"prefill: {batch} sequences of {length} tokens, from position {position}, do not fit "
-            f"a cache made for batch {cache.batch} and {cache.length} positions"
+            f"prefill: tokens of shape ({batch}, {length}), from position {position}, do not fit "
+            f"a cache made for batch {cache.batch} and length {cache.length}"
         )
     for piece_BS, first in pieces(tokens_BS, chunk, position):
         logits_B1V: Tensor = model(piece_BS, cache=cache, position=first, last_only=True)

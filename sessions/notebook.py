@@ -72,7 +72,8 @@ class OpenedSession:
             raise Lacking(f"{self.path} has no table {name!r}; {known}")
         if not 1 <= number <= len(tables[name]):
             raise Lacking(
-                f"{self.path} has {len(tables[name])} tables {name!r}, but no number {number}"
+                f"{self.path} has {counted(len(tables[name]), 'table')} {name!r}, "
+                f"but no number {number}"
             )
         return tables[name][number - 1]
 

@@ -68,7 +68,7 @@ class Table:
         for line, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {line} of {self.title!r} has {len(row)} cells, "
+                    f"row {line} of {self.title!r} has {counted(len(row), 'cell')}, "
                     f"expected {len(self.columns)}"
                 )
 

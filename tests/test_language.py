@@ -4,6 +4,8 @@ Ruff's ``D`` rules check the form of docstrings; this checks the words.
 """
 
 import ast
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,20 @@ VAGUE_IDENTIFIERS = frozenset(
 )
 # They begin a clause that depends on the title, instead of a sentence with a verb.
 VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split())  # noqa: SIM905
+
+# What texts count. For a count of 1, the plural is wrong: ``sessions.numbers.counted`` writes both.
+COUNTED_NOUNS = frozenset(
+    """
+    allocations arms blocks builds bytes calls cells channels characters chunks columns
+    comparisons components configurations devices elements events experts failures fields files
+    graphs groups heads kernels launches layers micro-batches mixers modules names numbers options
+    orders pairs parameters passes points positions processes prompts queries ranks recompiles
+    results rounds rows runs samples segments sends sequences sessions sizes slices stages steps
+    tables tensors times toggles tokens values visits
+    """.split()  # noqa: SIM905
+)
+# Counts before a plural that are never 1, such as those that a check before the text excludes.
+PLURAL_BUDGETS = {"kernels": 7, "models": 15, "sessions": 29, "workbench": 75}
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -52,6 +68,21 @@ def vague_words(source: str) -> list[str]:
     return [f"{line}: {word}" for line, word in sorted(names + words)]
 
 
+def plural_counts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and words of every computed count before a plural; capitals are limits above 1."""
+    for node in ast.walk(ast.parse(source)):
+        values = node.values if isinstance(node, ast.JoinedStr) else []
+        for value, after in itertools.pairwise(values):
+            if not (isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)):
+                continue
+            expression = ast.unparse(value.value)
+            words = re.match(r" (?:([a-z-]+) )?([a-z-]+)", str(after.value))
+            if words is None or expression.rpartition(".")[2].isupper() or "counted(" in expression:
+                continue
+            if {words[1], words[2]} & COUNTED_NOUNS:
+                yield value.lineno, f"{{{expression}}}{words[0]}"
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_identifier_and_no_docstring_begins_vaguely(folder):
     problems = [
@@ -78,3 +109,28 @@ def test_no_identifier_and_no_docstring_begins_vaguely(folder):
 )
 def test_vague_words_are_found(source, expected):
     assert vague_words(source) == expected
+
+
+@pytest.mark.parametrize("package", PLURAL_BUDGETS)
+def test_a_count_that_may_be_1_has_a_singular(package):
+    counts = [
+        f"{path.relative_to(ROOT)}:{line}: {words}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, words in plural_counts(path.read_text())
+    ]
+    budget = PLURAL_BUDGETS[package]
+    assert len(counts) <= budget, "use counted(count, noun):\n" + "\n".join(counts)
+    assert len(counts) > budget - 5, f"lower the budget of {package} to {len(counts)}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("f'{n} blocks are too few'", ["{n} blocks are"]),
+        ("f'{len(x):,} steady steps'", ["{len(x)} steady steps"]),
+        ("f'only {n} ' 'ranks'", ["{n} ranks"]),
+        ("f'{MOST} steps, {counted(n, \"step\")} and {name} has no calls'", []),
+    ],
+)
+def test_plurals_after_counts_are_seen(source, expected):
+    assert [words for _, words in plural_counts(source)] == expected

@@ -286,7 +286,7 @@ class AlternatingRunners:
         stepped = self._step(side, block_number=self._blocks, seconds=seconds[side.number])
         times, void = stepped.times_ms, ""
         if len(times) < LEAST_STEPS:
-            void = f"only {len(times)} of its steps were steady"
+            void = f"it had {counted(len(times), 'steady step')}, at least {LEAST_STEPS} are needed"
             seconds[side.number] *= 1.5
         block = protocol.Block(
             arm=side.number,

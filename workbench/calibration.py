@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions.model import OWN, Configuration, PairedComparison
-from sessions.numbers import margin_text, moment
+from sessions.numbers import counted, margin_text, moment
 from sessions.verdicts.verdict import MIN_PAIRS
 from workbench import state_files, state_folder
 from workbench.protocol import Attribute, Catalogue, Compare, Optimize, Scale, Start, Validate
@@ -149,7 +149,7 @@ def floor(comparison: PairedComparison) -> float:
         needed_s = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
         allow = "more time" if needed_s is None else f"about {needed_s} s in total"
         raise ValueError(
-            f"{pairs} pairs were measured, but at least {MIN_PAIRS} are needed; allow {allow}"
+            f"measured {counted(pairs, 'pair')}, but at least {MIN_PAIRS} are needed; allow {allow}"
         )
     return max(comparison.high, 1 / comparison.low) - 1
 
@@ -172,8 +172,8 @@ def describe(calibration: Calibration) -> str:
     device_and_host = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
         f"identical arms differ by up to {margin_text(calibration.floor)} on {device_and_host} "
-        f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); smaller differences are "
-        f"not claimed{_doubt(calibration)}"
+        f"({_measured(calibration)}, {counted(calibration.pairs, 'pair')}, {day}); "
+        f"smaller differences are not claimed{_doubt(calibration)}"
     )
 
 

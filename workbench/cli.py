@@ -72,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_skipped(reported := plugins.loaded())
         parsed, unknown = parser.parse_known_args(arguments)
         parsed.script = script
-        if script is not None and not parsed.command.takes_script:
-            unknown = [*unknown, SCRIPT, *script]
         if unknown:  # said by the command's own parser, whose usage tells what there is
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed), _tables.as_markdown(getattr(parsed, "markdown", False)):
@@ -113,8 +111,14 @@ def report_defect(error: BaseException, log: Path | None) -> int:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the arguments into the workbench's own and a script's command line, if there is one."""
+    """Split the arguments into the workbench's own and a script's command line, if there is one.
+
+    For other commands "--" ends the options, so that the name of a file may begin with "-".
+    """
     if SCRIPT not in arguments:
+        return arguments, None
+    command = all_commands().get(arguments[0])
+    if command is not None and not command.takes_script:
         return arguments, None
     index = arguments.index(SCRIPT)
     return arguments[:index], arguments[index + 1 :]

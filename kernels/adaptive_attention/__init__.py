@@ -130,8 +130,8 @@ def _check(
         )
     if causal and q.shape[2] > k.shape[2]:
         raise Mistake(
-            f"adaptive_attention: with a causal mask {q.shape[2]} queries need at least as many "
-            f"keys, but there are {k.shape[2]}"
+            f"adaptive_attention: with a causal mask the number of keys must be at least the "
+            f"number of queries, {q.shape[2]}, but is {k.shape[2]}"
         )
     for name, choice in (("rank", rank), ("precision", precision)):
         if choice is not None and (

@@ -116,11 +116,14 @@ def _check(
     if dim == 0:
         raise Mistake(f"attention: the head dimension must not be 0, but got {_shapes(q, k, v)}")
     if groups == 0 or heads % groups:
-        raise Mistake(f"attention: the {groups} key heads must divide the {heads} query heads")
+        raise Mistake(
+            f"attention: the number of key heads, {groups}, must divide the number of query heads, "
+            f"{heads}"
+        )
     if causal and kv_length is None and length > keys:
         raise Mistake(
-            f"attention: with a causal mask {length} queries need at least as many keys, "
-            f"but there are {keys}"
+            f"attention: with a causal mask the number of keys must be at least the number of "
+            f"queries, {length}, but is {keys}"
         )
     if window is not None and window < 1:
         raise Mistake(f"attention: window must be at least 1 key, but is {window}")

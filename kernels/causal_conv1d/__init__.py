@@ -105,7 +105,7 @@ def _check(
     batch, _, dim = x.shape
     width = weight.shape[1]
     if width not in WIDTHS:
-        raise Mistake(f"{op}: the width must be one of {WIDTHS}, but weight has {width} columns")
+        raise Mistake(f"{op}: the width must be one of {WIDTHS}, but weight has width {width}")
     if bias is not None and bias.shape != (dim,):
         raise Mistake(f"{op}: bias must be [{dim}], but is {tuple(bias.shape)}")
     if state is not None and state.shape != (batch, dim, width):

@@ -354,7 +354,7 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
 def difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str:
     """Describe how two results differ beyond rounding; empty if they do not."""
     if len(results) != len(expected):
-        return f"wrong: {len(results)} results instead of {len(expected)}"
+        return f"wrong: the number of results is {len(results)} instead of {len(expected)}"
     for number, (a, b) in enumerate(zip(results, expected, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"wrong: result {number} has shape {tuple(a.shape)} and {a.dtype}"

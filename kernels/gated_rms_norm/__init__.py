@@ -97,8 +97,8 @@ def _check(x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, 
         )
     if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
         raise Mistake(
-            f"gated_rms_norm: group_size must divide the {x.shape[-1]} channels, but is "
-            f"{group_size}"
+            f"gated_rms_norm: group_size must divide the number of channels, "
+            f"{x.shape[-1]}, but is {group_size}"
         )
 
 

@@ -157,8 +157,8 @@ def _check_shapes(
         )
     if not 1 <= chosen[-1] <= experts:
         raise Mistake(
-            f"moe_experts: a token must choose from 1 to the {experts} experts, but index has "
-            f"{index.shape[-1]}"
+            f"moe_experts: a token must choose from 1 to the number of experts, {experts}, but "
+            f"index has {index.shape[-1]}"
         )
 
 

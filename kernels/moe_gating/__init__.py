@@ -101,10 +101,12 @@ def _check(x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor |
             f"{tuple(weight.shape)}"
         )
     if not 1 <= k <= weight.shape[0]:
-        raise Mistake(f"moe_gating: k must be from 1 to the {weight.shape[0]} experts, but is {k}")
+        raise Mistake(
+            f"moe_gating: k must be from 1 to the number of experts, {weight.shape[0]}, but is {k}"
+        )
     if noise is not None and noise.shape != (*x.shape[:-1], weight.shape[0]):
         raise Mistake(
-            f"moe_gating: for x {tuple(x.shape)} and {weight.shape[0]} experts noise must be "
+            f"moe_gating: for x {tuple(x.shape)} and weight {tuple(weight.shape)} noise must be "
             f"{(*x.shape[:-1], weight.shape[0])}, but is {tuple(noise.shape)}"
         )
 

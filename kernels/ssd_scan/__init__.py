@@ -141,7 +141,7 @@ def validate(
     heads, dim = shape[-2:]
     groups, n_states = of_b[-2:]
     if groups == 0 or heads % groups:
-        raise Mistake(f"{op}: the {groups} groups of B must divide the {heads} heads of x")
+        raise Mistake(f"{op}: the groups of B, {groups}, must divide the heads of x, {heads}")
     if not x.dtype == b.dtype == c.dtype:
         raise Mistake(
             f"{op}: x, B and C must have one dtype, but are {x.dtype}, {b.dtype}, {c.dtype}"

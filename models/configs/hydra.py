@@ -181,9 +181,8 @@ def _check_ccgqa(config: HydraConfig) -> None:
     divisor = config.n_heads * config.query_compression
     if config.dim % divisor:
         raise ConfigurationError(
-            f"hydra: dim = {config.dim} cannot be divided into n_heads = {config.n_heads} heads "
-            f"in a latent compressed by query_compression = {config.query_compression}; ccgqa "
-            f"needs a multiple of {divisor}"
+            f"hydra: dim = {config.dim} cannot be divided by n_heads = {config.n_heads} times "
+            f"query_compression = {config.query_compression}; ccgqa needs a multiple of {divisor}"
         )
     if config.n_kv_heads % 2:
         raise ConfigurationError(

@@ -94,8 +94,8 @@ def check(config: Mamba2Config) -> None:
         )
     if size.n_heads % size.n_groups:
         raise ConfigurationError(
-            f"mamba2: the mixer's expand * dim / head_dim = {size.n_heads} heads cannot be divided "
-            f"into n_groups = {size.n_groups} groups"
+            f"mamba2: the mixer's number of heads, expand * dim / head_dim = {size.n_heads}, "
+            f"cannot be divided by n_groups = {size.n_groups}"
         )
     if not config.attention_every:
         return

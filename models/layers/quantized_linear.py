@@ -36,7 +36,8 @@ class QuantizedLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.scheme = scheme
-        self._dtype = linear.weight.dtype
+        self.dtype = linear.weight.dtype
+        self.was_read = False  # whether its weight was, without a call of the layer
         codes_and_scale = (
             kernels.quantize_weight(linear.weight.detach(), scheme) if codes is None else codes
         )
@@ -48,7 +49,9 @@ class QuantizedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """Dequantized weight, (out, in), recomputed in each access."""
-        return dequantize_weight(self.codes_NK, self.scale, self._dtype)
+        if not torch.compiler.is_compiling():
+            self.was_read = True
+        return dequantize_weight(self.codes_NK, self.scale, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by the quantized weight, and add the bias."""

@@ -92,8 +92,9 @@ def stages(loads: Sequence[float], ranks: int, chunks: int = 1, head: float = 0.
     parts = ranks * chunks
     if len(loads) < parts:
         raise ValueError(
-            f"stages: {len(loads)} blocks are too few for {ranks} ranks with {chunks} chunks each; "
-            "each chunk needs at least one block"
+            f"stages: a pipeline of {ranks} x {chunks} stages (ranks x stages per rank) needs at "
+            f"least {parts} blocks, but the model has {len(loads)}; choose fewer "
+            "ranks or a deeper model"
         )
     ends = (0, *itertools.accumulate(_balanced_sizes(tuple(loads), ranks, chunks, head)))
     ranges = [range(ends[part], ends[part + 1]) for part in range(parts)]

@@ -168,7 +168,10 @@ class Divisible:
         """Return why ``ranks`` cannot shard the layers evenly, as a clause; empty if they can."""
         for division in self.layers.values():
             if division.count % ranks:
-                return f"{division.count} {division.unit} cannot be divided among {ranks} ranks"
+                return (
+                    f"the number of {division.unit}, {division.count}, is not a multiple of the "
+                    f"number of ranks, {ranks}"
+                )
         return ""
 
 
@@ -227,8 +230,8 @@ def divide(
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(
-                f"divide: {name} has {division.count} {division.unit}, which cannot be divided "
-                f"evenly among {ranks} ranks"
+                f"divide: the number of {division.unit} of {name}, {division.count}, is not a "
+                f"multiple of the number of ranks, {ranks}"
             )
         division.narrow(ranks)
         model.get_submodule(name).region = region  # type: ignore[assignment]

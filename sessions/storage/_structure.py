@@ -12,6 +12,7 @@ import h5py
 from h5py import h5d, h5g, h5l, h5o, h5s, h5t, h5z
 
 from sessions.errors import SessionError
+from sessions.numbers import counted
 from sessions.plain_text import is_plain, one_line
 
 MOST_OBJECTS = 1_000_000  # groups and columns of a file
@@ -102,7 +103,7 @@ def _require_plain_column(column: h5d.DatasetID, shown: str) -> int:
         most = column.get_storage_size()
     if claimed > most:
         rows = column.shape[0] if column.shape else 1
-        raise SessionError(f"its {shown} declares {rows:,} rows, more than it can hold")
+        raise SessionError(f"its {shown} declares {counted(rows, 'row')}, more than it can hold")
     return claimed
 
 

@@ -31,7 +31,7 @@ from sessions.model import (
     Session,
     Study,
 )
-from sessions.numbers import LARGEST
+from sessions.numbers import LARGEST, counted
 from sessions.plain_text import one_line, plain
 from sessions.schema import COUNT, EITHER, NUMBER, TEXT, ColumnInfo
 from sessions.storage import _facts
@@ -186,7 +186,7 @@ def cleaned_comparison(
     """Return the comparison, in a session of so many segments, as ``cleaned`` does."""
     arms = len(comparison.arms)
     if not 2 <= arms <= _MOST_ARMS:
-        raise SessionError(f"its {location} has {arms} arms, expected 2 to {_MOST_ARMS}")
+        raise SessionError(f"its {location} has {counted(arms, 'arm')}, expected 2 to {_MOST_ARMS}")
     if comparison.verdict not in VERDICTS:
         raise SessionError(f"the verdict of its {location} is not one of {', '.join(VERDICTS)}")
     for title, values, allowed in (

@@ -179,7 +179,9 @@ _PROFILE = {
     "kernels": {
         "name": _text("kernel; on the CPU operator"),
         "module": _text("module of the model that it ran for"),
-        "phase": _text("forward, backward, recompute, optimizer or replay"),
+        "phase": _text(
+            "forward, backward, recompute, optimizer, replay, input, or step (all else)"
+        ),
         "kind": _text("operator class"),
         "operator": _text("operator of the kernel library that called it, or empty"),
         "calls": _column("calls in one step"),

@@ -3,9 +3,10 @@
 A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables:
 
 ``kernels``: a row for each kernel (operator, on the CPU), module and phase, of one step:
-``name``, ``module``, ``phase`` (forward, backward, recompute, optimizer, replay), ``kind``
-(operator class), ``operator`` (of the kernel library, or empty), ``calls``, ``us``. A kernel that
-computes for several modules belongs to the innermost module that contains them all.
+``name``, ``module``, ``phase`` (forward, backward, recompute, optimizer, replay, input, or step for
+all else), ``kind`` (operator class), ``operator`` (of the kernel library, or empty), ``calls``,
+``us``. A kernel that computes for several modules belongs to the innermost module that contains
+them all.
 ``least``: what a step's operators need at the device's measured ceilings, however they run:
 ``name`` (of an operator of the library, or of a class for all others), ``calls``, ``bytes``,
 ``flops``, ``us``.

@@ -121,7 +121,7 @@ def name_of(row: dict[str, Any]) -> str:
     """Return a point's name, such as "data, 4 ranks"."""
     if row["kind"] == ONE_DEVICE:
         return ONE_DEVICE
-    return f"{row['kind']}, {int(row['count'])} ranks"
+    return f"{row['kind']}, {counted(int(row['count']), 'rank')}"
 
 
 # In words and tables

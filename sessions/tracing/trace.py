@@ -10,6 +10,9 @@ node that have numbers of their own are those that a checkpoint computes again, 
 node's operator. After a node has run, autograd may add its gradients to those of other nodes. Where
 the node is a whole operator of the kernel library, such a sum is not part of that operator. A
 kernel belongs to the host's call that launched it, which CUPTI identifies by correlation.
+
+Communication between ranks, and whatever else a step does outside of the model, the loss and the
+updates, has the phase "step": with several micro-batches it is between forward and backward passes.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ MODULE = "module "  # prefix of a module's range; the rest is the module's name
 NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = f"{NODE}torch::autograd::AccumulateGrad"
 _UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
+_OUTER = "step"  # phase of what a step does outside of the model, the loss and the updates
 _REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
@@ -258,6 +262,8 @@ def _resolve(trace: Trace) -> None:
     main = trace.spans[trace.steps[0]].thread
     operators: dict[int, str] = {}  # like ``modules``
     modules: dict[int, str] = {}  # of the last forward operator by sequence number
+    # Without ranges of modules, all that is neither backward nor an update counts as forward.
+    has_modules = any(span.name.startswith(MODULE) for span in trace.spans)
     # A node runs after the operator that created it, on the main thread or on autograd's.
     order = sorted(range(len(trace.spans)), key=lambda i: trace.spans[i].thread != main)
     for index in order:
@@ -270,7 +276,11 @@ def _resolve(trace: Trace) -> None:
                 span.operator = operators.get(span.sequence, "")  # what the node itself does
             elif span.phase == "backward" and (span.is_marked or span.sequence is not None):
                 span.operator = ""  # a checkpoint computes it again
-        if span.is_marked and span.phase != "forward":
+        if span.name == STEP and has_modules:
+            span.phase = _OUTER
+        elif span.phase == _OUTER and (span.is_marked or span.name.startswith(_REGIONS)):
+            span.phase = "forward"
+        elif span.is_marked and span.phase != "forward":
             span.phase = "recompute"
         if span.name.startswith(OPERATOR) and not span.operator:
             span.operator = span.name.removeprefix(OPERATOR)
@@ -287,7 +297,7 @@ def _resolve(trace: Trace) -> None:
             span.module, span.phase = OPTIMIZER, "optimizer"
         elif span.name.startswith(_REGIONS) and span.module in (OUTSIDE, LOSS):
             span.module = COMPILED
-        if span.thread == main and span.phase == "forward" and span.sequence is not None:
+        if span.thread == main and span.phase in ("forward", _OUTER) and span.sequence is not None:
             modules[span.sequence] = span.module
             operators[span.sequence] = span.operator
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from sessions.errors import Lacking, SessionError
 from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.numbers import counted
 from sessions.verdicts.ratios import Measurement, SegmentRatio, drift_sentence, segment_ratios
 from sessions.verdicts.statistics import Summary, clock, steady, steady_ms, summarize
 from sessions.verdicts.work import DIFFERENT_MODELS, OTHER_WORK, is_of_model, is_of_workload
@@ -75,10 +76,15 @@ def compare(
     one with the most steady steps. Raises ``SessionError`` where there is nothing to compare.
     """
     if not 2 <= len(sessions) <= MOST:
-        raise SessionError(f"{len(sessions)} sessions were chosen; compare 2 to {MOST} at a time.")
+        raise SessionError(
+            f"compare 2 to {MOST} sessions at a time, not {len(sessions)}: choose as many."
+        )
     indices: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
     if len(indices) != len(sessions):
-        raise SessionError(f"{len(indices)} segments were named for {len(sessions)} sessions.")
+        raise SessionError(
+            f"{counted(len(indices), 'segment')} cannot belong to "
+            f"{counted(len(sessions), 'session')}: name a segment for each session."
+        )
     chosen = [choose(session, index) for session, index in zip(sessions, indices, strict=True)]
     runs = list(zip(sessions, chosen, strict=True))
     arms, drifted = compare_segments(runs, [session.title for session in sessions], baseline)
@@ -132,7 +138,7 @@ def choose(session: Session, index: int | None = None) -> Segment:
     Raises ``Lacking`` where there is none, or none of its steps are steady.
     """
     if not session.segments:
-        raise Lacking(f"{session.title!r} has no segments; run something in it first.")
+        raise Lacking(f"{session.title!r} has no segments; choose a session in which a model ran.")
     if index is None:
         segment = max(session.segments, key=lambda candidate: np.count_nonzero(steady(candidate)))
     elif 0 <= index < len(session.segments):

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sessions.model import Judgement, PairedComparison
-from sessions.numbers import interval_text, margin_text
+from sessions.numbers import counted, interval_text, margin_text
 from sessions.verdicts.builds import LEAST_BUILDS as LEAST_BUILDS
 from sessions.verdicts.intervals import MIN_PAIRS as MIN_PAIRS
 from sessions.verdicts.intervals import Interval as Interval
@@ -104,7 +104,7 @@ def judge_pairs(
     if verdict == "UNDECIDED":
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
         if time.n >= MIN_PAIRS and builds < least_builds:
-            reasons = [f"{builds} of at least {least_builds} builds were measured"]
+            reasons = [f"measured {builds} of at least {least_builds} builds"]
             if more_s is not None:
                 more_s = max(more_s, (least_builds - builds) * seconds / builds)
     timed = np.isfinite(paired.mean_logs)
@@ -118,7 +118,7 @@ def judge_pairs(
     cycles = None
     if known.any():
         cycles = interval(paired.cycle_logs[known], alpha, paired.builds_of(known), least_builds)
-    count = f"the clock was known for {known.sum()} of {known.size} pairs"
+    count = f"the clock was known for {known.sum()} of {counted(known.size, 'pair')}"
     if verdict in ("FASTER", "SLOWER") and cycles is not None and known.sum() >= MIN_PAIRS:
         if not known.all():
             reasons.append(f"{count}: only those count in clock cycles")
@@ -236,7 +236,7 @@ def reading(time: Interval, margin: float) -> str:
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     """Return the verdict of enough pairs by their interval, and why it is undecided."""
     if time.n < MIN_PAIRS:
-        return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
+        return "UNDECIDED", [f"measured {time.n} of at least {MIN_PAIRS} pairs"]
     verdict = reading(time, margin)
     undecided = [f"the interval crosses the limit of ±{margin_text(math.expm1(margin))}"]
     return verdict, undecided if verdict == "UNDECIDED" else []
@@ -288,8 +288,7 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
         return []
     reason, _ = Counter(voids).most_common(1)[0]
     total = len(blocks)
-    share = f"all {total}" if len(voids) == total else f"{len(voids)} of {total}"
-    return [f"{share} blocks were void and not counted: {reason}"]
+    return [f"void and not counted: {len(voids)} of {counted(total, 'block')}: {reason}"]
 
 
 def _ratio_text(time: Interval, margin: float) -> str:

@@ -207,9 +207,9 @@ def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_comp
 @pytest.mark.parametrize(
     ("facts", "allow"),
     [
-        ({"pairs": 3, "seconds": 0.7}, "3 pairs were measured, .* allow about 2 s in total"),
-        ({"pairs": 0, "seconds": 5.0}, "0 pairs were measured, .* allow more time"),
-        ({"pairs": 7}, "7 pairs were measured, .* allow more time"),
+        ({"pairs": 3, "seconds": 0.7}, "3 pairs?, but .* allow about 2 s in total"),
+        ({"pairs": 0, "seconds": 5.0}, "0 pairs?, but .* allow more time"),
+        ({"pairs": 7}, "7 pairs?, but .* allow more time"),
     ],
 )
 def test_too_few_pairs_make_no_floor_and_say_how_long_enough_of_them_take(facts, allow):

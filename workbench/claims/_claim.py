@@ -209,7 +209,7 @@ def judge(experiment: Experiment, claim: Claim, device: str, results: Results | 
 def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
     """Return the verdict, and what would make an undecided one clearer."""
     if reading.rounds is not None and reading.rounds < verdicts.MIN_PAIRS:
-        few = f"{reading.rounds} of at least {verdicts.MIN_PAIRS} rounds were measured"
+        few = f"measured {reading.rounds} of at least {verdicts.MIN_PAIRS} rounds"
         return UNDECIDED, "; ".join(filter(None, (few, _more_time_clause(claim, reading))))
     verdict = _side(claim, *reading.ends)
     low, high = reading.of_means or reading.ends

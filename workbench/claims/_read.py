@@ -172,8 +172,8 @@ def exponent(setting: str) -> Read:
                 points[size] = float(np.median(times))
         if len(points) < LEAST_SIZES:
             raise Unmeasured(
-                f"{len(points)} of {len(results.segments)} sizes have at least {LEAST_STEPS} "
-                f"steady steps, but {LEAST_SIZES} are needed"
+                f"at least {LEAST_SIZES} sizes with {LEAST_STEPS} steady steps are needed, but "
+                f"there are {len(points)} among {len(results.segments)}"
             )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))

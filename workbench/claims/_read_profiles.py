@@ -9,6 +9,7 @@ import numpy as np
 
 from sessions import numerics
 from sessions.model import Segment, Study
+from sessions.numbers import counted
 from sessions.sizes import sized
 from sessions.studies import breakdown
 from sessions.verdicts import statistics
@@ -99,7 +100,9 @@ def growth(name: str, setting: str) -> Read:
             if name in segment.ledger
         }
         if len(sizes) < 2:
-            raise Unmeasured(f"{name} is known at {len(sizes)} of {len(results.segments)} sizes")
+            raise Unmeasured(
+                f"{name} is known at {len(sizes)} of {counted(len(results.segments), 'size')}"
+            )
         least, most = min(sizes), max(sizes)
         note = f"{setting} {least:g}: {sizes[least]:,.0f}, {most:g}: {sizes[most]:,.0f}"
         return Reading(sizes[most] / sizes[least], note=note)
@@ -137,7 +140,7 @@ def passed_share(ladder: Read, alone: int) -> Read:
     def read(results: Results) -> Reading:
         segments = results.segments[:alone]
         if len(segments) < alone:
-            raise Unmeasured(f"{len(segments)} of {alone} components were run")
+            raise Unmeasured(f"ran {len(segments)} of {counted(alone, 'component')}")
         compiled = ladder(results.of([len(results.studies) - 1]))
         problems = [
             f"{_title(segment)}: {_why_not(segment)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.client.runner_command import HERE, OPTION, VARIABLE, shown
-from workbench.exit_reasons import how_ended
+from workbench.exit_reasons import abort_cause, how_ended
 from workbench.protocol import VERSION, Failure
 
 AGAIN = "Start a new runner; everything measured so far is kept."
@@ -83,6 +83,8 @@ def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
         sentence = f"The runner {how_ended(code)}."
         if code == KILLED:
             sentence += " The system does this when memory runs out."
+        if cause := abort_cause(code, "\n".join(log)):
+            sentence += f" {cause}"
     return _fatal(sentence, AGAIN, log)
 
 

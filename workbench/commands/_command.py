@@ -84,7 +84,9 @@ def load_together(paths: Sequence[Path]) -> list[Session]:
     from sessions.verdicts.comparison import MOST
 
     if not 2 <= len(paths) <= MOST:
-        raise Mistaken(f"{len(paths)} sessions were named; compare 2 to {MOST} at a time")
+        raise Mistaken(
+            f"compare 2 to {MOST} sessions at a time, not {len(paths)}: name as many files"
+        )
     sessions = [load(path) for path in paths]
     for name, session in zip(names(paths), sessions, strict=True):
         session.title = name
@@ -95,8 +97,13 @@ def names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its stem, or its path if two different files share a stem."""
     files: dict[str, set[Path]] = {}
     for path in paths:
-        files.setdefault(path.stem, set()).add(path)
-    return [path.stem if len(files[path.stem]) == 1 else str(path) for path in paths]
+        files.setdefault(_stem(path), set()).add(path)
+    return [_stem(path) if len(files[_stem(path)]) == 1 else str(path) for path in paths]
+
+
+def _stem(path: Path) -> str:
+    """Return a file's name without its suffix; a compressed trace has two."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).stem
 
 
 def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:

@@ -223,7 +223,7 @@ def _list(arguments: argparse.Namespace) -> None:
         answer_json({"reason": "done", "tables": data})
         return
     for path, named in tables_by_file.items():
-        answer(f"{path}:")
+        answer(f"{path}:" if named else f"{path}: no tables, because nothing ran in this session")
         for name, tables in named.items():
             answer(f"  {name:<15}{EXPORTS[name].help}")
             for number, table in enumerate(tables, 1):

@@ -50,7 +50,9 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         files = sorted(path for path in arguments.folder.iterdir() if path.suffix == ".h5")
     except (FileNotFoundError, NotADirectoryError):
-        raise Mistaken(f"{arguments.folder} is not a folder") from None
+        raise Mistaken(
+            f"{arguments.folder} is not a folder; name the folder that has the sessions"
+        ) from None
     except OSError as error:
         raise Mistaken(f"{arguments.folder} cannot be listed: {error.strerror}") from None
     paths, sessions = [], []

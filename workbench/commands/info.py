@@ -80,7 +80,10 @@ def _run(arguments: argparse.Namespace) -> int:
         if session.notes:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
-        lines += ["", render(segments_table(session))]
+        if session.segments:
+            lines += ["", render(segments_table(session))]
+        elif not session.studies:
+            lines += ["", "nothing ran in this session", ""]
         if hint := command_lines.session_hint(session):
             lines += [hint, ""]
         for segment in session.segments:

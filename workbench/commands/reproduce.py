@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sessions.model import Study
+from sessions.numbers import counted
 from sessions.studies import claims
 from sessions.studies.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from sessions.tables import Column, Table
@@ -134,7 +135,8 @@ def _run(arguments: argparse.Namespace) -> int:
         answer(claims.count(rows))
         omitted = sum(len(omissions) for _, omissions in _omissions(chosen))
         print_status(
-            f"{omitted} numbers of the documents have no claim; --omissions prints the reasons"
+            f"no claim states {counted(omitted, 'number')} of the documents; "
+            "--omissions prints the reasons"
         )
         if saved:
             answer(f"saved {saved}")
@@ -178,7 +180,8 @@ def _print_omissions(chosen: Sequence[Chosen], as_json: bool) -> int:
     ]
     columns = ("document", "passage", "reason")
     if as_json:
-        answer_json({"omissions": [dict(zip(columns, row, strict=True)) for row in rows]})
+        omissions = [dict(zip(columns, row, strict=True)) for row in rows]
+        answer_json({"reason": "done", "omissions": omissions})
     else:
         title = "Numbers without a claim"
         headings = [Column(name) for name in columns]

@@ -13,6 +13,7 @@ import msgspec
 from sessions import numerics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import HF, OWN, Configuration, Phase, Scalar, Segment, Session
+from sessions.numbers import counted
 from sessions.reproduction import command_lines
 from sessions.studies import next_steps
 from sessions.tables import segments_table
@@ -294,9 +295,10 @@ def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, st
 def _generated(segment: Segment) -> str:
     """Return a segment's last text with its prompt, and the time of the prompts."""
     ledger = segment.ledger
+    tokens = counted(int(segment.configuration.settings["sequence"]), "token")
     return (
-        f"\nprefill: {ledger['prefill_ms']} ms for {segment.configuration.settings['sequence']} "
-        f"tokens (median of {ledger['prefills']})\n\nprompt:\n{ledger['prompt']}\n\n"
+        f"\nprefill: {ledger['prefill_ms']} ms for {tokens} "
+        f"(median of {ledger['prefills']})\n\nprompt:\n{ledger['prompt']}\n\n"
         f"generated:\n{ledger['text']}"
     )
 

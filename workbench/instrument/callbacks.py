@@ -57,15 +57,25 @@ def lightning_callback() -> Any:
     base: Any = importlib.import_module((loaded or list(_LIGHTNING))[0]).Callback
 
     class WorkbenchCallback(base):
-        """Ends a step where the trainer does, and records the numbers that it logs."""
+        """Ends a step where the trainer does, and records the numbers that it logs.
 
-        def on_train_epoch_start(self, *arguments: Any, **keywords: Any) -> None:
+        With accumulated gradients a step has several batches, up to the update of the weights.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._updates = 0
+
+        def on_train_epoch_start(self, trainer: Any, *arguments: Any, **keywords: Any) -> None:
             """Let the trainer mark the steps."""
+            self._updates = trainer.global_step
             _begin()
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any, **keywords: Any) -> None:
-            """End a step, and record the numbers that the module logged."""
-            _mark()
+            """End a step if the trainer updated weights; record what the module logged."""
+            if trainer.accumulate_grad_batches == 1 or trainer.global_step != self._updates:
+                self._updates = trainer.global_step
+                _mark()
             _log(trainer.callback_metrics)
 
         def on_validation_end(self, *arguments: Any, **keywords: Any) -> None:

@@ -154,7 +154,7 @@ def _apply_allocator(torch: Any, option: str) -> Callable[[], tuple[str, str]]:
             return _compared("cudaMallocAsync", backend)
         count = sum(bool(part.get("is_expandable")) for part in torch.cuda.memory_snapshot())
         status = "effective" if count else "no effect"
-        return status, f"{count} expandable segments are reserved"
+        return status, f"reserved expandable segments: {count}"
 
     return finding
 

@@ -101,6 +101,7 @@ class RunnerContext:
     def set_variant(self, variant: Variant | None) -> None:
         """Watch the memory and the devices of the variant that steps from now on, if any."""
         self.memory.track(variant)
+        self.watchdog.cause = "" if variant is None else _hang_cause(variant)
         self._variant = None if variant is None else weakref.ref(variant)
         self._companions.update()
 
@@ -295,3 +296,15 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     if not known.disturbed:  # else the device may reach more
         facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts
+
+
+def _hang_cause(variant: Variant) -> str:
+    """Return why a step of the variant may never end, as a sentence; empty for one device."""
+    if variant.divided is None:
+        return ""
+    if not variant.situation.is_own_model:
+        return "Its ranks may wait for each other."
+    return (
+        "Its ranks may wait for each other, as they do if one of them skips a layer that the "
+        "others run: let all ranks run the same layers in every step, or switch sharding off."
+    )

@@ -153,7 +153,7 @@ def _file_bytes(source: str, vocabulary: int, needed: int) -> Tensor:
         raise ValueError(f"data: cannot read {source!r} on {host()}: {reason}") from None
     if len(content) < needed:
         raise ValueError(
-            f"data: {source!r} has {len(content)} bytes, but a sequence needs {needed}"
+            f"data: a sequence needs {needed} bytes, but the size of {source!r} is {len(content)}"
         )
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     largest = int(text.max())

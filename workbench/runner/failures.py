@@ -43,6 +43,8 @@ class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
     """A request that cannot be fulfilled: one sentence with values, what is allowed, what to do."""
 
 
+_CORRECT = "The log has the traceback; correct the model or change the configuration."
+_TWO_GRADIENTS = "Expected to mark a variable ready only once"  # DistributedDataParallel's error
 OWN_MODULE = "own_model_"  # prefix of the names of modules from the user's file
 
 
@@ -129,6 +131,15 @@ def explain(error: BaseException) -> Failure:
             fix="Switch the Triton kernels off; the log has the compiler's output.",
             detail=detail,
         )
+    if _TWO_GRADIENTS in str(error):
+        return Failure(
+            kind="model",
+            sentence="Data parallelism cannot train this model, because a weight has several "
+            "gradients in one backward pass, as torch.utils.checkpoint causes with "
+            "use_reentrant=True; pass use_reentrant=False to it, or choose a sharding.",
+            fix="Pass use_reentrant=False, choose a sharding, or switch data parallelism off.",
+            detail=detail,
+        )
     if is_fatal(error):
         return Failure(
             kind="cuda",
@@ -140,7 +151,7 @@ def explain(error: BaseException) -> Failure:
     return Failure(
         kind="model",
         sentence=f"{type(error).__name__} in the model: {first or 'no message'}",
-        fix="The log has the traceback; correct the model or change the configuration.",
+        fix=_CORRECT,
         detail=detail,
     )
 
@@ -153,10 +164,11 @@ def _failure_of_rank(error: RankError, first_line: str, detail: str) -> Failure:
         if error.lacks_memory:
             sentence += "" if failure.sentence in first_line else f": {failure.sentence}"
             return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
+    advice = "" if failure is None or failure.fix in ("", _CORRECT) else f"{failure.fix} "
     return Failure(
         kind="ranks",
         sentence=sentence,
-        fix="Run again to restart the other ranks. The log has their output.",
+        fix=f"{advice}Run again to restart the other ranks. The log has their output.",
         detail=detail,
     )
 

@@ -138,8 +138,8 @@ class AdaAttention(nn.Module):
             )
         if self.heads.causal and q.shape[1] > k.shape[1]:
             raise ConfigurationError(
-                f"AdaAttention: with causal = True {q.shape[1]} queries need at least as many "
-                f"keys, but there are {k.shape[1]}"
+                f"AdaAttention: with causal = True the number of keys must be at least the "
+                f"number of queries, {q.shape[1]}, but is {k.shape[1]}"
             )
         if mask is None:
             return

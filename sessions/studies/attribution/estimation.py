@@ -35,10 +35,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions.model import Judgement
-from sessions.numbers import margin_text
+from sessions.numbers import counted, margin_text
 from sessions.studies.attribution.design import Contrast, Weights
 from sessions.verdicts import verdict
 
+# The verdict's sentences speak of pairs; here they are rounds.
+_LEAST = f"of at least {verdict.MIN_PAIRS}"
+_PAIRS_AS_ROUNDS = f"{_LEAST} pairs", f"{_LEAST} rounds"
 WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # what of a step is timed
 
 Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
@@ -186,10 +189,9 @@ def _judge(
         least_builds=least_builds,
         **limits,
     )
-    # The verdict's sentences speak of pairs; here they are rounds.
     judgement = msgspec.structs.replace(
         judgement,
-        reasons=[reason.replace(" pairs were", " rounds were") for reason in judgement.reasons],
+        reasons=[reason.replace(*_PAIRS_AS_ROUNDS) for reason in judgement.reasons],
     )
     if len(contrast.orders) < 2 or judgement.low is None:
         return judgement
@@ -223,7 +225,9 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
         verdict.interval(effect_logs[np.isfinite(effect_logs)]), margin + distance
     )
     spread = f"{margin_text(reach)}"
-    reasons.append(f"the {count} sampled orders of the toggles widen the interval by {spread}")
+    reasons.append(
+        f"sampling {counted(count, 'order')} of the toggles widens the interval by {spread}"
+    )
     return msgspec.structs.replace(
         judgement,
         verdict=decision,

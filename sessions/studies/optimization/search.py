@@ -391,7 +391,7 @@ class Search:
                     break
                 self._round(live)
                 live = [candidate for candidate in live if self._is_live(candidate)]
-                self.report(f"{len(live)} of {len(batch)} candidates race")
+                self.report(f"racing candidates: {len(live)} of {len(batch)}")
         self._settle(batch)
         for candidate in batch:
             if candidate.state == NOT_TRIED and self.rounds == rounds_before:

@@ -189,8 +189,8 @@ def remarks(study: Study) -> list[str]:
         words.append(_format_times(facts))
         seconds = float(facts["seconds"])
         words.append(
-            f"The verdicts use {facts['rounds']} rounds of new blocks in {duration(seconds)}, "
-            f"none from the search{_builds(facts)}."
+            f"The verdicts use {counted(facts['rounds'], 'round')} of new blocks in "
+            f"{duration(seconds)}, none from the search{_builds(facts)}."
         )
         if facts.get("more_s") is not None:
             words.append(sentence(f"undecided effects: {more_text(facts['more_s'], seconds)}"))
@@ -228,7 +228,7 @@ def _certainty(study: Study) -> str:
     """Say how much of the space was tried."""
     options, facts = rows(study, OPTIONS), study.facts
     tried = sum(row["tried"] > 0 for row in options)
-    words = f"{tried} of {len(options)} options were measured"
+    words = f"measured {tried} of {counted(len(options), 'option')}"
     if facts.get("complete"):
         return f"Search complete: {words}, with every single change of the result that may help."
     untried = f"{words}, and not every single change of the result"

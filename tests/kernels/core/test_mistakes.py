@@ -64,7 +64,7 @@ MISTAKES = {
     "rope: cos and sin get no gradient, but one of them requires it; detach them": (
         lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), t(16, 4).requires_grad_(), t(16, 4))
     ),
-    "rope: positions 14 to 18 are not in a table of 16 positions": (
+    "rope: positions 14 to 18 are not in the table's range, 0 to 15": (
         lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), *TABLE, offset=14)
     ),
     "rope: a tensor offset must be an integer, [] or [1], but is (2,) torch.int64": (
@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "qk_norm: q_weight and k_weight must be [8] of one dtype, but are (7,) torch.float32 and (8,) "
     "torch.float32": (lambda: kernels.qk_norm(t(1, 2, 5, 8), t(1, 2, 5, 8), t(7), t(8))),
-    "qk_norm_rope: positions 0 to 19 are not in a table of 16 positions": (
+    "qk_norm_rope: positions 0 to 19 are not in the table's range, 0 to 15": (
         lambda: kernels.qk_norm_rope(t(1, 2, 20, 8), t(1, 2, 20, 8), t(8), t(8), *TABLE)
     ),
     "geglu: approximate must be one of ('none', 'tanh'), not 'erf'": (
@@ -124,13 +124,13 @@ MISTAKES = {
     "gated_rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
         lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), t(7))
     ),
-    "gated_rms_norm: group_size must divide the 8 channels, but is 3": (
+    "gated_rms_norm: group_size must divide the number of channels, 8, but is 3": (
         lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), group_size=3)
     ),
     "causal_conv1d: expected x [B, L, D] and weight [D, W], but got (2, 5, 8) and (7, 4)": (
         lambda: kernels.causal_conv1d(t(2, 5, 8), t(7, 4))
     ),
-    "causal_conv1d: the width must be one of (2, 3, 4), but weight has 5 columns": (
+    "causal_conv1d: the width must be one of (2, 3, 4), but weight has width 5": (
         lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 5))
     ),
     "causal_conv1d: bias must be [8], but is (7,)": (
@@ -147,7 +147,7 @@ MISTAKES = {
     ),
     "ssd_scan: B and C must both be [B, L, G, N] with x's (2, 5) first, but are (2, 6, 1, 3) and "
     "(2, 6, 1, 3)": (lambda: kernels.ssd_scan(*ssd(B=t(2, 6, 1, 3), C=t(2, 6, 1, 3)))),
-    "ssd_scan: the 3 groups of B must divide the 8 heads of x": (
+    "ssd_scan: the groups of B, 3, must divide the heads of x, 8": (
         lambda: kernels.ssd_scan(*ssd(B=t(2, 5, 3, 3), C=t(2, 5, 3, 3)))
     ),
     "ssd_scan: x, B and C must have one dtype, but are torch.float32, torch.float32, "
@@ -165,7 +165,7 @@ MISTAKES = {
     "ssd_step: the state must be [B, H, P, N], here (2, 8, 4, 3), but is (2, 8, 4, 4)": (
         lambda: kernels.ssd_step(t(2, 8, 4), t(2, 8), t(8), t(2, 1, 3), t(2, 1, 3), t(2, 8, 4, 4))
     ),
-    "attention: the 2 key heads must divide the 3 query heads": (
+    "attention: the number of key heads, 2, must divide the number of query heads, 3": (
         lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
     ),
     "quantized_matmul: scheme must be one of ('int8_dynamic', 'int8_weight_only', 'fp8_tensor', "
@@ -189,9 +189,8 @@ MISTAKES = {
     "torch.float32": (
         lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8))
     ),
-    "attention: with a causal mask 5 queries need at least as many keys, but there are 4": (
-        lambda: kernels.attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
-    ),
+    "attention: with a causal mask the number of keys must be at least the number of queries, 5, "
+    "but is 4": (lambda: kernels.attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))),
     "attention: the head dimension must not be 0, but got q (1, 2, 4, 0), k (1, 2, 4, 0), v (1, 2, "
     "4, 0)": (lambda: kernels.attention(t(1, 2, 4, 0), t(1, 2, 4, 0), t(1, 2, 4, 0))),
     "attention: window must be at least 1 key, but is 0": (
@@ -216,8 +215,10 @@ MISTAKES = {
             t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8)
         )
     ),
-    "adaptive_attention: with a causal mask 5 queries need at least as many keys, but there are "
-    "4": (lambda: kernels.adaptive_attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))),
+    "adaptive_attention: with a causal mask the number of keys must be at least the number of "
+    "queries, 5, but is 4": (
+        lambda: kernels.adaptive_attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
     "adaptive_attention: rank must be an integer tensor [2], one number per key head, but is (3,) "
     "torch.int64": (
         lambda: kernels.adaptive_attention(
@@ -239,7 +240,7 @@ MISTAKES = {
     "token_router: expected x [B, S, D] and score [B, S], but got (2, 9, 8) and (2, 8)": (
         lambda: kernels.token_router(t(2, 9, 8), t(2, 8), 3)
     ),
-    "token_router: k must be from 1 to the 9 tokens of a sequence, but is 10": (
+    "token_router: k must be from 1 to the length of a sequence, 9, but is 10": (
         lambda: kernels.token_router(t(2, 9, 8), t(2, 9), 10)
     ),
     "token_router: score must be float16, bfloat16, float32 or float64, not torch.int64": (
@@ -253,16 +254,16 @@ MISTAKES = {
     "token_scatter: index must be torch.int64, not torch.float32": (
         lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 3))
     ),
-    "moe_gating: k must be from 1 to the 4 experts, but is 5": (
+    "moe_gating: k must be from 1 to the number of experts, 4, but is 5": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8), 5)
     ),
-    "moe_gating: k must be from 1 to the 4 experts, but is 0": (
+    "moe_gating: k must be from 1 to the number of experts, 4, but is 0": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8), 0)
     ),
     "moe_gating: expected x [..., H] and weight [E, H], but got (3, 8) and (4, 7)": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 7), 2)
     ),
-    "moe_gating: for x (3, 8) and 4 experts noise must be (3, 4), but is (3, 8)": (
+    "moe_gating: for x (3, 8) and weight (4, 8) noise must be (3, 4), but is (3, 8)": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8), 2, noise=t(3, 8))
     ),
     "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (
@@ -281,7 +282,7 @@ MISTAKES = {
     "up if both are in gate": (
         lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, t(4, 12, 8), DOWN)
     ),
-    "moe_experts: a token must choose from 1 to the 4 experts, but index has 5": (
+    "moe_experts: a token must choose from 1 to the number of experts, 4, but index has 5": (
         lambda: kernels.moe_experts(t(3, 8), *chosen(3, 5), GATE, GATE, DOWN)
     ),
     "moe_experts: x and the experts must have one dtype, but have torch.float16, torch.float32, "

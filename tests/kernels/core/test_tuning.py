@@ -119,7 +119,7 @@ def test_the_fastest_of_the_tiles_is_taken_and_told(imagined):
         (lambda x: 2.001 * x, "wrong: result 0 has largest error"),
         (lambda x: torch.empty_like(x), "wrong: result 0 is finite at different positions"),
         (lambda x: (2 * x)[:2], "wrong: result 0 has shape (2, 4)"),
-        (lambda x: (2 * x, x), "wrong: 2 results instead of 1"),
+        (lambda x: (2 * x, x), "wrong: the number of results is 2 instead of 1"),
         (lambda x: (2 * x).long(), "wrong: result 0 has shape (3, 4) and torch.int64"),
     ],
     ids=["fails", "wrong", "unwritten", "shape", "count", "dtype"],

@@ -283,7 +283,7 @@ def test_what_does_not_divide_evenly_is_refused_with_the_layer():
     config = family.presets["tiny"]
     assert (
         divisible(family, config).why_uneven(4)
-        == "2 key/value heads cannot be divided among 4 ranks"
+        == "the number of key/value heads, 2, is not a multiple of the number of ranks, 4"
     )
     with pytest.raises(ValueError, match=r"blocks.0.attention has 2 key/value heads"):
         divide(family.build(config), 4, Region())

@@ -173,9 +173,9 @@ def test_drawing_depends_on_no_value_that_the_host_would_wait_for():
         ({"top_p": 1.5}, "generate: top_p = 1.5 must be above 0"),
         ({"new_tokens": 600}, "new_cache: length 610 is not within 1 to max_sequence = 512"),
         ({"position": -1}, "generate: position = -1 must be at least 0"),
-        ({"vocabulary": 0}, "generate: vocabulary = 0 is not within 1 to the 256 rows"),
-        ({"vocabulary": -1}, "generate: vocabulary = -1 is not within"),
-        ({"vocabulary": 257}, "generate: vocabulary = 257 is not within"),
+        ({"vocabulary": 0}, "generate: vocabulary = 0 is not from 1 to the rows of the head, 256"),
+        ({"vocabulary": -1}, "generate: vocabulary = -1 is not from"),
+        ({"vocabulary": 257}, "generate: vocabulary = 257 is not from"),
         ({"position": 3}, "generate: position 3 needs the cache with the tokens before it"),
         ({"chunk": 0}, "prefill: chunk = 0 must be at least 1"),
     ],
@@ -195,7 +195,7 @@ def test_a_prompt_or_a_cache_that_does_not_fit_is_refused_with_the_values(prompt
         generate(model, prompt_BS[0], new_tokens=4)
     with pytest.raises(ConfigurationError, match=r"got torch\.float32 \(2, 11\)"):
         generate(model, prompt_BS.float(), new_tokens=4)
-    with pytest.raises(ConfigurationError, match="batch 2 and 14 positions, but this one is for"):
+    with pytest.raises(ConfigurationError, match="batch 2 and length 14, but this one is for"):
         generate(model, prompt_BS, new_tokens=4, cache=model.new_cache(2, 13))
     with pytest.raises(ConfigurationError, match="from position 5, do not fit a cache"):
         prefill_in_chunks(model, prompt_BS, model.new_cache(2, 15), position=5)

@@ -231,7 +231,7 @@ def test_what_training_chooses_is_the_capacity_and_the_histogram_adds_up():
     [
         (
             {"dim": 100, "ccgqa": True},
-            "dim = 100 cannot be divided into n_heads = 4 heads in a latent",
+            "dim = 100 cannot be divided by n_heads = 4 times",
         ),
         ({"ccgqa": True, "n_kv_heads": 1}, "so n_kv_heads = 1 must be even"),
         ({"ccgqa": True, "kv_compression": 8}, "kv_compression = 8, but n_kv_heads = 2"),

@@ -219,7 +219,7 @@ def test_the_formula_counts_the_parameters_of_any_configuration(
             {"head_dim": 48},
             "width expand * dim = 256 cannot be divided into heads of head_dim = 48",
         ),
-        ({"n_groups": 3}, "expand * dim / head_dim = 8 heads cannot be divided into n_groups = 3"),
+        ({"n_groups": 3}, "expand * dim / head_dim = 8, cannot be divided by n_groups = 3"),
         ({"attention_every": 5}, "attention_every = 5 is more than n_layers = 4, so no block"),
         ({"attention_every": -1}, "attention_every = -1 is outside of 0 to 1024"),
         ({"n_heads": 5}, "mamba2: dim = 128 cannot be divided into n_heads = 5 heads"),

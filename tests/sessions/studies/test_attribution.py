@@ -243,9 +243,9 @@ def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
     arms, contrasts = design_arms("shapley", 6, design.sampled_orders(6, 6, 0))
     logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
     reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
-    open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval crosses"
+    open_ = "measured 7 of at least 8 rounds" if rounds == 7 else "the interval crosses"
     assert len(reasons) == 2 and reasons[0].startswith(open_)
-    assert reasons[1].startswith("the 6 sampled orders of the toggles widen the interval by")
+    assert reasons[1].startswith("sampling 6 orders of the toggles widens the interval by")
 
 
 # What always holds

@@ -69,7 +69,7 @@ def test_kernels_belong_to_modules_forward_and_backward(tmp_path):
         ("a", "backward"): 80.0,
         (breakdown.GRADIENTS, "backward"): 2.0,
         (breakdown.OPTIMIZER, "optimizer"): 30.0,
-        (breakdown.OUTSIDE, "forward"): 1.0,
+        (breakdown.OUTSIDE, "step"): 1.0,
     }
     assert sum(row.us for row in rows) == sums.busy_us(read) == 193.0
     classes = {row.name: row.kind for row in rows}
@@ -261,6 +261,30 @@ def test_on_the_cpu_own_times_add_up_to_the_steps(tmp_path):
     modules = by_module(rows)
     assert modules["a", "forward"] == 50.0 and modules["a", "backward"] == 50.0
     assert modules["b", "forward"] == 60.0 and modules["b", "backward"] == 40.0
+
+
+def test_communication_between_micro_batches_is_neither_forward_nor_backward(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    for start, sequence in ((0, 1), (500, 2)):  # two micro-batches
+        made.mark("module a", start + 10, start + 110)
+        made.op("aten::mm", start + 20, start + 100, sequence=sequence)
+        made.op("c10d::send", start + 120, start + 150)
+        made.op("c10d::recv_", start + 150, start + 200)
+        made.node("MmBackward0", start + 210, start + 300, sequence=sequence)
+    made.mark("Optimizer.step#AdamW.step", 900, 960)
+    for event in made.events:
+        event["tid"] = 100
+    read = trace.read(made.save(tmp_path / "t.json"), "cpu")
+    rows = sums.host_rows(read)
+    assert by_module(rows) == {
+        ("a", "forward"): 200.0,
+        ("a", "backward"): 180.0,
+        (breakdown.OPTIMIZER, "optimizer"): 60.0,
+        (breakdown.OUTSIDE, "step"): 560.0,
+    }
+    assert sum(row.us for row in rows if row.kind == "communication") == 160.0
+    assert sum(row.us for row in rows) == 1000.0
 
 
 def test_a_trace_without_a_marked_step_is_refused(tmp_path):

@@ -153,7 +153,7 @@ def compared(offsets, pairs=4):
 def test_nothing_is_claimed_before_there_are_enough_builds():
     early = verdict.judge(compared([0.1, 0.1]), seconds=4.0, least_builds=3)
     assert early.verdict == "UNDECIDED" and early.low is None and not early.settled
-    assert early.reasons == ["2 of at least 3 builds were measured"]
+    assert early.reasons == ["measured 2 of at least 3 builds"]
     assert early.builds == 2 and early.more_s == pytest.approx(2.0)
     assert verdict.judge(compared([0.1, 0.1, 0.1]), least_builds=3).verdict == "SLOWER"
     assert verdict.judge(compared([0.1, 0.1])).verdict == "SLOWER", "of a file that planned none"

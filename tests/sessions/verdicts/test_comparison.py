@@ -42,12 +42,12 @@ def test_ratios_refer_to_the_baseline():
 def test_ten_sessions_are_compared_and_eleven_are_not():
     sessions = [session_of(10.0, n=200) for _ in range(11)]
     assert len(compare(sessions[:10]).arms) == 10
-    with pytest.raises(SessionError, match="11 sessions were chosen; compare 2 to 10 at a time"):
+    with pytest.raises(SessionError, match="compare 2 to 10 sessions at a time, not 11"):
         compare(sessions)
 
 
 def test_one_session_is_not_compared():
-    with pytest.raises(SessionError, match="1 sessions were chosen; compare 2 to 10"):
+    with pytest.raises(SessionError, match="compare 2 to 10 sessions at a time, not 1"):
         compare([session_of(10.0)])
 
 
@@ -76,7 +76,7 @@ def test_segment_that_is_not_there_is_refused():
 
 
 def test_segments_must_be_named_for_every_session():
-    with pytest.raises(SessionError, match="1 segments were named for 2 sessions"):
+    with pytest.raises(SessionError, match="1 segment cannot belong to 2 sessions"):
         compare([session_of(10.0), session_of(8.0)], segments=[0])
 
 

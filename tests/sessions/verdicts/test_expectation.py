@@ -84,5 +84,5 @@ def test_too_few_pairs_are_told_as_the_verdict_tells_them():
         verdict.Pairs(np.arange(5), logs, np.full(5, math.nan)), seconds=5.0
     )
     answer = at_most(judgement, 1.01, REGION, verdict.interval(logs), 5.0)
-    assert answer.holds is None and answer.reasons == ["5 of at least 8 pairs were measured"]
+    assert answer.holds is None and answer.reasons == ["measured 5 of at least 8 pairs"]
     assert answer.more_s >= 3.0

@@ -272,7 +272,7 @@ def test_the_verdict_is_by_where_the_interval_lies(ratio, wanted):
 def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
     judgement = verdict.judge(comparison(alternating(math.log(0.5), count=7)), seconds=7.0)
     assert (judgement.verdict, judgement.pairs) == ("UNDECIDED", 7)
-    assert judgement.reasons == ["7 of at least 8 pairs were measured"]
+    assert judgement.reasons == ["measured 7 of at least 8 pairs"]
     assert judgement.more_s == pytest.approx(1.0)
     for few in (1, 2, 7):
         unknown = verdict.judge(comparison(alternating(math.log(0.5), count=few)))
@@ -437,10 +437,10 @@ def test_void_blocks_do_not_count_and_are_told_of():
     voids = ["throttled"] * 6 + [""] * 18
     judgement = verdict.judge(msgspec.structs.replace(compared, voids=voids))
     assert judgement.pairs == 9
-    assert "6 of 24 blocks were void and not counted: throttled" in judgement.reasons
+    assert "void and not counted: 6 of 24 blocks: throttled" in judgement.reasons
     nothing = verdict.judge(msgspec.structs.replace(compared, voids=["throttled"] * 24))
     assert (nothing.verdict, nothing.pairs, nothing.ratio) == ("UNDECIDED", 0, None)
-    assert "all 24 blocks were void" in nothing.reasons[-1]
+    assert "24 of 24 blocks" in nothing.reasons[-1]
 
 
 def test_a_void_block_that_was_repeated_makes_a_pair_with_its_repetition():

@@ -183,7 +183,7 @@ def test_fewer_rounds_than_a_verdict_needs_are_undecided_however_clear_they_look
     ends = (1.999, 2.001) if rounds > 2 else (math.nan, math.nan)
     outcome = judged(Reading(2.0, *ends, rounds=rounds, seconds=rounds * 0.5), **bound)
     assert outcome.verdict == UNDECIDED
-    assert outcome.reason.startswith(f"{rounds} of at least 8 rounds were measured; measuring ")
+    assert outcome.reason.startswith(f"measured {rounds} of at least 8 rounds; measuring ")
     assert outcome.reason.endswith("more should decide, 4 s in total")
     clear = judged(Reading(2.0, 1.999, 2.001, rounds=8, seconds=4.0), **bound)
     assert clear.verdict == (HOLDS if bound == {"least": 1.0} else FAILS)

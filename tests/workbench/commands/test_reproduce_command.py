@@ -253,6 +253,8 @@ def test_the_numbers_without_a_claim_are_printed_with_their_reasons(ran, sent, c
     out = capsys.readouterr().out
     assert "| hydra | RTX 4090 | the author's GPU |" in out and "| moe | Mode 1 |" in out
     assert main(["reproduce", "mamba2", "--omissions", "--json"]) == 0
-    (first, *_) = json.loads(capsys.readouterr().out)["omissions"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reason"] == "done"
+    (first, *_) = printed["omissions"]
     assert first == {"document": "mamba2", "passage": "Production 2025", "reason": "a year"}
     assert not commands, "nothing is measured"

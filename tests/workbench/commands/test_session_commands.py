@@ -26,11 +26,12 @@ import pytest
 from hang_limit import HANG_S
 from sent_commands import only
 
-from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
+from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Session, Study
 from sessions.storage import atomic_write, hdf5
 from workbench import protocol
 from workbench.cli import main
 from workbench.client.recorder import Recorder
+from workbench.commands._command import names
 from workbench.plots import PLOTS
 
 
@@ -235,7 +236,9 @@ def test_more_sessions_than_are_compared_is_a_mistake_before_any_is_read(
 ):
     monkeypatch.setattr("sessions.storage.hdf5.load", lambda _: pytest.fail("it was read"))
     assert main([*command.split(), *[str(pair[0])] * 11]) == 2
-    assert "11 sessions were named; compare 2 to 10 at a time" in capsys.readouterr().err
+    assert (
+        "compare 2 to 10 sessions at a time, not 11: name as many files" in capsys.readouterr().err
+    )
 
 
 def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
@@ -292,7 +295,7 @@ def test_sessions_without_steady_steps_cannot_be_compared(pair, tmp_path, capsys
     hdf5.save(session, pair[1])
     assert main(["compare", *map(str, pair)]) == 2
     assert capsys.readouterr().err == (
-        "workbench compare: 'fast' has no segments; run something in it first.\n"
+        "workbench compare: 'fast' has no segments; choose a session in which a model ran.\n"
     )
     plot = ["export", str(pair[1]), "--plot", "ecdf", "-o", str(tmp_path / "x.png")]
     assert main([*plot, "--json"]) == 2
@@ -420,3 +423,24 @@ def test_doctor_is_1_where_the_runner_cannot_start(sent, capsys):
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "failed   runner" in out and "no module named torch" in out
+
+
+def test_after_two_dashes_a_file_may_begin_with_a_dash(pair, tmp_path, monkeypatch, capsys):
+    shutil.copy(pair[0], tmp_path / "-a.h5")
+    monkeypatch.chdir(tmp_path)
+    title = hdf5.load(pair[0]).title
+    assert json.loads(printed(["info", "--json", "--", "-a.h5"], capsys))["title"] == title
+    answer = json.loads(printed(["compare", "--json", "--", "-a.h5", pair[1]], capsys))
+    assert answer["arms"][0]["title"] == "-a"
+
+
+def test_a_session_without_content_is_told_in_words(tmp_path, capsys):
+    hdf5.save(Session(title="nothing yet"), path := tmp_path / "empty.h5")
+    text = printed(["info", path], capsys)
+    assert "nothing ran in this session" in text and "|" not in text
+    assert "no tables, because nothing ran" in printed(["export", path, "--list"], capsys)
+
+
+def test_a_compressed_trace_is_named_without_both_suffixes():
+    paths = [Path("a/step.json.gz"), Path("b/run.h5"), Path("c/run.h5")]
+    assert names(paths) == ["step", "b/run.h5", "c/run.h5"]

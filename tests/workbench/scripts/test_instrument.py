@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import time
+import types
+from typing import ClassVar
 
 import pytest
 import torch
@@ -88,6 +90,42 @@ def test_a_step_ends_where_the_next_begins_and_nested_input_counts_once(tmp_path
     assert len(rows) == 3
     assert all(before[1] == after[0] for before, after in itertools.pairwise(rows))
     assert all(2e6 <= input_ns <= stop - start for start, stop, input_ns, _ in rows)
+
+
+class LightningTrainer:
+    """The part of Lightning's trainer that the callback reads, with a loop over one epoch."""
+
+    callback_metrics: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, accumulate_grad_batches: int) -> None:
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.global_step = 0
+
+    def fit(self, callback, recording, batches):
+        callback.on_train_epoch_start(self, None)
+        for number in range(1, batches + 1):
+            recording.next_batch(time.sleep, 0.001)
+            # The last batch of an epoch ends a step, too.
+            if not number % self.accumulate_grad_batches or number == batches:
+                self.global_step += 1
+            callback.on_train_batch_end(self, None, None, None, number)
+        callback.on_train_epoch_end(self, None)
+
+
+@pytest.mark.parametrize(("accumulated", "waits"), [(1, [1] * 7), (3, [3, 3, 1])])
+def test_accumulated_batches_are_one_step_of_lightning(tmp_path, monkeypatch, accumulated, waits):
+    module = types.SimpleNamespace(Callback=object)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", module)
+    recording = Recording(str(tmp_path))
+    monkeypatch.setattr(Recording, "current", recording)
+    LightningTrainer(accumulated).fit(workbench.lightning_callback(), recording, batches=7)
+    recording.finish()
+    rows = [row for entry in Reader(tmp_path).read() for row in entry.get("rows", [])]
+    assert len(rows) == len(waits), "a step ends where the weights are updated"
+    assert all(
+        count * 1e6 <= input_ns <= stop - start
+        for count, (start, stop, input_ns, _) in zip(waits, rows, strict=True)
+    )
 
 
 def test_outside_of_a_recording_a_watched_loader_is_the_loader():

@@ -126,7 +126,7 @@ def wait_until(condition, limit_s: float = HANG_S) -> None:
         (("run", "--set", "x=1", "--", "python"), "unknown setting 'x'"),
         (("run", "--runner", "ssh x y", "--", "python"), "a script runs on this machine"),
         (("ab", "--b", "workers=3", "--", "python"), "setting workers: expected one of"),
-        (("info", "a.h5", "--", "python"), "unrecognized arguments: -- python"),
+        (("info", "a.h5", "--", "python"), "unrecognized arguments: python"),
         (("ab", "hydra", "--steps", "3"), "--steps is for a script after --"),
     ],
 )

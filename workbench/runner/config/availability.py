@@ -12,6 +12,7 @@ from workbench.protocol import Blocked
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import Toggle, all_toggles
+from workbench.runner.toggles._patch_toggle import brought
 from workbench.runner.user_models import user_model
 
 
@@ -32,12 +33,8 @@ def _not_of(toggle: Toggle, situation: Situation) -> tuple[str, str] | None:
     if not toggle.operators:
         return None
     called = set(user_model.called(situation.config))
-    if len(toggle.operators) == 1:  # a switch for all kernels would not leave them automatic
-        called |= {
-            other.brings
-            for other in all_toggles().values()
-            if other.brings and situation.option(other.name) != other.off
-        }
+    if toggle.default is None:  # a choice for all kernels would not leave them automatic
+        called |= brought(situation)
     if not called.isdisjoint(toggle.operators):
         return None
     affected = f"kernels.{toggle.operators[0]}"

@@ -221,6 +221,8 @@ class Worker:
         ending = how_ended(code)
         if code == -signal.SIGKILL:
             ending += ", as the system does when memory runs out"
+        if code == -signal.SIGABRT:
+            ending += ", as torch.distributed does if one rank skips a layer that others run"
         return self.error(f" {ending}")
 
     def _listen(self) -> None:

@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity
 
 from models import Model
 from sessions.model import Scalar
+from sessions.numbers import counted
 from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import Trace
@@ -94,8 +95,9 @@ class ProfileRun:
             raise Mistake(f"steps = {command.steps} is outside of 1 to {MOST_STEPS}")
         if len(command.traces) not in (0, len(command.configurations)):
             raise Mistake(
-                f"traces: {len(command.traces)} files for {len(command.configurations)} "
-                "configurations; give one for each configuration, or none"
+                f"traces: {counted(len(command.traces), 'file')} for "
+                f"{counted(len(command.configurations), 'configuration')}; give a file for each "
+                "configuration, or none"
             )
         for file in map(Path, command.traces):
             if not file.parent.is_dir():

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sessions.model import Configuration, Numerics, Phase, Scalar
+from sessions.numbers import counted
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.runner.building.labels import label
@@ -256,7 +257,7 @@ class SweepRun:
         medians, voids, peak = self._run_blocks(contender)
         if point is self._smallest.get(self._kind(point)):
             self._check(point, contender, name)
-        notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
+        notes = [f"{counted(len(voids), 'void block')}: {voids[0]}"] if voids else []
         if not steady:
             notes.append(f"the steps were not yet steady after {WARM_UP_S:g} s")
         if contender.diverged:

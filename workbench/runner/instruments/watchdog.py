@@ -21,6 +21,7 @@ class Watchdog:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self.cause = ""  # why a step of the current variant may hang, as a sentence
         self.active = False
         self.beat_ns = now_ns()  # when the current step or phase began
         self.phase = Phase.WARM_UP
@@ -57,10 +58,11 @@ class Watchdog:
                 self._report(elapsed_s)
 
     def _report(self, elapsed_s: float) -> None:
+        sentence = f"No step has ended for {elapsed_s:.0f} s."
         self._wire.send(
             protocol.Failure(
                 kind="hang",
-                sentence=f"No step has ended for {elapsed_s:.0f} s.",
+                sentence=f"{sentence} {self.cause}".rstrip(),
                 fix="Cancel the run. If the runner does not answer, it is terminated, and you can "
                 "start a new one. Everything measured so far is kept.",
             )

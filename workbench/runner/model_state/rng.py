@@ -34,6 +34,12 @@ def states(model: nn.Module, device: torch.device) -> list[str]:
     return [_text(get()) for get, _ in _generators(model, device)]
 
 
+def host_states() -> list[str]:
+    """Return the states of Python's and numpy's generators."""
+    states = (_state(random), _state(numpy.random))
+    return [_text(state[0]()) for state in states if state is not None]
+
+
 @contextlib.contextmanager
 def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the states of the generators."""

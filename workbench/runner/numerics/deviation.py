@@ -110,8 +110,9 @@ def find_deviation(
         )
         plain_error = SLACK * rounded.relative_error + rounding
         named = variant.model.named_modules()
-        ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in variant.probe.ran]
-        most = _most(variant.quantization, len(ran), rounding)
+        used = variant.probe.ran | variant.probe.read  # a weight that is read is rounded, too
+        layers = [n for n, m in named if isinstance(m, QuantizedLinear) and n in used]
+        most = _most(variant.quantization, len(layers), rounding)
         tolerance = min(tolerance, max(plain_error, most))
     promise = plain.promise
     if promise is not None and promise.relative_error > 0:

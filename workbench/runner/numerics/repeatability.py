@@ -6,8 +6,10 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from models import Model
 from workbench.runner.batches import Batches
@@ -25,6 +27,11 @@ from workbench.runner.user_models import global_flags
 from workbench.runner.workloads import Compute
 
 _CALLS = 8  # that a module which some of them skip is looked for in
+_MORE_CALLS = 32  # of a model that decides on the host, which may skip a module rarely
+_DECISIONS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")
+)
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 
 
@@ -84,8 +91,9 @@ def skipped_module(
 ) -> str:
     """Return the name of a module with parameters that some training steps skip; else empty.
 
-    A user's model computes the losses of some batches, in another build around its weights. It is
-    not known, and so empty, if memory is too small for that.
+    A user's model computes the losses of some batches, in another build around its weights. There
+    are more batches if it reads values of tensors on the host, or draws numbers with Python or
+    numpy. It is not known, and so empty, if memory is too small for that.
     """
     model: Model = situation.family.share(situation.config, weights)
     model.train()
@@ -94,9 +102,13 @@ def skipped_module(
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
             module.register_forward_pre_hook(lambda *_, name=name: ran.add(name))
-    with eager(), rng.put_back(model, situation.device), global_flags.put_back():
+    decisions = _Decisions()
+    with eager(), rng.put_back(model, situation.device), global_flags.put_back(), decisions:
         rng.seed_all(situation.configuration.seed)
-        for number in range(1, _CALLS + 1):
+        drawn = rng.host_states()
+        for number in range(1, _MORE_CALLS + 1):
+            if number > _CALLS and not decisions.count and rng.host_states() == drawn:
+                break
             ran.clear()
             batches.go_to(number)
             try:
@@ -109,6 +121,21 @@ def skipped_module(
     batches.rewind()
     every = frozenset().union(*names_of_calls)
     return min((n for n in every if any(n not in names for names in names_of_calls)), default="")
+
+
+class _Decisions(TorchFunctionMode):
+    """Counts the values of tensors that the host reads, on which a branch may depend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count the call if it reads a value, and run it."""
+        self.count += func in _DECISIONS
+        return func(*args, **(kwargs or {}))
 
 
 def _compute_loss(compute: Compute, batches: Batches) -> None:

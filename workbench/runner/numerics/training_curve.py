@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sessions.numbers import counted
 from workbench.runner.batches import Batches, Tensors
 from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
@@ -90,8 +91,9 @@ class Curve:
     def text(self) -> str:
         """The losses and the worst weight update, in words."""
         return (
-            f"losses differ by {self.difference:.2g} over {len(self.losses)} training steps, at "
-            f"most {self.allowed:.2g} expected; {self.updates.text}"
+            f"losses differ by {self.difference:.2g} over "
+            f"{counted(len(self.losses), 'training step')}, at most {self.allowed:.2g} expected; "
+            f"{self.updates.text}"
         )
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from sessions.numbers import counted
+
 WeightUpdates = Mapping[int, Tensor]  # updates by the id of the variant's parameter
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
@@ -112,8 +114,8 @@ def against_plain(
         moved = sum(int((plain[parameter] != 0).sum()) for parameter in group)
         if moved < _LEAST_MOVED:
             unclear = (
-                f"the variant's precision rounds away the update of {name}: only {moved} "
-                "elements change"
+                f"the variant's precision rounds away the update of {name}: it changes "
+                f"only {counted(moved, 'element')}"
             )
         elif not allowed <= LARGEST:
             unclear = f"after rounding, the update of {name} varies too much by chance"

@@ -11,8 +11,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from models import Model
+from models.layers.quantized_linear import QuantizedLinear
 from workbench.runner.batches import Tensors
 from workbench.runner.profiling.eager import eager
+from workbench.runner.profiling.quantized_parameters import guarded
 from workbench.runner.structures import tensors
 from workbench.runner.workloads import Compute
 
@@ -23,6 +25,8 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 class Probe:
     """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers.
 
+    ``read``: the names of quantized layers whose weight the model read, called or not.
+
     ``needs_gradients``: the model cannot be called without recording gradients, because it
     differentiates in its forward pass or in its loss.
     """
@@ -30,6 +34,7 @@ class Probe:
     linear_dtypes: frozenset[torch.dtype]
     ran: frozenset[str]
     needs_gradients: bool = False
+    read: frozenset[str] = frozenset()
 
 
 def probe(
@@ -54,14 +59,17 @@ def probe(
         for name, module in model.named_modules()
         if isinstance(module, _PRODUCTS)
     ]
+    quantized = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     try:
-        needs_gradients = is_own_model and _call_own(model, inputs, wrap)
-        if not is_own_model:
-            _call_bundled(model, inputs, wrap)
+        with guarded(quantized):
+            needs_gradients = is_own_model and _call_own(model, inputs, wrap)
+            if not is_own_model:
+                _call_bundled(model, inputs, wrap)
     finally:
         for hook in hooks:
             hook.remove()
-    return Probe(frozenset(dtypes.values()), frozenset(dtypes), needs_gradients)
+    read = frozenset(name for name, layer in quantized.items() if layer.was_read)
+    return Probe(frozenset(dtypes.values()), frozenset(dtypes), needs_gradients, read)
 
 
 def _call_bundled(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> None:

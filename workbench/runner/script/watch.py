@@ -15,6 +15,7 @@ import psutil
 import pynvml
 
 from sessions.model import Evidence, Phase
+from sessions.numbers import counted
 from sessions.studies import breakdown
 from workbench import protocol
 from workbench.instrument.recording import ENDED
@@ -247,7 +248,7 @@ class ScriptWatch:
         if self._evidence:
             self._wire.send(protocol.EvidenceFound(segment=self._segment, evidence=self._evidence))
         if count := self._reader.left_out:
-            self._note("info", f"steps of {count} other processes are not part of the session")
+            self._note("info", f"the session has no steps of {counted(count, 'other process')}")
 
     def _exit_code(self) -> int | None:
         """Return the script's exit code; None while it runs."""

@@ -164,6 +164,7 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
     """Return the finding about an operator's calls and the requested implementation."""
     calls = record.usage.get(operator, {})
     total = sum(calls.values())
+    recorded = "the recorded call" if total == 1 else f"all {total} recorded calls"
     if total == 0:
         return no_effect(f"this model never calls {operator}")
     matching_calls = calls.get(implementation, 0)
@@ -172,9 +173,9 @@ def usage_finding(operator: str, implementation: str, record: StepRecord) -> Fin
     standard = implementation == "torch" and reason.startswith(STANDARD)
     if standard:  # "torch" selects one of several implementations
         matching_calls = total - calls.get("triton", 0)
-        text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
+        text = f"{operator}: {recorded} ran in PyTorch ({shown}; {reason})"
     else:
-        text = f"{operator}: all {total} recorded calls used {implementation}"
+        text = f"{operator}: {recorded} used {implementation}"
     if matching_calls != total:
         return no_effect(f"{operator}: calls went to {shown}")
     if reason != REQUESTED and not standard:

@@ -95,6 +95,17 @@ def patch_toggle(
     )
 
 
+def brought(situation: Situation) -> set[str]:
+    """Return the operators that toggles bring into a user's model in this situation."""
+    from workbench.runner.toggles import all_toggles  # avoids an import cycle
+
+    return {
+        toggle.brings
+        for toggle in all_toggles().values()
+        if toggle.brings and situation.option(toggle.name) != toggle.off
+    }
+
+
 def _is_own(situation: Situation) -> bool:
     from workbench.runner.user_models import user_model
 

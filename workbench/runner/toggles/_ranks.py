@@ -167,7 +167,7 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
         if ranks <= count:
             return None
         return Blocked(
-            f"needs {ranks} ranks, but only {count} were started",
+            f"needs {ranks} ranks, but was started with {count}",
             f"Start the runner with {ranks} ranks, or choose fewer.",
         )
     if situation.on_gpu:

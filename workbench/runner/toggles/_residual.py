@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import Situation, Trait
 
@@ -34,7 +35,11 @@ def nothing_placed(value: Any, observed: Observed) -> str:
 
 def placed_text(value: Any, observed: Observed) -> str:
     """Return how many additions of the model have reused memory so far."""
-    return f"{_placed(observed.model)} additions so far allocated no new memory" if value else ""
+    return (
+        f"{counted(_placed(observed.model), 'addition')} so far allocated no new memory"
+        if value
+        else ""
+    )
 
 
 def _placed(model: Model) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models import LanguageModel
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._compiling import compiling_toggle
 from workbench.runner.toggles._toggle import (
@@ -54,7 +55,9 @@ def _shown(option: str, observed: Observed, compiles: Compiles) -> Finding:
     if option == "automatic":
         changed = [reason for reason in compiles.recompiles if "size" in reason]
         if changed:
-            return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
+            return effective(
+                f"{counted(len(changed), 'recompile')} because sizes changed: {changed[0]}"
+            )
         return as_default("every step had the same sizes, and then automatic compiles like static")
     if why := _not_tried(observed.divided):
         return unknown(f"no other size was tried: {why}")

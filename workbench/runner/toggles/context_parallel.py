@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.costs.footprint import PRECISIONS
 from models.parallel.context_parallel import splittable
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collective_order import ordering_options
 from workbench.runner.distributed.collectives import ALL_GATHER, REDUCE_SCATTER
@@ -95,8 +96,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if sequence // ranks < parts.rows_before:
         return Blocked(
-            f"each rank would have {sequence // ranks} tokens of a sequence, but a layer looks "
-            f"back {parts.rows_before} tokens",
+            f"each rank would have {counted(sequence // ranks, 'token')} of a sequence, but "
+            f"a layer looks back {counted(parts.rows_before, 'token')}",
             f"Choose a sequence of at least {ranks * parts.rows_before}.",
         )
     return _other_options(situation)
@@ -137,7 +138,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
         observed.model.applied_tokens,
         int(observed.situation.configuration.settings["sequence"]),
     )
-    text = f"this rank has {tokens} of {sequence} tokens of each sequence; {traffic_text(traffic)}"
+    shown = f"{tokens} of {counted(sequence, 'token')} of each sequence"
+    text = f"this rank has {shown}; {traffic_text(traffic)}"
     if tokens >= sequence or not (traffic.calls[ALL_GATHER] and traffic.calls[REDUCE_SCATTER]):
         return no_effect(text)
     return alike(divided, text + peaks_text(divided, on_gpu=observed.situation.on_gpu))

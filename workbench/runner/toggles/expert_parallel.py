@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from models import Footprint
 from models.parallel.expert_parallel import experts_of
 from models.parallel.expert_parallel_footprint import experts_footprint
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.distributed.collectives import ALL_TO_ALL
@@ -94,7 +95,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return why
     if count % ranks:
         return Blocked(
-            f"{count} experts cannot be divided among {ranks} ranks",
+            f"{counted(count, 'expert')} cannot be divided among {ranks} ranks",
             f"Choose a number of experts that is a multiple of {ranks}.",
         )
     for name, (reason, off_option) in _EXCLUDED.items():

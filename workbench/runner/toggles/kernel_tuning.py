@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import kernels
 from sessions.model import Phase
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
 from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
+from workbench.runner.toggles._patch_toggle import brought
 from workbench.runner.toggles._toggle import (
     Alternative,
     Finding,
@@ -50,11 +52,33 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if missing is not None:
         return missing
     if situation.has(Trait.TRITON):
-        return None
+        return _untunable(situation) if situation.is_own_model else None
     return Blocked(
         "needs Triton kernels, but every operator runs in PyTorch",
         "Switch the Triton kernels on.",
         {"triton": "on"},
+    )
+
+
+def _untunable(situation: Situation) -> Blocked | None:
+    """Return why no operator that a user's model calls can run a bundled Triton kernel."""
+    from workbench.runner.toggles import all_toggles  # avoids an import cycle
+    from workbench.runner.user_models import user_model
+
+    operators = set(user_model.called(situation.config)) | brought(situation)
+    refusing: dict[str, str] = {}
+    for toggle in all_toggles().values():
+        option = situation.option(toggle.name)
+        runs_triton = option == toggle.off or Trait.TRITON in toggle.traits.get(option, ())
+        if len(toggle.operators) == 1 and not runs_triton:
+            refusing |= dict.fromkeys(operators.intersection(toggle.operators), toggle.name)
+    if refusing.keys() != operators:
+        return None
+    titles = " and ".join(sorted(all_toggles()[name].title for name in refusing.values()))
+    return Blocked(
+        "needs Triton kernels, but every operator that your model calls has another implementation",
+        f"Let {titles} choose a Triton kernel.",
+        {name: all_toggles()[name].off for name in refusing.values()},
     )
 
 
@@ -87,7 +111,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     choices = observed.record.tiles
     if not choices:
         return no_effect("no Triton kernel with a choice of tiles was launched")
-    text = f"tiles of {len(choices)} launches: {origins(choices)}"
+    text = f"tiles of {counted(len(choices), 'launch')}: {origins(choices)}"
     if option == "off":
         if any(choice.source != "heuristic" for choice in choices):
             return no_effect(text)

@@ -13,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from models.adaattn import PATIENCE
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_text
 from workbench.runner.toggles._field_toggle import field_toggle
@@ -59,7 +60,7 @@ def _none_would_be_narrower(value: Any, observed: Observed) -> str:
     least = int(model.adapted()["rank_LH"].min())
     if least < value * head_dim(observed.model):
         return ""
-    return f"without this option no head would compute with fewer than {least} columns"
+    return f"without this option no head would compute with fewer than {counted(least, 'column')}"
 
 
 TOGGLE = field_toggle(

@@ -74,7 +74,10 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if observed.situation.has(Trait.COMPILED) and not observed.record.workspace_tensors:
         return no_effect("no step used the workspace: torch.compile plans memory itself")
     if requests <= allocations:
-        return no_effect(f"{requests} tensors used {allocations} allocations: no memory was reused")
+        return no_effect(
+            f"{counted(requests, 'tensor')} used {counted(allocations, 'allocation')}: "
+            "no memory was reused"
+        )
     return effective(
         f"{counted(len(layers), 'layer')} placed {counted(requests, 'tensor')} so far in "
         f"{counted(allocations, 'allocation')}, "

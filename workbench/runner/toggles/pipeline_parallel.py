@@ -207,15 +207,15 @@ def _problem(divided: Parallel, pipeline: Pipeline) -> str:
             )
         if (counts.forwards, counts.backwards) != (count * pipeline.chunks,) * 2:
             return (
-                f"rank {rank} ran {counts.forwards} forward and {counts.backwards} "
-                f"backward passes for {counted(count, 'micro-batch')}"
+                f"rank {rank} ran {counted(counts.forwards, 'forward pass')} and "
+                f"{counted(counts.backwards, 'backward pass')} for {counted(count, 'micro-batch')}"
             )
     sends = sum(counts.sends for counts in pipeline.step_counts)
     receives = sum(counts.receives for counts in pipeline.step_counts)
     boundaries = layout.pipeline * pipeline.chunks - 1
     least = 2 * boundaries * count * (layout.ranks // layout.pipeline)
     if sends != receives or sends < least:
-        return f"{sends} sends and {receives} receives on all ranks, but {least} are needed"
+        return f"all ranks sent {sends} and received {receives} times, but {least} are needed"
     if divided.n_differing:
         return f"rank 0 has different values of {counted(divided.n_differing, 'parameter')}"
     return ""

@@ -33,6 +33,7 @@ from kernels.measure import eight_bit
 from kernels.quantized_matmul import SCHEMES
 from models import Footprint
 from models.layers.quantized_linear import QuantizedLinear
+from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._imagined import Imagined
 from workbench.runner.toggles._toggle import (
@@ -111,23 +112,43 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, observed: Observed) -> Finding:
     linears = {n: m for n, m in observed.model.named_modules() if isinstance(m, nn.Linear)}
-    layers = [
-        m for n, m in linears.items() if isinstance(m, QuantizedLinear) and n in observed.probe.ran
-    ]
+    quantized = {n: m for n, m in linears.items() if isinstance(m, QuantizedLinear)}
+    layers = [layer for name, layer in quantized.items() if name in observed.probe.ran]
     calls = observed.record.usage.get("quantized_matmul", {})
+    # A fused operator of torch reads weights too, but not in the probe, whose hooks prevent it.
+    read = {n for n, layer in quantized.items() if n in observed.probe.read or layer.was_read}
+    if observed.codes is not None and read and not calls:
+        return _read_finding(option, len(read), observed.codes)
     if observed.codes is None or not layers or not calls:
-        return no_effect(f"none of the {len(linears)} linear layers used quantized weights")
+        return no_effect(f"none of {counted(len(linears), 'linear layer')} used quantized weights")
     share = sum(layer.codes_NK.numel() for layer in layers) / int(observed.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
-        f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
-        f"used quantized weights; recorded calls: {shown}; {_memory_text(observed.codes)}"
+        f"{len(layers)} of {counted(len(linears), 'linear layer')}, {100 * share:.0f} % of all "
+        f"parameters, used quantized weights; recorded calls: {shown}; "
+        f"{_memory_text(observed.codes)}"
     )
+    if other := len(read - observed.probe.ran):
+        text += f"; {_read_text(other)}"
     if "torch" not in calls:
         return effective(text)
     if observed.situation.on_gpu:
         return no_effect(f"{text}; torch rounds but multiplies in full precision")
     return effective(f"{text} (torch is the reference: correct results, but not faster)")
+
+
+def _read_finding(option: str, count: int, codes: Quantized) -> Finding:
+    """Return the finding about quantized weights that no layer multiplies by."""
+    text = f"{_read_text(count)}; {_memory_text(codes)}"
+    if option == "int8_weight_only":  # which dequantizes in any case
+        return effective(text)
+    return no_effect(f"no product used 8 bits: {text}")
+
+
+def _read_text(count: int) -> str:
+    """Return how many weights the model uses otherwise than by a call of their layer."""
+    layers = counted(count, "linear layer")
+    return f"each step dequantizes the weights of {layers}, which the model reads without a call"
 
 
 def _memory_text(codes: Quantized) -> str:

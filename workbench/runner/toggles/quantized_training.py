@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from models.layers.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.distributed.local_weights import local
 from workbench.runner.toggles import conflict
@@ -70,7 +71,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if not changed:
         return no_effect("the rounding changed no weight")
     return effective(
-        f"{len(layers)} linear layers used rounded weights: rounding changed "
+        f"{counted(len(layers), 'linear layer')} used rounded weights: rounding changed "
         f"{100 * changed / numbers:.3g} % of the values, by "
         f"{100 * (moved / length) ** 0.5:.2g} % of their norm"
     )

@@ -16,6 +16,7 @@ import kernels
 from kernels.ssd_scan import CHUNK, chunk_of
 from models import Model
 from models.layers.ssm import SSM
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined
@@ -45,7 +46,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     tokens = _tokens(situation)
     if tokens <= min(int(option), CHUNK):
         return Blocked(
-            f"{tokens} tokens fit in one chunk anyway: the default chunk is {CHUNK} tokens",
+            f"one chunk holds {counted(tokens, 'token')} anyway: the default is {CHUNK} tokens",
             "Choose a smaller chunk, or a longer sequence for the next run.",
         )
     return _refused(int(option), tokens, situation)
@@ -92,7 +93,9 @@ def _evidence(option: str, observed: Observed) -> Finding:
         titles = " and ".join(TITLES[name] for name in defaults)
         return no_effect(f"{titles} uses chunks of {option} by default")
     ran = ", ".join(f"{name} {count}" for name, count in calls.items())
-    return effective(f"{len(chunks)} mixers scan in chunks of {option}; recorded calls: {ran}")
+    return effective(
+        f"chunks of {option} in {counted(len(chunks), 'mixer')}; recorded calls: {ran}"
+    )
 
 
 def _default(implementation: str, situation: Situation) -> int:

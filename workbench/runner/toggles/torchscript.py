@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.failures import Cancelled, Mistake, is_fatal, lacks_memory
 from workbench.runner.profiling import instrumented
@@ -157,7 +158,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     groups = str(torch.jit.last_executed_optimized_graph()).count(f"= {_GROUP}")
     if not groups:
         return no_effect("TorchScript fused no operators: it ran every operator separately")
-    return effective(f"TorchScript ran {groups} groups of operators as one kernel each")
+    return effective(f"TorchScript ran {counted(groups, 'group')} of operators as one kernel each")
 
 
 TOGGLE = Toggle(

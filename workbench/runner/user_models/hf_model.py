@@ -219,7 +219,8 @@ def _longest(source: str, fields: Mapping[str, Any]) -> int:
     positions = positions or _default_positions(fields) or _SEQUENCE
     if type(positions) is not int or positions < 2:
         raise ConfigurationError(
-            f"own: {source}: no sequence has {positions!r} positions; add the option sequence=N"
+            f"own: {source}: a sequence must have at least 2 positions, but "
+            f"positions = {positions!r}; add the option sequence=N"
         )
     # A multiple of 8, as tensor cores like it: RoBERTa has 514 positions for 512 tokens.
     return min(_SEQUENCE, positions // 8 * 8 or positions)

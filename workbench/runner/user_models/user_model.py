@@ -53,6 +53,7 @@ from models.family import Batch
 from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
+from sessions.numbers import counted
 from workbench.runner.environment import host
 from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
 from workbench.runner.structures import SUPPORTED, is_named_tuple, kind, tensors
@@ -386,7 +387,9 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     shown = f"own: {name}() of {path} returned"
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         actual = (
-            f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+            counted(len(returned), "value")
+            if isinstance(returned, tuple)
+            else type(returned).__name__
         )
         raise Mistake(f"{shown} {actual}; expected {_SHAPE}")
     module, make_inputs, loss = (*returned, None)[:3]

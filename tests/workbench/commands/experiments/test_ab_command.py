@@ -242,7 +242,7 @@ def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):
 def test_too_few_pairs_calibrate_nothing(ran, sent, capsys):
     sent(*answers(ran.catalogue, pairs=5, verdict="UNDECIDED"))
     assert main(["calibrate"]) == 1
-    assert "5 pairs were measured, but at least 8 are needed" in capsys.readouterr().err
+    assert "measured 5 pairs, but at least 8 are needed" in capsys.readouterr().err
     assert floors.load(ran.catalogue) == []
 
 

@@ -210,9 +210,9 @@ def test_the_runner_divides_blocks_when_the_toggle_is_switched_while_it_runs(
 @pytest.mark.parametrize(
     ("done", "problem"),
     [
-        ({"backwards": 3}, "rank 1 ran 4 forward and 3 backward passes for 4"),
-        ({"sends": 0, "receives": 0}, "5 sends and 5 receives on all ranks, but 8 are needed"),
-        ({"receives": 4}, "10 sends and 9 receives on all ranks"),
+        ({"backwards": 3}, "rank 1 ran 4 forward passes and 3 backward passes for 4"),
+        ({"sends": 0, "receives": 0}, "all ranks sent 5 and received 5 times, but 8 are needed"),
+        ({"receives": 4}, "all ranks sent 10 and received 9 times"),
         (None, "no step ran on all ranks"),
     ],
 )

@@ -249,4 +249,4 @@ def test_more_ranks_than_were_started_are_blocked(monkeypatch, ranks):
     reasons = {option: block.reason for option, block in options.items()}
     assert (ranks in reasons) == (ranks == "4")
     if ranks == "4":
-        assert reasons[ranks] == "needs 4 ranks, but only 2 were started"
+        assert reasons[ranks] == "needs 4 ranks, but was started with 2"

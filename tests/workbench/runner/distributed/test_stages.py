@@ -50,7 +50,7 @@ def test_stages_are_contiguous_and_the_first_have_what_is_left_over():
     assert [list(stage.blocks) for stage in made] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [(stage.first, stage.last) for stage in made] == [
         (True, False), (False, False), (False, True)]  # fmt: skip
-    with pytest.raises(ValueError, match="2 blocks are too few for 3 ranks"):
+    with pytest.raises(ValueError, match="needs at least 3 blocks, but the model has 2"):
         stages([1.0] * 2, 3)
 
 

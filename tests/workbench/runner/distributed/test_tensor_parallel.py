@@ -396,9 +396,9 @@ def test_kinds_that_exceed_the_cores_together_name_the_other(configuration, two_
 @pytest.mark.parametrize(
     ("family", "model", "ranks", "reason"),
     [
-        ("hydra", {}, "4", "2 key/value heads cannot be divided among 4 ranks"),
-        ("mamba2", {"n_groups": 2}, "4", "2 groups of a mixer's heads cannot be divided among 4"),
-        ("mamba2", {"head_dim": 128}, "4", "2 heads of a mixer cannot be divided among 4 ranks"),
+        ("hydra", {}, "4", "the number of key/value heads, 2, is not a multiple"),
+        ("mamba2", {"n_groups": 2}, "4", "the number of groups of a mixer's heads, 2, is not a"),
+        ("mamba2", {"head_dim": 128}, "4", "the number of heads of a mixer, 2, is not a multiple"),
         ("moe", {"gating": "noisy_topk"}, "2", "different noise"),
     ],
 )

@@ -161,7 +161,7 @@ def test_whoever_ends_it_in_the_middle_keeps_what_was_measured(runner, small, co
     comparison = runner.session.comparisons[-1]
     assert len(comparison.order) >= 5 and comparison.facts["final"]
     assert comparison.facts["reasons"] == [
-        f"{comparison.facts['pairs']} of at least 8 pairs were measured"
+        f"measured {comparison.facts['pairs']} of at least 8 pairs"
     ]
     runner.start(small, steps=5)
     assert runner.finish().reason == "done"
@@ -271,7 +271,7 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(
     again = comparison.pairs[voids[0]]
     assert sum(pair == again for pair in comparison.pairs) >= 3
     assert (
-        f"{len(voids)} of {len(comparison.order)} blocks were void"
+        f"void and not counted: {len(voids)} of {len(comparison.order)} blocks"
         in comparison.facts["reasons"][-1]
     )
 

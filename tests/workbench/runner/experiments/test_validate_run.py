@@ -118,7 +118,7 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(context, layer
             None,
             None,
             "undecided",
-            "1 of at least 8 pairs were measured; measuring about 14 s",
+            "measured 1 of at least 8 pairs; measuring about 14 s",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
             ratio=low and (low + high) / 2,
             low=low,
             high=high,
-            reasons=["1 of at least 8 pairs were measured"] if low is None else [],
+            reasons=["measured 1 of at least 8 pairs"] if low is None else [],
         )
 
         def __init__(self, *_, **__):
@@ -164,7 +164,7 @@ def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes
     run(context, layer, budget_s=1e-3, expect_speedup=None, batches=[1])
     speedup = rows(context)["speedup"]
     assert speedup.status == "undecided"
-    assert "1 of at least 8 pairs were measured; measuring about " in speedup.evidence
+    assert "measured 1 of at least 8 pairs; measuring about " in speedup.evidence
     study = checklist.newest(recorded(context))
     assert study.facts["more_s"] == pytest.approx(7 * study.facts["seconds"])
     assert checklist.is_open(study) and not checklist.is_shown(study)

@@ -100,7 +100,7 @@ def test_two_configurations_are_two_studies_aligned_by_module(runner, small, tmp
     changes = {change.module: change for change in breakdown.difference(first, second)}
     assert np.isnan(changes["blocks.2"].before_us) and changes["blocks.2"].after_us > 0
     assert changes["blocks.0.mlp"].before_us > 0 and changes["blocks.0.mlp"].after_us > 0
-    assert {str(phase) for phase in first.tables["kernels"]["phase"]} == {"forward"}
+    assert {str(phase) for phase in first.tables["kernels"]["phase"]} == {"forward", "step"}
     configurations = [
         msgspec.json.decode(study.request["configuration"], type=type(small))
         for study in (first, second)
@@ -125,7 +125,7 @@ def test_the_model_is_left_as_it_was(runner, small):
     [
         ({"configurations": []}, "configurations: none was given"),
         ({"steps": 0}, "steps = 0 is outside of 1 to 100"),
-        ({"traces": ["a", "b"]}, "traces: 2 files for 1 configurations"),
+        ({"traces": ["a", "b"]}, "traces: 2 files for 1 configuration; give a file"),
         ({"traces": ["/nowhere/at/all.json"]}, "/nowhere/at/all.json: there is no folder"),
     ],
 )

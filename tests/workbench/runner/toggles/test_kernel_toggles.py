@@ -110,7 +110,8 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     arm = stepped(configuration(family, workload, toggles={toggle: option}))
     evidence = evidence_of(arm, toggle)
     calls = arm.record.usage[operator][option]
-    ran = f"{operator}: all {calls} recorded calls used {option}"
+    recorded = "the recorded call" if calls == 1 else f"all {calls} recorded calls"
+    ran = f"{operator}: {recorded} used {option}"
     if status == "effective":
         assert (evidence.status, evidence.text) == (status, ran)
     else:

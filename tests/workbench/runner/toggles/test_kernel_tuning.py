@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from built import blocked, stepped
+from built import blocked, owned, stepped
+from disarmed import PLAIN
 
 import kernels
-from kernels import Choice
+from kernels import Choice, hardware
 from kernels.core import tuning
 from sessions.model import Phase
 from workbench import protocol
+from workbench.runner.config.availability import why_blocked
 from workbench.runner.config.resolve import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.interfaces import StepRecord
@@ -45,6 +47,33 @@ def test_it_needs_a_triton_kernel_to_tune(small, monkeypatch, chosen):
     else:
         assert why.reason == "needs Triton kernels, but every operator runs in PyTorch"
         assert why.set == {"triton": "on"}
+
+
+@pytest.mark.parametrize(
+    ("toggles", "reason", "choices"),
+    [
+        ({}, "affects only operators of kernels, which your file does not call", None),
+        ({"patch_rms_norm": "on"}, "", None),
+        ({"patch_rms_norm": "on", "triton_rms_norm": "auto"}, "", None),
+        ({"patch_rms_norm": "on", "patch_rope": "on", "triton_rope": "torch"}, "", None),
+        (
+            {"patch_rms_norm": "on", "triton_rms_norm": "torch"},
+            "needs Triton kernels, but every operator that your model calls has another",
+            {"triton_rms_norm": "follow"},
+        ),
+    ],
+)
+def test_replaced_modules_of_a_users_model_are_tuned(toggles, reason, choices):
+    """The file itself calls no operator of the library: only the toggles bring some."""
+    requested = owned(PLAIN, "forward", toggles={"triton": "off", **toggles})
+    situation = resolve(requested, CPU)
+    on_gpu = dataclasses.replace(situation, device=torch.device("cuda"))
+    with hardware.imagined((9, 0)):
+        for option in ("on", "off"):
+            why = why_blocked("kernel_tuning", option, on_gpu)
+            assert (why.reason if why else "").startswith(reason) and (why is None) == (not reason)
+            if choices is not None:
+                assert why.set == choices and "RMSNorm" in why.fix
 
 
 def test_tuning_comes_before_the_first_step_as_a_phase_of_its_own(small, monkeypatch):
@@ -95,11 +124,11 @@ def test_an_arm_knows_the_tiles_of_its_first_step(small, monkeypatch):
         ("on", [TUNED, SAME], "effective",
          "tiles of 2 launches: 1 tuned, 1 from disk, tuning took 4.2 s; "
          "faster than the heuristic's while tuning: 1 (rms_norm.backward 1.50x)"),
-        ("on", [SAME], "no effect", "tiles of 1 launches: 1 from disk, tuning took 4.2 s; "
+        ("on", [SAME], "no effect", "tiles of 1 launch: 1 from disk, tuning took 4.2 s; "
          "no tile was faster than the heuristic's while tuning"),
-        ("off", [HEURISTIC], "no effect", "tiles of 1 launches: 1 by heuristic, the same as "
+        ("off", [HEURISTIC], "no effect", "tiles of 1 launch: 1 by heuristic, the same as "
          "without this option: no tile is stored for them"),
-        ("off", [SAME], "no effect", "tiles of 1 launches: 1 from disk"),
+        ("off", [SAME], "no effect", "tiles of 1 launch: 1 from disk"),
         ("on", [], "no effect", "no Triton kernel with a choice of tiles was launched"),
     ],
 )  # fmt: skip

@@ -168,7 +168,7 @@ def test_scans_in_other_chunks_give_the_same_and_show(workload, monkeypatch):
     arm = stepped(requested)
     assert set(taken) == {16}
     evidence = evidence_of(arm, "ssd_chunk")
-    assert evidence.text == "4 mixers scan in chunks of 16; recorded calls: torch 4"
+    assert evidence.text == "chunks of 16 in 4 mixers; recorded calls: torch 4"
     assert evidence.status == "effective"
     judged = comparison.check(arm, resolve(requested, CPU))
     assert judged.ok and judged.relative_error < 1e-6
@@ -179,7 +179,9 @@ def test_scans_in_other_chunks_give_the_same_and_show(workload, monkeypatch):
 
 
 def test_chunks_that_change_nothing_are_blocked_or_told():
-    assert blocked(configuration("mamba2"), "ssd_chunk", "16").reason.startswith("16 tokens fit in")
+    assert blocked(configuration("mamba2"), "ssd_chunk", "16").reason.startswith(
+        "one chunk holds 16 tokens"
+    )
     assert blocked(configuration("mamba2", "decode"), "ssd_chunk", "16").set == {
         "workload": "forward"
     }
@@ -206,7 +208,7 @@ def test_the_default_chunk_of_the_triton_kernel_is_no_effect(precision, chunk, d
     if default:
         expected = ("no effect", f"Triton uses chunks of {chunk} by default")
     else:
-        expected = ("effective", f"4 mixers scan in chunks of {chunk}; recorded calls: triton 4")
+        expected = ("effective", f"chunks of {chunk} in 4 mixers; recorded calls: triton 4")
     assert (evidence.status, evidence.text) == expected
     arm.record.usage["ssd_scan"] = {"triton": 2, "torch": 2}
     mixed = "no effect" if chunk == "64" else "effective"

@@ -67,7 +67,7 @@ CASES = {
     "a chunk longer than the sequence": (
         ("mamba2", {}),
         {"ssd_chunk": "64"},
-        "32 tokens fit in one chunk anyway",
+        "one chunk holds 32 tokens anyway",
     ),
 }
 

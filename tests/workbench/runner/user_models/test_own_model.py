@@ -231,7 +231,7 @@ MISTAKES = {
     "has no function build(); it must return (module, make_inputs)": ("mine.py", "x = 1\n"),
     "has no function other()": ("mine.py:other", LINEAR),
     "returned NoneType; expected (module, make_inputs)": ("mine.py", "def build(): pass\n"),
-    "returned 1 values; expected": ("mine.py", "def build(): return (1,)\n"),
+    "returned 1 value; expected": ("mine.py", "def build(): return (1,)\n"),
     "returned int for the module; expected a torch.nn.Module": (
         "mine.py", "def build(): return 1, print\n",
     ),

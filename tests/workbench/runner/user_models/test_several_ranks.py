@@ -11,7 +11,7 @@ from rank_checks import assert_right, needs_cores
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.distributed.world import RankError
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Mistake, explain
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
@@ -90,6 +90,20 @@ REFUSED = {
         ("self.c = nn.Linear(16, 16)", "x = self.c(x) if torch.rand(()) < 0.5 else x"),
         "some steps skip module.c,",
     ),
+    "layer that is skipped rarely": (
+        (
+            "self.c, self.calls = nn.Linear(16, 16), 0",
+            "self.calls += 1; x = self.c(x) if x.sum() > 1e6 or self.calls % 20 else x",
+        ),
+        "some steps skip module.c,",
+    ),
+    "layer that Python's random numbers skip": (
+        (
+            "import random; self.random = random.random; self.c = nn.Linear(16, 16)",
+            "x = x if self.random() < 0.2 else self.c(x)",
+        ),
+        "some steps skip module.c,",
+    ),
     "scalar": (STATES["learned scale"], "scale has no dimension to shard"),
     "complex numbers": (
         ("self.c = nn.Parameter(torch.ones(16) * 1j)", "x = (x.float() * self.c).abs()"),
@@ -159,3 +173,17 @@ def test_a_model_without_trained_parameters_is_a_mistake_that_names_the_remedy(w
     with pytest.raises((Mistake, RankError), match=r"no parameter .* is trained.*parallel=off"):
         step_divided(configuration)
     step_divided(configuration, sharding="full")
+
+
+def test_reentrant_checkpoints_are_explained(write):
+    """Torch's own error has 20 lines, and none of them names the argument."""
+    configuration = write(
+        "self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)",
+        "x = torch.utils.checkpoint.checkpoint(self.second, self.first(x), use_reentrant=True)",
+    )
+    with pytest.raises(RuntimeError) as error:
+        stepped(configuration, steps=3, data_parallel="2")
+    failure = explain(error.value)
+    assert "Data parallelism cannot train this model" in failure.sentence
+    assert "pass use_reentrant=False" in failure.sentence
+    assert "use_reentrant=False" in failure.fix

@@ -101,7 +101,7 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     assert "x faster (95 % CI 1.2" in panel.ratio.text() and ", 12 pairs in" in panel.ratio.text()
     shown = texts(panel)
     assert "Numbers right against float64" in shown and "Numbers WRONG against float64" in shown
-    assert "2 of 26 blocks were void" in shown
+    assert "oid and not counted: 2 of 26 blocks" in shown
     buttons = panel.findChildren(QToolButton)
     details = next(button for button in buttons if button.text() == "Details")
     details.setChecked(True)

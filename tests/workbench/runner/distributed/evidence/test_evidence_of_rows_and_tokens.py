@@ -21,7 +21,7 @@ def test_a_chunk_that_has_all_tokens_of_a_rank_is_blocked(two_cores):
     configuration = configure("mamba2", sequence=64)
     assert "32" not in blocked(configuration).get("ssd_chunk", {})
     options = blocked(configuration, context_parallel="2")["ssd_chunk"]
-    assert options["32"].reason.startswith("32 tokens fit in one chunk anyway")
+    assert options["32"].reason.startswith("one chunk holds 32 tokens anyway")
     assert "16" not in options
 
 

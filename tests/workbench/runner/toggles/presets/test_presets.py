@@ -17,6 +17,7 @@ from workbench import protocol
 from workbench.protocol import OR, Blocked
 from workbench.runner.config import availability as availability_module
 from workbench.runner.config import presets, resolve
+from workbench.runner.config.estimate import footprint
 from workbench.runner.engine import RUNS
 from workbench.runner.toggles import Stage, _ranks, all_toggles
 
@@ -284,3 +285,31 @@ def test_blocked_is_what_the_toggles_say(monkeypatch):
         "rope_cache"
     ]
     assert (left.option, left.reason, left.fix) == ("shared", why.reason, why.fix)
+
+
+@pytest.mark.parametrize(("batch", "sequence"), [(1, 128), (8, 512), (64, 512)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_usable_loss_needs_less_memory_than_that_of_the_preset(family, device, batch, sequence):
+    if family == "mahia":
+        sequence = 128
+    requested = Configuration(
+        family=family,
+        preset=list(FAMILIES[family].presets)[1],
+        workload="train",
+        settings={"batch": batch, "sequence": sequence},
+    )
+    toggle = all_toggles()["fused_loss"]
+
+    def needed(option: str) -> int:
+        toggles = {name: o.partition(OR)[0] for name, o in preset("low-memory").items()}
+        changed = msgspec.structs.replace(requested, toggles=toggles | {"fused_loss": option})
+        situation = resolve.resolve(changed, CPU)
+        situation = dataclasses.replace(situation, device=torch.device(device))
+        return footprint(situation).total
+
+    with hardware.imagined((9, 0)):
+        usable = ["off", "triton", "triton_small", "chunked"] if device == "cuda" else []
+        bytes_by_option = {option: needed(option) for option in usable or ["off", "chunked"]}
+    chosen = next((o for o in toggle.presets["low-memory"] if o in bytes_by_option), toggle.off)
+    assert bytes_by_option[chosen] == min(bytes_by_option.values()), bytes_by_option

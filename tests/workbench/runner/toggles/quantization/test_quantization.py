@@ -114,7 +114,7 @@ def test_layers_that_multiply_by_no_codes_are_told(build):
     finding = evidence(arm)
     assert (finding.status, finding.text) == (
         "no effect",
-        "none of the 8 linear layers used quantized weights",
+        "none of 8 linear layers used quantized weights",
     )
 
 
