@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 from built_arms import configuration, stepped
+from stateful_models import KINDS, stateful
+from variant_snapshot import Snapshot
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -45,31 +47,17 @@ def build():
 """
 
 
-def tensors_of(model):
-    """Return the tensors of every module, with their addresses."""
-    return {
-        (name, key): (tensor, tensor.data_ptr(), tensor.dtype)
-        for name, module in model.named_modules()
-        for key, tensor in {**module._parameters, **module._buffers}.items()
-        if tensor is not None
-    }
-
-
 def check_leaves_tensors(variant, situation, monkeypatch):
     errors = []
     find = structure_check.find
     monkeypatch.setattr(
         structure_check, "find", lambda *given: errors.append(find(*given)) or errors[-1]
     )
-    before = tensors_of(variant.model)
+    before = Snapshot(variant)
     result = comparison.check(variant, situation)
     assert result.ok, result.text
     assert errors == [None] or variant.model.adapted(), "single layers must have been checked"
-    after = tensors_of(variant.model)
-    assert after.keys() == before.keys()
-    changed = [key for key, (tensor, *_) in after.items() if before[key][0] is not tensor]
-    changed += [key for key, (_, *facts) in after.items() if list(before[key][1:]) != facts]
-    assert not changed
+    assert not before.differences(Snapshot(variant))
 
 
 @pytest.mark.parametrize("rope_cache", ["per_layer", "shared"])
@@ -89,3 +77,24 @@ def test_a_check_leaves_every_tensor_of_a_model_with_a_repeated_module(tmp_path,
         toggles={"precision": "amp_bf16"},
     )  # fmt: skip
     check_leaves_tensors(stepped(requested), resolve(requested, CPU), monkeypatch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+@pytest.mark.parametrize("workload", ["forward", "train"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_check_leaves_the_state_of_a_users_model(kind, workload, precision, tmp_path):
+    requested = stateful(tmp_path, kind, workload, precision=precision)
+    variant = stepped(requested)
+    before = Snapshot(variant)
+    result = comparison.check(variant, resolve(requested, CPU))
+    assert result.ok or precision == "bf16", result.text  # which rounds some of the state
+    assert not before.differences(Snapshot(variant))
+
+
+@pytest.mark.parametrize("scheme", ["fp8_row", "int8_dynamic", "int8_weight_only"])
+def test_a_check_leaves_the_codes_of_a_users_model(scheme, tmp_path):
+    requested = stateful(tmp_path, "a replaced buffer", "forward", quantization=scheme)
+    variant = stepped(requested)
+    before = Snapshot(variant)
+    assert comparison.check(variant, resolve(requested, CPU)).ok
+    assert not before.differences(Snapshot(variant))
