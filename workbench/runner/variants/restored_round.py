@@ -18,9 +18,8 @@ def restored_round(decoder: Decoder, rounds: Rounds, free_bytes: int) -> Iterato
     """
     tensors = [*decoder.cache.tensors(), *decoder.progress.values()]
     state = RunState([("the decode state", tensors)], free_bytes)
-    number, completed_steps = rounds.number, rounds.done
-    try:
-        yield
-    finally:
-        state.restore()
-        rounds.go_to(number, completed_steps)
+    with rounds.restored():
+        try:
+            yield
+        finally:
+            state.restore()

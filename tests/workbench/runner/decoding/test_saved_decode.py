@@ -73,7 +73,7 @@ def test_generation_in_two_parts_writes_what_one_run_writes(family, parts, tempe
 def test_decoding_in_two_parts_ends_where_one_run_ends(family, first, tmp_path):
     configuration = requested(family, "decode")
     ran(configuration, 1 + first + 4, save_state=tmp_path / "whole")
-    # The check begins the round anew, once the state is saved.
+    # The check calls the model after the prompt, and leaves the state of the round.
     ran(configuration, 1 + first, save_state=tmp_path / "part", check="last")
     ran(configuration, 5, load_state=tmp_path / "part", save_state=tmp_path / "found")
     assert same(tmp_path / "found", tmp_path / "whole")
