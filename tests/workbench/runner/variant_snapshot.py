@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -56,7 +55,6 @@ _FLAGS: Mapping[str, Callable[[], Any]] = {
     "function modes": torch._C._len_torch_function_stack,
     "dispatch modes": torch._C._len_torch_dispatch_stack,
     "saved tensor hooks": lambda: repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
-    "warning filters": lambda: len(warnings.filters),
     "stance": lambda: (
         str(torch._dynamo.eval_frame._stance) if "torch._dynamo" in sys.modules else "default"
     ),
