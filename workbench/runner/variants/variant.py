@@ -140,13 +140,19 @@ class Variant:
         if not self.preparations:
             return False
         # Ranks may wrap modules in their first call, and must find them wrapped in the next.
-        with contextlib.nullcontext() if self.divided is not None else self._restored():
+        with contextlib.nullcontext() if self.divided is not None else self.restored():
             for prepare in self.preparations:
                 self.ledger |= prepare(self)
         return True
 
-    def _restored(self) -> AbstractContextManager[Callable[[], None]]:
-        """Restore what calls beside the steps change in the model and in the generators."""
+    def restored(self) -> AbstractContextManager[object]:
+        """Restore what calls beside the steps change in the model and in the generators.
+
+        Steps continue from their own state, and a rank's stays that of other ranks. Bundled models
+        of several ranks adapt together, also in such calls.
+        """
+        if self.divided is not None and not self.situation.is_own_model:
+            return contextlib.nullcontext()
         device = self.situation.device
         return restored_state(self.model, device, free_bytes(device))
 
@@ -214,9 +220,6 @@ class Variant:
                     self.divided.compare(self)
                     record = self.record  # later stages of a pipeline have added their calls
                     record.facts |= attention_facts(record.usage, record.reasons)
-                # Steps continue from their own state, and a rank's stays that of other ranks. Heads
-                # of several ranks adapt together, also in calls for evidence.
-                if self.divided is None or self.situation.is_own_model:
-                    stack.enter_context(self._restored())
+                stack.enter_context(self.restored())
                 self.evidence = self.collect_evidence(self.observed())
         return self.evidence

@@ -11,6 +11,8 @@ from variant_snapshot import Snapshot
 from models import FAMILIES
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
+from workbench.runner.experiments import checks
+from workbench.runner.numerics import masked_inf
 from workbench.runner.profiling import instrumented
 
 CPU = torch.device("cpu")
@@ -79,4 +81,33 @@ def test_preparations_leave_the_state_of_a_users_model(kind, tmp_path):
     before = Snapshot(variant)
     with variant.entered():
         assert variant.prepare()
+    assert not before.differences(Snapshot(variant))
+
+
+@pytest.mark.parametrize(
+    "kind", ["batch norm and a count", "a replaced buffer", "hooks with state"]
+)
+def test_looking_for_graph_breaks_leaves_the_state_of_a_users_model(kind, tmp_path):
+    variant = steps_of(stateful(tmp_path, kind))
+    before = Snapshot(variant)
+    result = checks.fixed_graph(variant, [], lambda: 0, lambda: 0)
+    assert "torch.compile would make" in result.evidence
+    assert not before.differences(Snapshot(variant))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_looking_for_a_masks_infinities_leaves_the_state_of_a_users_model(kind, tmp_path):
+    variant = steps_of(stateful(tmp_path, kind, "forward"))
+    before = Snapshot(variant)
+    with variant.entered():
+        assert masked_inf.expected(variant, 3) == (0, 0, 0)
+    assert not before.differences(Snapshot(variant))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_looking_for_a_masks_infinities_leaves_the_state_of_a_bundled_model(family):
+    variant = steps_of(configuration(family, "forward"))
+    before = Snapshot(variant)
+    with variant.entered():
+        assert masked_inf.expected(variant, 3) == (0, 0, 0)
     assert not before.differences(Snapshot(variant))
