@@ -149,9 +149,10 @@ class Variant:
         """Restore what calls beside the steps change in the model and in the generators.
 
         Steps continue from their own state, and a rank's stays that of other ranks. Bundled models
-        of several ranks adapt together, also in such calls.
+        with sharded weights adapt together on all ranks, also in such calls.
         """
-        if self.divided is not None and not self.situation.is_own_model:
+        is_joint = self.divided is not None and self.divided.fully_shard is not None
+        if is_joint and not self.situation.is_own_model:
             return contextlib.nullcontext()
         device = self.situation.device
         return restored_state(self.model, device, free_bytes(device))

@@ -11,6 +11,7 @@ from variant_snapshot import Snapshot
 from models import FAMILIES
 from workbench.runner.config.availability import blocked_options
 from workbench.runner.config.resolve import resolve
+from workbench.runner.distributed import world
 from workbench.runner.experiments import checks
 from workbench.runner.numerics import masked_inf
 from workbench.runner.profiling import instrumented
@@ -56,6 +57,16 @@ def test_evidence_leaves_the_state_of_a_bundled_model(family, workload, monkeypa
     requested = configuration(family, workload, toggles={"attention": "sdpa"})
     assert "sdpa" not in blocked_options(resolve(requested, CPU)).get("attention", {})
     evidence_leaves_state(steps_of(requested), monkeypatch)
+
+
+@pytest.mark.parametrize("family", ["adaattn", "moe"])
+def test_evidence_leaves_a_rank_in_the_state_of_the_other_ranks(family, monkeypatch):
+    toggles = {"attention": "sdpa", "data_parallel": "2"}
+    variant = steps_of(configuration(family, "train", batch=2, toggles=toggles))
+    try:
+        evidence_leaves_state(variant, monkeypatch)
+    finally:
+        world.close()
 
 
 def test_evidence_after_an_error_leaves_the_state(tmp_path, monkeypatch):
