@@ -119,7 +119,7 @@ models sessions | msgspec torch
 .runner.user_models.hf_model .runner.environment models sessions | torch transformers
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch
-.runner.model_state .runner.model_state .runner.structures .runner.user_models | numpy torch
+.runner.model_state .runner.model_state .runner.structures .runner.user_models models | numpy torch
 .runner.workloads .runner.workloads .plugins .protocol .runner.batches .runner.decoding models \
 sessions | torch
 .runner.interfaces .protocol .runner.batches .runner.workloads kernels models sessions | torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -166,6 +167,10 @@ class MarkedVariant(Protocol):
     @property
     def restart(self) -> Callable[[], None]:
         """The function that starts a new round of steps, if there are rounds."""
+
+    @property
+    def restored_round(self) -> Callable[[], AbstractContextManager[None]]:
+        """The function that restores the current round after its context, if there are rounds."""
 
 
 class DividedVariant(Protocol):

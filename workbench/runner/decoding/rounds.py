@@ -6,8 +6,9 @@ another prompt. That work runs between two steps. It is measured separately and 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -55,6 +56,17 @@ class Rounds:
     def go_to(self, number: int, completed_steps: int) -> None:
         """Continue round ``number`` after so many steps; its state is restored already."""
         self.number, self._left = number, self.length - completed_steps
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the round's number and progress at the end, and the durations not yet read."""
+        number, left = self.number, self._left
+        pending, spent_ms = self._pending.copy(), self._spent_ms.copy()
+        try:
+            yield
+        finally:
+            self.number, self._left = number, left
+            self._pending, self._spent_ms = pending, spent_ms
 
     def spent_ms(self) -> list[float]:
         """Return the duration of each start that has ended since the last call; never waits."""

@@ -135,7 +135,8 @@ def _if_it_were_compiled(variant: Variant) -> Result:
     if variant.situation.workload.decodes:
         return not_applicable(nothing)
     try:
-        with variant.entered(), torch.set_grad_enabled(variant.situation.workload.trains):
+        trains = variant.situation.workload.trains
+        with variant.entered(), variant.restored(), torch.set_grad_enabled(trains):
             traced = graphs.trace(variant.compute, batch)
     except Exception as error:
         if is_fatal(error):

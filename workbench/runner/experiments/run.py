@@ -241,8 +241,8 @@ class Run:
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
 
-        The ``last`` segment's decode state is saved if requested, before the check, which begins
-        its round anew and is skipped after ``cancelled``.
+        The ``last`` segment's decode state is saved if requested, before the check, which is
+        skipped after ``cancelled``.
         """
         if self._variant is None:
             return

@@ -3,7 +3,7 @@
 A check calls the model several times. Afterwards everything must be as before: parameters, buffers,
 attributes of modules, global and class variables of the model's files, variables of closures, hooks
 and random number generators. All of it is restored in place, so that other holders of a container
-or a tensor see the old contents again.
+or a tensor see the old contents again, and captured graphs read them at their old addresses.
 
 Large models: copies of tensors go to the host where the device lacks the memory.
 """
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from models import Model
 from workbench.runner.model_state import rng
 from workbench.runner.model_state.variables import (
     FUNCTION_CACHE,
@@ -36,6 +37,7 @@ from workbench.runner.model_state.variables import (
     slots,
 )
 from workbench.runner.user_models import global_flags
+from workbench.runner.user_models.addresses import record_addresses
 from workbench.runner.user_models.user_model import OwnModel
 
 ROOM = 4  # times the bytes of a copy must be free for it on the device
@@ -63,7 +65,10 @@ class NotRecordable(Exception):  # noqa: N818 - a reason, not an error
 
 
 class RunState:
-    """A record of the contents of ``roots``, which have names for messages, without ``skipped``."""
+    """A record of the contents of ``roots``, which have names for messages.
+
+    Of ``skipped`` objects, only the addresses of tensors are recorded.
+    """
 
     def __init__(
         self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
@@ -72,7 +77,10 @@ class RunState:
         self._visited: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._free_bytes = free_bytes
-        self._visited |= {id(value): value for value in skipped}
+        for value in skipped:
+            self._visited[id(value)] = value
+            if isinstance(value, Tensor):
+                self._restores.append(record_addresses([value]))
         waiting = list(roots)
         while waiting:
             name, value = waiting.pop()
@@ -148,6 +156,7 @@ class RunState:
 
             self._restores.append(restore)
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
+            self._restores.append(record_addresses([tensor]))
             self._tensors.append((tensor, self._copy(tensor)))
         return [] if grad is None else [(f"{name}.grad", grad)]
 
@@ -289,19 +298,56 @@ def recorded(
 
 @contextlib.contextmanager
 def restored_state(
-    model: nn.Module, device: torch.device, free_bytes: int
+    model: Model, device: torch.device, free_bytes: int
 ) -> Iterator[Callable[[], None]]:
-    """Restore what calls of a user's model change beside its parameters; yield a restore for now.
+    """Restore what calls of a model change beside its parameters; yield a restore for now.
 
-    The state of other models, and what cannot be recorded, stays as the calls leave it.
+    Of a user's model whose state cannot be recorded, only the buffers are restored.
     """
     with contextlib.ExitStack() as stack:
-        restore: Callable[[], None] = _do_nothing
         if isinstance(model, OwnModel):
             state = recorded(roots(model), model, device, free_bytes, list(model.parameters()))
-            with contextlib.suppress(NotRecordable):
+            try:
                 restore = stack.enter_context(state).restore
+            except NotRecordable:
+                restore = stack.enter_context(restored_buffers(model, device))
+        else:
+            restore = stack.enter_context(restored_buffers(model, device))
         yield restore
+
+
+@contextlib.contextmanager
+def restored_buffers(model: Model, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Restore choices, metrics and counts of calls, and the generators; yield a restore for now."""
+    live = (model.adapted(), model.carried(), model.metrics())
+    tensors = {id(tensor): tensor for group in live for tensor in group.values()}.values()
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    restore_addresses = record_addresses(tensors)
+    registered = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    counts = [(vars(module), _counts(vars(module))) for module in model.modules()]
+
+    def restore() -> None:
+        for buffers, before in registered:
+            if any(buffers.get(name) is not tensor for name, tensor in before.items()):
+                buffers.update(before)
+        restore_addresses()
+        for tensor, copy in copies:
+            if not are_same(tensor, copy):
+                overwrite(tensor, copy)
+        for contents, numbers in counts:
+            if _counts(contents) != numbers:
+                contents.update(numbers)
+
+    with rng.put_back(model, device):
+        try:
+            yield restore
+        finally:
+            restore()
+
+
+def _counts(contents: dict[str, Any]) -> dict[str, int]:
+    """Return the attributes of a module that count what its calls did."""
+    return {name: value for name, value in contents.items() if type(value) is int}
 
 
 def are_same(first: Tensor, second: Tensor) -> bool:
@@ -311,6 +357,8 @@ def are_same(first: Tensor, second: Tensor) -> bool:
     first, second = first.detach(), second.detach()
     if first.device != second.device:
         second = second.to(first.device)
+    if first.is_floating_point() and first.dtype.itemsize == 1:  # FP8 has hardly any operators
+        first, second = first.view(torch.uint8), second.view(torch.uint8)
     if torch.equal(first, second):
         return bool(first.dtype.is_complex or not first.is_floating_point()) or bool(
             torch.equal(torch.signbit(first), torch.signbit(second))
@@ -363,10 +411,6 @@ def _double_underscored(contents: dict[Any, Any]) -> dict[Any, Any]:
     if "__builtins__" not in contents:
         return {}
     return {key: value for key, value in contents.items() if str(key).startswith("__")}
-
-
-def _do_nothing() -> None:
-    return None
 
 
 def _is_not(first: object, second: object) -> bool:

@@ -94,7 +94,11 @@ def check(variant: Variant, situation: Situation, between: Between = go_on) -> N
     the variant is restored.
     """
     try:
-        with undisturbed(variant) as put_back, contextlib.ExitStack() as modes:
+        with (
+            variant.restored_round(),
+            undisturbed(variant) as put_back,
+            contextlib.ExitStack() as modes,
+        ):
             if why := _unclear(variant.remembered, variant.weights_dtype):
                 return _not_checked(why)
             plain = Plain(variant, situation, variant.plain_weights())

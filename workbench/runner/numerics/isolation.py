@@ -18,7 +18,7 @@ from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state import carried_state as carried
 from workbench.runner.model_state import rng, variables
 from workbench.runner.model_state.carried_state import Carried, Remembered
-from workbench.runner.model_state.run_state import RunState, recorded
+from workbench.runner.model_state.run_state import RunState, recorded, restored_buffers
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.profiling.eager import eager
 from workbench.runner.structures import cast_floats, kind, map_tensors
@@ -40,7 +40,7 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
     model, device = variant.model, variant.situation.device
     advances, inputs = variant.batches.advances, variant.batches.inputs
     if not isinstance(model, OwnModel):
-        with rng.put_back(model, device), global_flags.put_back(), _choices(model) as put_back:
+        with restored_buffers(model, device) as put_back, global_flags.put_back():
             yield put_back
         return
     batch = ("the inputs", (variant.batches.inputs, variant.batches.targets))
@@ -124,25 +124,6 @@ def kept_state(model: Model, batches: Batches, device: torch.device) -> Callable
     batch = ("the inputs", (batches.inputs, batches.targets))
     room = free_bytes(device)
     return RunState([*variables.roots(model), batch], room).restore
-
-
-@contextlib.contextmanager
-def _choices(model: Model) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores the choices that calls changed; call it at the end, too."""
-    adapted, left = (
-        {name: tensor.clone() for name, tensor in state.items()}
-        for state in (model.adapted(), model.carried())
-    )
-
-    def put_back() -> None:
-        for name, tensor in model.adapted().items():
-            tensor.copy_(adapted[name])
-        begin_from(model, left)
-
-    try:
-        yield put_back
-    finally:
-        put_back()
 
 
 def _remembered(variant: Variant) -> Remembered:

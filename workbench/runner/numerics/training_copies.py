@@ -138,17 +138,20 @@ def _unchanged(weights: Sequence[Tensor], *, by_value: bool) -> Iterator[None]:
 def restored(
     weights: Parameters, buffers: Iterable[Tensor], full_trainer: Trainer
 ) -> Iterator[dict[int, Tensor]]:
-    """Restore weights, buffers, moments and loss scale in place at the end.
+    """Restore weights, gradients, buffers, moments and loss scale in place at the end.
 
-    Yields copies of the weights, by the id of the parameter.
+    Yields copies of the weights, by the id of the parameter. A step that fails half-way, for lack
+    of memory, leaves gradients, and a scaler that takes those of the next step for unscaled ones.
     """
     parameters = distinct(weights)
+    gradients = [parameter.grad for parameter in parameters]
     tensors = [*parameters, *buffers]
     if is_plain(full_trainer):
         for state in full_trainer.optimizer.state.values():
             tensors += state.values()
     scaler = full_trainer.scaler
     scale = None if scaler is None else scaler.state_dict()
+    stages = {} if scaler is None else dict(scaler._per_optimizer_states)
     copies = [tensor.detach().clone() for tensor in tensors]
     try:
         yield dict(zip(map(id, parameters), copies, strict=False))
@@ -156,8 +159,12 @@ def restored(
         with torch.no_grad():
             for tensor, before in zip(tensors, copies, strict=True):
                 tensor.copy_(before)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         if scaler is not None and scale:
             restore_scale(scaler, scale)
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update(stages)
 
 
 @contextlib.contextmanager

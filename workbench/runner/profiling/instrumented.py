@@ -51,14 +51,13 @@ def call(variant: MarkedVariant, *, backward: bool = False) -> None:
     by all ranks together.
     """
     workload = variant.situation.workload
-    with eager(), torch.set_grad_enabled(workload.trains):
+    # The call moves the cache one token further than the steps did.
+    with variant.restored_round(), eager(), torch.set_grad_enabled(workload.trains):
         out = None if variant.divided is None else variant.divided.joint_loss(variant)
         if out is None:
             # A graph of TorchScript calls no Python, which could be observed.
             compute = getattr(variant.compute, "unrecorded", variant.compute)
             out = computed(compute, workload, variant.batches)
-        if workload.decodes:
-            variant.restart()  # the cache was left one token further than the steps were
         if workload.trains and backward:
             learned = [p for p in variant.model.parameters() if p.requires_grad]
             torch.autograd.grad(out, learned, allow_unused=True)

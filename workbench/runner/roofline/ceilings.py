@@ -57,8 +57,10 @@ class Roof:
         began_ns = time.perf_counter_ns()
         self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
         device = str(self.device)
-        rates, lacking = self._rates(device)
-        bytes_per_s = timing.copy_rate(device)
+        # A prediction may be the first to need them, between two steps of a model that draws.
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            rates, lacking = self._rates(device)
+            bytes_per_s = timing.copy_rate(device)
         self.measured = Ceilings(
             device=name,
             driver=driven,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.backends import cuda, cudnn, mkldnn
-from torch.utils import _device
+from torch.backends import cuda, cudnn, mha, mkldnn
+from torch.utils import _device, deterministic
 
 from workbench.runner.instruments import timing
 
@@ -29,6 +29,26 @@ def _attribute(owner: Any, name: str) -> _Switch:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+def _autocast(device_type: str) -> tuple[_Switch, _Switch]:
+    """Return the switches of autocast on a kind of device: if it is on, and its dtype."""
+    return (
+        (
+            lambda: torch.is_autocast_enabled(device_type),
+            lambda on: torch.set_autocast_enabled(device_type, on),
+        ),
+        (
+            lambda: torch.get_autocast_dtype(device_type),
+            lambda dtype: torch.set_autocast_dtype(device_type, dtype),
+        ),
+    )
+
+
+# In which precision products of 16-bit numbers may be summed.
+_SUMS = (
+    "fp16_reduced_precision_reduction",
+    "bf16_reduced_precision_reduction",
+    "fp16_accumulation",
+)
 # Torch's newer names for TF32, the general ones first: what these set otherwise than the older ones
 # (below) know, makes asking the latter an error.
 _FP32 = [
@@ -48,6 +68,15 @@ _ALL: tuple[_Switch, ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_attribute(cuda.matmul, f"allow_{name}") for name in _SUMS),
+    (cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp),
+    (cuda.preferred_blas_library, cuda.preferred_blas_library),
+    (cuda.preferred_linalg_library, cuda.preferred_linalg_library),
+    *(_attribute(mkldnn, name) for name in ("enabled", "deterministic")),
+    _attribute(deterministic, "fill_uninitialized_memory"),
+    (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    *(switch for device_type in ("cpu", "cuda") for switch in _autocast(device_type)),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *SDP.values(),
     (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),

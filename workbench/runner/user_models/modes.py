@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from workbench.runner.user_models.addresses import record_addresses
+
 
 def set_mode(model: nn.Module, mode: bool) -> None:
     """Set the mode of every module, by its own ``train()``, which may raise.
@@ -17,6 +19,7 @@ def set_mode(model: nn.Module, mode: bool) -> None:
         nn.Module.train(model, mode)
         return
     copies = {weight: weight.detach().to("cpu", copy=True) for weight in model.parameters()}
+    restore_addresses = record_addresses(copies)
     attributes = [(module, dict(vars(module))) for module in modules]
     registered = [(module._parameters, dict(module._parameters)) for module in modules]
     try:
@@ -27,7 +30,9 @@ def set_mode(model: nn.Module, mode: bool) -> None:
     same_parameters = all(
         [*map(id, now.values())] == [*map(id, before.values())] for now, before in registered
     )
-    if same_parameters and all(_is_same(weight, copy) for weight, copy in copies.items()):
+    same_weights = all(_is_same(weight, copy) for weight, copy in copies.items())
+    restore_addresses()
+    if same_parameters and same_weights:
         return
     for weight, copy in copies.items():
         weight.data.copy_(copy)

@@ -41,6 +41,7 @@ class Observed:
     autocast: Callable[[Compute], Compute]  # runs a function in the precision of the steps
     step: Step
     restart: Callable[[], None]  # starts a new round of steps, if there are rounds
+    restored_round: Callable[[], AbstractContextManager[None]]  # restores the current one
     optimizer: torch.optim.Optimizer | None  # of training
     divided: Parallel | None  # this rank's side, if there are several ranks
     plain_weights: Callable[[], Mapping[str, torch.nn.Parameter]]  # in full precision, of all ranks

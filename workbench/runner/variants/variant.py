@@ -32,6 +32,7 @@ from workbench.runner.variants.build import Preparation
 from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.flops import counting_flops
 from workbench.runner.variants.observed import Observed
+from workbench.runner.variants.restored_round import restored_round
 from workbench.runner.variants.weights import Quantized, WeightSets
 from workbench.runner.workloads import Compute, Step
 
@@ -124,15 +125,37 @@ class Variant:
         if self.rounds is not None:
             self.rounds.restart()
 
+    def restored_round(self) -> AbstractContextManager[None]:
+        """Restore the current round of steps at the end of the context, if there are rounds."""
+        if self.decoder is None or self.rounds is None:
+            return contextlib.nullcontext()
+        return restored_round(self.decoder, self.rounds, free_bytes(self.situation.device))
+
     def steps_to_settle(self) -> int:
         """Return how many steps a model that adapts needs before its choices can stay."""
         return self.situation.workload.steps_to_settle(self.model)
 
     def prepare(self) -> bool:
         """Run the preparations of the first step, inside ``entered()``; False if there are none."""
-        for prepare in self.preparations:
-            self.ledger |= prepare(self)
-        return bool(self.preparations)
+        if not self.preparations:
+            return False
+        # Ranks may wrap modules in their first call, and must find them wrapped in the next.
+        with contextlib.nullcontext() if self.divided is not None else self.restored():
+            for prepare in self.preparations:
+                self.ledger |= prepare(self)
+        return True
+
+    def restored(self) -> AbstractContextManager[object]:
+        """Restore what calls beside the steps change in the model and in the generators.
+
+        Steps continue from their own state, and a rank's stays that of other ranks. Bundled models
+        with sharded weights adapt together on all ranks, also in such calls.
+        """
+        is_joint = self.divided is not None and self.divided.fully_shard is not None
+        if is_joint and not self.situation.is_own_model:
+            return contextlib.nullcontext()
+        device = self.situation.device
+        return restored_state(self.model, device, free_bytes(device))
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -180,6 +203,7 @@ class Variant:
             autocast=self.autocast,
             step=self.step,
             restart=self.restart,
+            restored_round=self.restored_round,
             optimizer=None if self.trainer is None else self.trainer.optimizer,
             divided=self.divided,
             plain_weights=self.plain_weights,
@@ -197,8 +221,6 @@ class Variant:
                     self.divided.compare(self)
                     record = self.record  # later stages of a pipeline have added their calls
                     record.facts |= attention_facts(record.usage, record.reasons)
-                    # Calls of this rank alone must not lead its state away from the other ranks'.
-                    device = self.situation.device
-                    stack.enter_context(restored_state(self.model, device, free_bytes(device)))
+                stack.enter_context(self.restored())
                 self.evidence = self.collect_evidence(self.observed())
         return self.evidence

@@ -73,6 +73,8 @@ def test_decoding_that_begins_anew_gives_the_same_tokens_again(family):
     stepped(arm, 2)  # in the middle of a round the numbers are checked after the prompt
     result = comparison.check(arm, situation)
     assert result.ok and result.relative_error < 1e-5, result.text
+    assert torch.equal(stepped(arm, NEW), tokens[2 : NEW + 2]), "the round goes on"
+    arm.restart()
     assert torch.equal(stepped(arm, NEW), tokens[:NEW])
 
 

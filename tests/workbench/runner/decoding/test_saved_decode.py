@@ -73,7 +73,7 @@ def test_generation_in_two_parts_writes_what_one_run_writes(family, parts, tempe
 def test_decoding_in_two_parts_ends_where_one_run_ends(family, first, tmp_path):
     configuration = requested(family, "decode")
     ran(configuration, 1 + first + 4, save_state=tmp_path / "whole")
-    # The check begins the round anew, once the state is saved.
+    # The check calls the model after the prompt, and leaves the state of the round.
     ran(configuration, 1 + first, save_state=tmp_path / "part", check="last")
     ran(configuration, 5, load_state=tmp_path / "part", save_state=tmp_path / "found")
     assert same(tmp_path / "found", tmp_path / "whole")
@@ -145,3 +145,11 @@ def test_a_runner_of_its_own_saves_a_state_and_goes_on_from_it(runner, tmp_path)
         assert runner.finish().reason == "done"
         texts.append(runner.session.segments[-1].ledger["text"])
     assert texts[2] == texts[4] and texts[4].startswith(texts[0]) and texts[4] != texts[0]
+
+
+@pytest.mark.parametrize("workload", ["decode", "generate"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_evidence_does_not_restart_the_round_that_is_saved(family, workload, tmp_path):
+    configuration = requested(family, workload, toggles={"attention": "sdpa"})  # it is called again
+    _, notes = ran(configuration, 1 + 3, save_state=tmp_path / "state")
+    assert notes == [f"saved the decode state after {8 + 3} tokens to {tmp_path / 'state'}"]

@@ -39,15 +39,19 @@ def build():
     module = nn.Sequential(Lora(), nn.Tanh(), Lora())
     return module, lambda batch: torch.randn(batch, 8), lambda y, x: y.square().mean()
 """
-MERGES = ("self.weight.data += change", "self.weight = nn.Parameter(self.weight.detach() + change)")
+MERGES = {
+    "in place": "self.weight.data += change",
+    "in new memory": "self.weight.data = self.weight.data + change",
+    "another parameter": "self.weight = nn.Parameter(self.weight.detach() + change)",
+}
 
 
-@pytest.mark.parametrize("merge", MERGES, ids=["in place", "another parameter"])
+@pytest.mark.parametrize("merge", MERGES.values(), ids=MERGES)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 def test_weights_that_a_mode_merges_are_the_same_in_every_configuration(tmp_path, merge, workload):
     path = tmp_path / "own.py"
     path.write_text(FILE.format(merge=merge))
-    cache, models = VariantCache(), []
+    cache, models, addresses = VariantCache(), [], set()
     for number in (0, 1):
         situation = resolve(owned(path, workload), CPU)
         variant = cache.get(situation, PhaseTracker(lambda phase: None), number)
@@ -62,6 +66,8 @@ def test_weights_that_a_mode_merges_are_the_same_in_every_configuration(tmp_path
             torch.testing.assert_close(expected, by_hand)
         result = comparison.check(variant, situation)
         assert result.ok, result.text
+        addresses.add(variant.model.module[0].weight.data_ptr())
+    assert len(addresses) == 1, "a captured graph of the first would read freed memory"
     with torch.no_grad():
         for model in models:
             assert torch.equal(model(x), expected)
