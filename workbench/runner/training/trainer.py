@@ -161,6 +161,8 @@ class Weights:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        if self._scaler is not None:  # else it takes the next gradients for unscaled ones
+            self._scaler._per_optimizer_states.clear()
 
     @property
     def are_finite(self) -> bool:

@@ -92,7 +92,7 @@ class Quantized:
     def is_of(self, parameters: Parameters) -> bool:
         """Return True if quantizing these weights gives exactly these codes."""
         return all(
-            torch.equal(old.view(torch.uint8), new.view(torch.uint8))
+            torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (old, new)))
             for layer, pair in self.codes.items()
             for old, new in zip(pair, self._quantize(parameters, layer), strict=True)
         )

@@ -94,7 +94,7 @@ def test_a_check_leaves_the_state_of_a_users_model(kind, workload, precision, tm
     assert not before.differences(Snapshot(variant))
 
 
-@pytest.mark.parametrize("scheme", ["fp8_row", "int8_dynamic", "int8_weight_only"])
+@pytest.mark.parametrize("scheme", ["fp8_row", "fp8_tensor", "int8_dynamic", "int8_weight_only"])
 def test_a_check_leaves_the_codes_of_a_users_model(scheme, tmp_path):
     requested = stateful(tmp_path, "a replaced buffer", "forward", quantization=scheme)
     variant = stepped(requested)

@@ -146,3 +146,15 @@ def test_counts_lie_on_the_gpu_where_it_reads_them_and_nowhere_else(first):
         state = optimizer.state[parameter]["step"]
         assert state.is_cuda is options["fused"]
     assert float(state) == 4, "with the one in which the moments were made"
+
+
+def test_after_a_step_that_failed_the_next_gradients_are_unscaled(weights):
+    trainer = weights.trainer(PLAIN, scales_loss=True)
+    (parameter, *_) = weights.parameters.values()
+    trainer.scaler.scale(parameter.sum()).backward()
+    trainer.scaler.unscale_(trainer.optimizer)  # and here the optimizer lacks memory
+    weights.drop_gradients()
+    seen = []
+    trainer.optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad.clone()))
+    trainer.update(sum(p.sum() for p in weights.parameters.values()))
+    assert torch.equal(seen[0], torch.ones(3))
