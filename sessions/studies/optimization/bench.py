@@ -21,10 +21,10 @@ class Bench(Protocol):
         Of two options that exclude each other, either may be replaced.
         """
 
-    def saved_waits(self, point: Point) -> float:
-        """Return the log ratio of step time to the start's if a point avoids the start's waits.
+    def saved_waits(self, point: Point, best: Candidate) -> float:
+        """Return the log ratio of step time to the best candidate's if a point avoids its waits.
 
-        NaN if it does not avoid them, or if they were not measured.
+        NaN if it does not avoid them, or if they cannot be measured. ``best`` has been measured.
         """
 
     def predict(self, point: Point) -> float:

@@ -38,20 +38,16 @@ class Knowledge:
     compile_s: float = math.inf  # that building a compiled step took at least
 
     def predict(
-        self, bench: Bench, dimensions: Sequence[Dimension], start: Point, until_s: float
+        self, bench: Bench, dimensions: Sequence[Dimension], begun: Candidate, until_s: float
     ) -> None:
         """Predict the single changes of the start, until the bench's clock shows ``until_s``.
 
-        The waits of the start's steps were measured, so that it takes no time to know what saves
-        them. Where an option promises much, the other options of its dimension come next.
+        What saves waits of the start's steps needs no prediction. Where an option promises much,
+        the other options of its dimension come next.
         """
-        usable: dict[Option, Point] = {}
-        for option in by_turns(dimensions, start):
-            point, _ = bench.usable(replaced(start, [option]))
-            if point is not None and point[option[0]] == option[1]:
-                usable[option] = point  # with what the option needs
+        start, usable = begun.point, _usable_options(bench, dimensions, begun.point)
         for option, point in usable.items():
-            self.predicted[option] = bench.saved_waits(point)
+            self.predicted[option] = bench.saved_waits(point, begun)
         remaining = [option for option in usable if math.isnan(self.predicted[option])]
         while remaining and bench.now() <= until_s:
             option = remaining.pop(0)
@@ -59,6 +55,17 @@ class Knowledge:
             self.predicted[option] = effect
             if abs(effect) > PROMISING:
                 remaining.sort(key=lambda other: other[0] != option[0])
+
+    def learn_waits(self, bench: Bench, dimensions: Sequence[Dimension], best: Candidate) -> None:
+        """Predict again the options that save waits: faster steps wait longer for their launches.
+
+        What was measured beside slower steps no longer counts.
+        """
+        for option, point in _usable_options(bench, dimensions, best.point).items():
+            saved = bench.saved_waits(point, best)
+            if math.isfinite(saved):
+                self.effects.pop(option, None)
+                self.predicted[option] = self.effect((option[0], best.point[option[0]])) + saved
 
     def effect(self, option: Option) -> float:
         """Return the effect of an option: measured, predicted, or 0."""
@@ -131,6 +138,18 @@ class Knowledge:
         changed_option = difference(candidate.point, reference.point)
         if changed_option is not None:
             self.refused[changed_option] = f"{reason} in {candidate.title}"
+
+
+def _usable_options(
+    bench: Bench, dimensions: Sequence[Dimension], point: Point
+) -> dict[Option, Point]:
+    """Return the single changes of a point that can be used, with what the options need."""
+    usable = {}
+    for option in by_turns(dimensions, point):
+        changed, _ = bench.usable(replaced(point, [option]))
+        if changed is not None and changed[option[0]] == option[1]:
+            usable[option] = changed
+    return usable
 
 
 def _predict_alone(bench: Bench, option: Option, point: Point, start: Point) -> float:

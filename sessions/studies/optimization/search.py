@@ -116,7 +116,7 @@ class Search:
         self.check(self.start)
         with self.plan.timed("prediction"):
             until_s = self.bench.now() + PREDICTION_SHARE * self.goal.budget_s
-            self.knowledge.predict(self.bench, self.dimensions, self.start.point, until_s)
+            self.knowledge.predict(self.bench, self.dimensions, self.start, until_s)
         while batch := self._next_batch():
             self._race(batch)
         reasons = [*self.left_out.values(), *(candidate.reason for candidate in self.candidates)]
@@ -485,8 +485,7 @@ class Search:
             if objective == MEMORY:
                 candidate.value = math.log(candidate.peak_bytes / self.start.peak_bytes)
             else:
-                mean = candidate.race(incumbent.number, objective).mean
-                candidate.value = incumbent.value + mean
+                candidate.value = incumbent.value + candidate.race(incumbent.number, objective).mean
             outcomes[candidate] = self._outcome(candidate)
             self.knowledge.learn_effect(candidate, incumbent)
         for candidate in sorted(outcomes, key=lambda c: c.value):
@@ -497,4 +496,5 @@ class Search:
                 self.knowledge.refuse(candidate, incumbent, reason)
             if self.proposable(candidate):
                 self.best = candidate
+                self.knowledge.learn_waits(self.bench, self.dimensions, candidate)
                 return

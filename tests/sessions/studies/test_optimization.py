@@ -270,6 +270,24 @@ def test_saved_waits_are_known_where_predictions_take_all_their_time():
     assert search.candidates[1].title == "toggle1=b, toggle2=b"
 
 
+def test_what_saves_waits_is_tried_once_the_best_steps_wait_for_their_launches():
+    """The start's steps of 100 ms keep the GPU busy; the best one's take 30 ms of launches."""
+    space = dimensions(2, 4, 4, 4, 4, 2)
+    bench = SimulatedBench(
+        space,
+        {(0, "b"): -2.0},
+        predictions={(0, "b"): -2.0, (5, "b"): 0.0},
+        base_ms=100.0,
+        host_ms=30.0,
+        capturing=frozenset({(5, "b")}),
+    )
+    search = Search(space, bench, Goal(budget_s=60.0))
+    search.run()
+    titles = [candidate.title for candidate in search.candidates]
+    assert titles[:3] == ["start", "toggle0=b", "toggle0=b, toggle5=b"]
+    assert search.best.title == "toggle0=b, toggle5=b"
+
+
 def test_the_other_options_of_a_promising_dimension_are_predicted_next():
     """Each prediction takes a second, and 5 s are left for those of eight options."""
     space = dimensions(4, 2, 2, 2, 2, 2)

@@ -59,6 +59,8 @@ class SimulatedBench:
     predictions: Mapping[Option, float] = field(default_factory=dict)
     prediction_s: float = 0.01
     waits: Mapping[Option, float] = field(default_factory=dict)  # log ratios of what saves them
+    host_ms: float = 0.0  # that a step takes at least, unless it is captured
+    capturing: frozenset[Option] = frozenset()  # options that capture it
     block_steps: int = 20
     plans_blocks: bool = False  # a build tells how long a block takes
     warm_up_steps: int = 0  # of a build, and of a check again
@@ -73,6 +75,12 @@ class SimulatedBench:
 
     def truth(self, point: Point) -> float:
         """Return the true log ratio of a point's step time to the start's."""
+        total = self._on_gpu(point)
+        if self.host_ms and not set(enumerate(point)) & self.capturing:
+            total = max(total, math.log(self.host_ms / self.base_ms))
+        return total
+
+    def _on_gpu(self, point: Point) -> float:
         own = list(enumerate(point))
         total = sum(self.effects.get(option, 0.0) for option in own)
         return total + sum(
@@ -109,8 +117,15 @@ class SimulatedBench:
                 return replaced(point, [(axis, start)]), f"cannot be combined with {choice}"
         return point, ""
 
-    def saved_waits(self, point: Point) -> float:
-        return next((self.waits[o] for o in enumerate(point) if o in self.waits), math.nan)
+    def saved_waits(self, point: Point, best: Candidate) -> float:
+        captured, before = (
+            bool(set(enumerate(options)) & self.capturing) for options in (point, best.point)
+        )
+        waited = self.truth(best.point) - self._on_gpu(best.point)
+        if captured and not before and waited > 0:
+            return -waited
+        saving = (o for o in enumerate(point) if o in self.waits and o not in enumerate(best.point))
+        return next((self.waits[option] for option in saving), math.nan)
 
     def predict(self, point: Point) -> float:
         self.clock_s += self.prediction_s

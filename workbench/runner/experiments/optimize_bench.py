@@ -72,7 +72,8 @@ class RunnerBench:
         self._usable: dict[Point, tuple[Point | None, str]] = {}
         self.energy = EnergyCounter(context.device)
         self._step_joules = math.nan  # of the latest block
-        self._waiting = math.nan  # share of the base's steps in which the GPU waits for launches
+        # Shares of the candidates' steps in which the GPU waits for launches, by number.
+        self._waiting: dict[int, float] = {}
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
         self.alternation.long_ms = LONG_MS
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
@@ -96,15 +97,19 @@ class RunnerBench:
             self._usable[point] = self._find_usable(point)
         return self._usable[point]
 
-    def saved_waits(self, point: Point) -> float:
-        """Return the log ratio of step time to the base's if the GPU waits for no launches.
+    def saved_waits(self, point: Point, best: Candidate) -> float:
+        """Return the log ratio of step time to the best's if the GPU waits for no launches.
 
-        NaN if the point's steps are not captured, if the base's are, or if no wait was seen.
+        NaN if the point's steps are not captured, if the best's are, or if no wait was seen.
         """
+        contender = self._contenders[best.number]
         captures = self.situation(point).has(Trait.CAPTURED)
-        if not captures or self._base.has(Trait.CAPTURED) or not self._waiting > 0:
+        if not captures or contender.situation.has(Trait.CAPTURED):
             return math.nan
-        return math.log((1 - self._waiting) * self._scale(point))
+        if best.number not in self._waiting:
+            self._waiting[best.number] = self._waiting_share(contender)
+        waiting, scale = self._waiting[best.number], self._scale(point) / self._scale(best.point)
+        return math.log((1 - waiting) * scale) if waiting > 0 else math.nan
 
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one."""
@@ -230,8 +235,6 @@ class RunnerBench:
         alternation.begin(contender)
         alternation.settle(contender)
         self._lengthen(contender)
-        if contender.number == 0:
-            self._waiting = self._waiting_share(contender)
         return self._peak(contender)
 
     def _build_again(self, contender: Contender) -> float:
@@ -247,8 +250,7 @@ class RunnerBench:
 
     def _waiting_share(self, contender: Contender) -> float:
         variant, context = contender.variant, self._context
-        assert variant is not None
-        if context.device.type != "cuda" or variant.divided is not None:
+        if variant is None or context.device.type != "cuda" or variant.divided is not None:
             return math.nan
 
         def step() -> None:

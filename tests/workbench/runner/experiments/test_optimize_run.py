@@ -16,7 +16,7 @@ from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution.words import rows
-from sessions.studies.optimization.space import Candidate
+from sessions.studies.optimization.space import Candidate, Dimension
 from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
@@ -154,6 +154,30 @@ def test_an_option_comes_with_what_it_needs(context, small):
     if base.option("attention") != "sdpa":
         assert usable is not None and usable != point, reason
         assert "sdpa" in usable[[d.name for d in dimensions].index("attention")]
+
+
+def test_waits_are_those_of_the_best_candidate_and_are_measured_once(context, small, monkeypatch):
+    dimensions = [Dimension("cuda_graphs", ("off", "on"), "off")]
+    bench = RunnerBench(context, resolve(small, context.device), dimensions, "time", 60.0, 0)
+    measured = []
+
+    def share(contender):
+        measured.append(contender.number)
+        return 0.6
+
+    monkeypatch.setattr(bench, "_waiting_share", share)
+    captured = {option: SimpleNamespace(has=lambda _, on=option == "on": on)
+                for option in ("off", "on")}  # fmt: skip
+    monkeypatch.setattr(bench, "situation", lambda point: captured[point[0]])
+    waiting, replayed = (Candidate(n, (option,), option) for n, option in enumerate(captured))
+    for candidate in (waiting, replayed):
+        situation = captured[candidate.title]
+        bench._contenders[candidate.number] = Contender(candidate.number, 0, situation, "")
+    for _ in range(2):
+        assert bench.saved_waits(("on",), waiting) == pytest.approx(math.log(0.4))
+    assert math.isnan(bench.saved_waits(("off",), waiting))
+    assert math.isnan(bench.saved_waits(("on",), replayed))
+    assert measured == [0]
 
 
 @pytest.mark.parametrize(("steps", "is_counted"), [(50, True), (5, False)])
