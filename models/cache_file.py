@@ -82,8 +82,8 @@ class SavedState:
             )
         if len(self.tensors) != len(tensors):
             raise ConfigurationError(
-                f"load: {self.path!r} differs in the number of tensors, {len(self.tensors)}, "
-                f"from this cache, {len(tensors)}: it is from another model"
+                f"load: {self.path!r} has {len(self.tensors)} as its number of tensors, but this "
+                f"cache has {len(tensors)}: it is from another model"
             )
         for index, (saved, current) in enumerate(zip(self.tensors, tensors, strict=True)):
             if saved.shape != current.shape or saved.dtype != current.dtype:

@@ -119,7 +119,7 @@ def _refuses(
     if decoded and length * heads > BLOCK and (causal or window is not None):
         return (  # torch decodes, and has no kernel for more rows than a block of the mask has
             f"with a mask and fewer than {BLOCK} queries, flex supports up to {BLOCK} rows per key "
-            f"head, not {length * heads}: queries {length}, heads {heads}"
+            f"head, not {length * heads} ({length} x {heads}, queries times heads)"
         )
     if not q.is_cuda and needs_gradient(q, k, v):
         return "flex has no backward pass on the CPU"

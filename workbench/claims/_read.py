@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sessions.model import Study
+from sessions.numbers import counted
 from sessions.studies import scaling
 from sessions.studies.attribution import estimation
 from sessions.studies.attribution.words import is_unchecked, path_of, rows
@@ -172,8 +173,8 @@ def exponent(setting: str) -> Read:
                 points[size] = float(np.median(times))
         if len(points) < LEAST_SIZES:
             raise Unmeasured(
-                f"at least {LEAST_SIZES} sizes with {LEAST_STEPS} steady steps are needed, but "
-                f"there are {len(points)} among {len(results.segments)}"
+                f"at least {LEAST_SIZES} sizes need {LEAST_STEPS} steady steps or more; "
+                f"{len(points)} of {counted(len(results.segments), 'size')} have them"
             )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))

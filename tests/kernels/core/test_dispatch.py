@@ -209,4 +209,4 @@ def test_flex_is_refused_on_a_gpu_where_torch_decodes_more_rows_than_it_can(
         why = flex.refuses(q, k, k, causal, None, None, None)
     assert (why is None) == taken
     if not taken:
-        assert why.endswith("up to 128 rows per key head, not 40 queries of 4 heads")
+        assert why.endswith("up to 128 rows per key head, not 160 (40 x 4, queries times heads)")

@@ -129,14 +129,14 @@ def saved(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "batch", "length", "dtype", "sentence"),
     [
-        ({}, 3, LENGTH, None, "for batch 2 and 24 positions, but this cache is for batch 3 and 24"),
-        ({}, 2, 25, None, "for batch 2 and 24 positions, but this cache is for batch 2 and 25"),
+        ({}, 3, LENGTH, None, "for batch 2 and length 24, but this cache is for batch 3"),
+        ({}, 2, 25, None, "for batch 2 and length 24, but this cache is for batch 2 and length 25"),
         (
             {"attention_every": 0},
             2,
             LENGTH,
             None,
-            "holds 12 tensors, but this cache has 8",
+            "has 12 as its number of tensors, but this cache has 8",
         ),
         ({"d_state": 8}, 2, LENGTH, None, "tensor 0 of .* is torch.float32 .2, 320, 4., but this"),
         (

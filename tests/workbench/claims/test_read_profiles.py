@@ -81,7 +81,7 @@ def test_facts_of_segments_are_read_at_the_sizes_that_ran():
     assert ledger_value("parameters", "96M", 1e6)(here).value == 96
     assert ledger_difference("a", "b", 7)(here).value == 1
     assert growth("state", "sequence")(here).value == 7
-    with pytest.raises(Unmeasured, match="state is known at 1 of 1 sizes"):
+    with pytest.raises(Unmeasured, match="state is known at 1 of 1 size"):
         growth("state", "sequence")(results_of(segments=segments[:1]))
     with pytest.raises(Unmeasured, match="no segment records its tokens"):
         ledger_value("tokens")(here)
@@ -117,7 +117,7 @@ def test_a_test_that_fails_is_not_counted_as_passed(bad, ladder, passed):
     made = [None, None, None, profile(1, 1, 1)]
     read = passed_share(lambda _: Reading(ladder, note="+ compile: failed"), 3)
     assert read(results_of(*made, segments=segments)).value == passed
-    with pytest.raises(Unmeasured, match="2 of 3 components were run"):
+    with pytest.raises(Unmeasured, match="ran 2 of 3 components"):
         read(results_of(*made, segments=segments[:2]))
 
 

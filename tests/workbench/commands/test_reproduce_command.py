@@ -148,7 +148,7 @@ COMPILING = (
 
 
 @pytest.fixture
-def runners(monkeypatch):
+def runners(monkeypatch, tmp_path):
     """Let each runner after the other say its part once it is asked, and then hear nothing."""
 
     def script(*parts: tuple[protocol.AnyMessage, ...]):
@@ -161,7 +161,9 @@ def runners(monkeypatch):
                 f"import os, sys, time\nos.write(1, {lines[0]!r})\nsys.stdin.readline()\n"
                 f"os.write(1, {lines[1]!r})\ntime.sleep(1e6)"
             )
-            return Runner(journal, (sys.executable, "-S", "-c", program))
+            path = tmp_path / f"runner{len(left)}.py"  # too long for an argument
+            path.write_text(program)
+            return Runner(journal, (sys.executable, "-S", str(path)))
 
         monkeypatch.setattr(headless, "Runner", launch)
         monkeypatch.setattr("workbench.client.runner_process.GRACE_S", 0.1)
