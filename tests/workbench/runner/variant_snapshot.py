@@ -13,15 +13,32 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.backends import cuda, cudnn, mkldnn
 from torch.utils import _device
 
 import kernels
+from models import FAMILIES
 from workbench.runner.structures import tensors
 from workbench.runner.variants.variant import Variant
 from workbench.runner.variants.weights import Quantized, Weights
+
+QUICK = ("hydra", "moe")  # families of all tests; those of the other families are slow
+
+
+def by_family(*parts: Any, family: str) -> Any:
+    """Return the parameters of a test of a family, marked slow unless it is one of ``QUICK``."""
+    return pytest.param(*parts, marks=() if family in QUICK else pytest.mark.slow)
+
+
+SOME_FAMILIES = [by_family(family, family=family) for family in FAMILIES]
+WORKLOADS = [
+    by_family(name, workload, family=name)
+    for name, family in FAMILIES.items()
+    for workload in family.workloads
+]
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _FLAGS: Mapping[str, Callable[[], Any]] = {

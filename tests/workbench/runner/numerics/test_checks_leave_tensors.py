@@ -10,7 +10,7 @@ import pytest
 import torch
 from built_arms import configuration, stepped
 from stateful_models import KINDS, stateful
-from variant_snapshot import Snapshot
+from variant_snapshot import SOME_FAMILIES, WORKLOADS, Snapshot
 
 from models import FAMILIES
 from sessions.model import Configuration
@@ -82,7 +82,9 @@ def test_a_check_leaves_every_tensor_of_a_model_with_a_repeated_module(tmp_path,
     check_leaves_tensors(stepped(requested), resolve(requested, CPU), monkeypatch)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+@pytest.mark.parametrize(
+    "precision", ["amp_bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp32", "bf16"))]
+)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_check_leaves_the_state_of_a_users_model(kind, workload, precision, tmp_path):
@@ -122,7 +124,7 @@ def failing(monkeypatch, variant, where, failures):
 
 
 @pytest.mark.parametrize("where", ["backward", "optimizer"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_a_check_that_runs_out_of_memory_leaves_everything(family, where, monkeypatch):
     requested = configuration(family, "train")
     variant = stepped(requested)
@@ -135,7 +137,7 @@ def test_a_check_that_runs_out_of_memory_leaves_everything(family, where, monkey
 
 
 @pytest.mark.parametrize("where", ["backward", "optimizer"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_gradients_of_a_failed_attempt_are_no_part_of_the_next(family, where, monkeypatch):
     requested = configuration(family, "train")
     variant = stepped(requested)
@@ -175,7 +177,7 @@ class CancelAt:
 
 @pytest.mark.parametrize(
     ("family", "workload"),
-    [(name, workload) for name, family in FAMILIES.items() for workload in family.workloads],
+    WORKLOADS,
 )
 def test_a_check_that_is_cancelled_or_not_leaves_everything(family, workload):
     requested = configuration(family, workload, toggles={"precision": "amp_bf16"})

@@ -11,7 +11,7 @@ import torch
 from built_arms import configuration
 from recording_wire import RecordingWire
 from stateful_models import stateful
-from variant_snapshot import Snapshot
+from variant_snapshot import Snapshot, by_family
 
 from models import FAMILIES
 from workbench import protocol
@@ -63,7 +63,7 @@ def by_steps(entry):
 @pytest.mark.parametrize(
     ("family", "study"),
     [
-        *((family, "profile") for family in FAMILIES if family != "moe"),
+        *(by_family(name, "profile", family=name) for name in FAMILIES if name != "moe"),
         *(("moe", study) for study in STUDIES),
     ],
 )
