@@ -492,9 +492,9 @@ class Search:
             if outcomes[candidate] != BETTER and self.proposable(incumbent):
                 continue
             if not self.check(candidate) and candidate.numerics and incumbent.is_right:
-                reason = self.objection(candidate).partition(":")[0]
-                self.knowledge.refuse(candidate, incumbent, reason)
+                self.knowledge.refuse(candidate, incumbent, self.objection(candidate).split(":")[0])
             if self.proposable(candidate):
                 self.best = candidate
-                self.knowledge.learn_waits(self.bench, self.dimensions, candidate)
+                if objective == TIME:  # effects on memory or energy stay as measured
+                    self.knowledge.learn_waits(self.bench, self.dimensions, candidate)
                 return

@@ -288,6 +288,24 @@ def test_what_saves_waits_is_tried_once_the_best_steps_wait_for_their_launches()
     assert search.best.title == "toggle0=b, toggle5=b"
 
 
+def test_saved_waits_promise_nothing_where_memory_decides():
+    space = dimensions(2, 2, 2)
+    captured = (2, "b")
+    bench = SimulatedBench(
+        space,
+        {(0, "b"): -2.0},
+        counts_memory=True,
+        memory={(0, "b"): -0.5, captured: 0.3},
+        base_ms=100.0,
+        host_ms=30.0,
+        capturing=frozenset({captured}),
+    )
+    search = Search(space, bench, Goal(objective=MEMORY, budget_s=100.0))
+    search.run()
+    assert search.best.point[0] == "b" and search.best.point[2] == "a"
+    assert math.isnan(search.knowledge.predicted[captured])
+
+
 def test_the_other_options_of_a_promising_dimension_are_predicted_next():
     """Each prediction takes a second, and 5 s are left for those of eight options."""
     space = dimensions(4, 2, 2, 2, 2, 2)
