@@ -82,16 +82,9 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             f"linear: with a weight {tuple(weight.shape)} bias must be {tuple(weight.shape[:1])}, "
             f"but is {tuple(bias.shape)}"
         )
-    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    if len({tensor.dtype for tensor in given.values()}) > 1:
-        dtypes = [str(tensor.dtype) for tensor in given.values()]
-        raise Mistake(
-            f"linear: {_listed(list(given))} must have one dtype, but have {_listed(dtypes)}"
-        )
-
-
-def _listed(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise Mistake(f"linear: {name} must have x's dtype, {x.dtype}, but has {tensor.dtype}")
 
 
 def reference(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

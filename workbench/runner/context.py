@@ -47,7 +47,7 @@ from workbench.runner.wire import Wire
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
-RESTARTED = "earlier steps made weights NaN or infinite: training starts again from the first ones"
+RESTARTED = "earlier steps made weights NaN or infinite: training restarts from the initial weights"
 
 
 @dataclass

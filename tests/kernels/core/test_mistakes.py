@@ -89,8 +89,12 @@ MISTAKES = {
     "linear: with a weight (5, 8) bias must be (5,), but is (8,)": (
         lambda: kernels.linear(t(3, 8), t(5, 8), t(8))
     ),
-    "linear: x, weight and bias must have one dtype, but have torch.float32, torch.float16 and "
-    "torch.float32": (lambda: kernels.linear(t(3, 8), t(5, 8, dtype=torch.float16), t(5))),
+    "linear: weight must have x's dtype, torch.float32, but has torch.float16": (
+        lambda: kernels.linear(t(3, 8), t(5, 8, dtype=torch.float16), t(5))
+    ),
+    "linear: bias must have x's dtype, torch.float32, but has torch.float16": (
+        lambda: kernels.linear(t(3, 8), t(5, 8), t(5, dtype=torch.float16))
+    ),
     "linear_cross_entropy: target must be int64 (3,), but is torch.int64 (4,)": (
         lambda: kernels.linear_cross_entropy(t(3, 8), t(5, 8), t(4, dtype=torch.int64))
     ),
