@@ -5,8 +5,8 @@
 for x [..., K], W [N, K] and b [N]: the linear map of ``torch.nn.Linear``. With 16 rows or fewer the
 weight is read once and each of its numbers is used a few times, so that memory bounds the product,
 and libraries leave multiprocessors idle: their tiles are 64 or more outputs wide. Here a program
-computes 16 outputs or so. The K products of an output are added in ``SPLIT`` sums at once, because
-each multiplication of a tile waits for the one before it.
+computes 16 outputs or so, of up to 16 rows. The K products of an output are added in ``SPLIT`` sums
+at once, because each multiplication of a tile waits for the one before it.
 
 Gradients are dx = dy W, dW = dy^T x and db = the sum of dy over the rows, by plain products.
 """
@@ -41,6 +41,7 @@ from kernels.core.operator import (
 )
 from kernels.core.replay import replayed
 from kernels.core.triton_helpers import (
+    MAX_GRID,
     dot_precision,
     missing,
     no_fp64,
@@ -51,7 +52,8 @@ from kernels.core.triton_helpers import (
 from kernels.core.tuning import Tile, Tunable
 from kernels.linear._kernels import launch_few_rows, linear_few_rows_kernel
 
-MOST_ROWS = 16  # of the kernel; above, tiles of many rows use the weight better
+FEW_ROWS = 16  # that the kernel is for; above, tiles of many rows use the weight better
+LEAST_OUTPUTS = 16  # of a program
 
 
 def linear(
@@ -60,14 +62,20 @@ def linear(
     """Multiply ``x`` [..., K] by ``weight_NK`` [N, K] and add ``bias_N``; returns [..., N].
 
     All have one floating dtype, or that of autocast where it is on. ``impl``: auto, torch or
-    triton (16 rows or fewer, in BF16 or FP16). Raises ``Mistake`` if the arguments do not fit
-    together and ``Unavailable`` for an implementation that cannot run.
+    triton (made for the inputs of ``is_for_few_rows``). Raises ``Mistake`` if the arguments do not
+    fit together and ``Unavailable`` for an implementation that cannot run.
     """
     dtype = autocast_dtype(x)
     if dtype is not None:
         x, weight_NK = x.to(dtype), weight_NK.to(dtype)
         bias_N = None if bias_N is None else bias_N.to(dtype)
     return run(OP, impl, x, weight_NK, bias_N)
+
+
+def is_for_few_rows(x: Tensor) -> bool:
+    """Return True if the Triton kernel is made for ``x`` [..., K]: 16 rows or fewer, in 16 bits."""
+    dtype = autocast_dtype(x) or x.dtype
+    return dtype.itemsize == 2 and x.numel() <= FEW_ROWS * x.shape[-1]
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -100,12 +108,14 @@ def _torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
 
 
-def _tiles(device: int, k: int, rows: int, width: str, *_: Any) -> list[Tile]:
+def _tiles(device: int, k: int, rows: int, width: str, dtype: torch.dtype, *_: Any) -> list[Tile]:
     """Return outputs per program, inputs per step and sum, sums, warps and stages of each tile.
 
     The first was measured on an H200 with 8 rows: in BF16, 768 -> 4096 takes 4.1 us (cuBLAS 5.0),
     2048 -> 768 takes 4.0 (7.3), and 768 -> 1536 takes 3.2 (3.9).
     """
+    if dtype.itemsize == 4:
+        return [(16, 64, 2, 2, 3), (16, 32, 4, 4, 3), (16, 32, 2, 2, 4), (32, 32, 4, 4, 3)]
     narrow = (16, 64 if k < 1024 else 128, 4, 4, 4)
     tiles = [(16, 128, 2, 2, 4), narrow] if width == "wide" else [narrow, (16, 128, 2, 2, 4)]
     return [*tiles, (16, 64, 2, 2, 4), (16, 128, 4, 4, 3), (16, 64, 8, 8, 4), (32, 64, 4, 4, 3)]
@@ -127,7 +137,7 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     weight = unit_stride(weight)
     with on_device(x):
         launch_few_rows(
-            (cdiv(n_outputs, block_n),),
+            (cdiv(n_rows, rows), cdiv(n_outputs, block_n)),
             x,
             weight,
             bias if bias is None else bias.contiguous(),
@@ -172,12 +182,11 @@ def _triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    if x.is_cuda and x.dtype.itemsize != 2:
-        return f"its tiles are for torch.bfloat16 and torch.float16, not for {x.dtype}"
     if not x.numel() or not weight.numel():
         return "does not support empty tensors"
-    rows = x.numel() // x.shape[-1]
-    return no_fp64(x) if rows <= MOST_ROWS else f"supports up to {MOST_ROWS} rows, not {rows}"
+    if len(weight) > LEAST_OUTPUTS * MAX_GRID:
+        return f"supports up to {LEAST_OUTPUTS * MAX_GRID} outputs, not {len(weight)}"
+    return no_fp64(x)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

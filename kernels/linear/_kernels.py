@@ -25,8 +25,8 @@ def linear_few_rows_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    o_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_m = tl.arange(0, ROWS)
+    o_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < n_outputs
     m_m = o_m < n_rows
     o_s = tl.arange(0, SPLIT)[:, None, None] * BLOCK_K
@@ -43,7 +43,7 @@ def linear_few_rows_kernel(
     b_y = tl.sum(b_y, axis=0)
     if HAS_BIAS:
         b_y += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
-    p_y = y_ptr + o_m[None, :].to(tl.int64) * n_outputs + o_n[:, None]
+    p_y = y_ptr + o_m[None, :] * n_outputs + o_n[:, None]
     tl.store(p_y, b_y, mask=m_n[:, None] & m_m[None, :])
 
 

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
+from kernels.linear import is_for_few_rows
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 INIT_STD = 0.02  # GPT-2 (Radford et al. 2019), section 2.3 and its published code
@@ -30,8 +31,8 @@ def residual_std(n_layers: int) -> float:
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x W^T + b``: (B, S, in) -> (B, S, out), by the kernel for few rows if S is 1."""
-    if x.dim() == 3 and x.shape[1] == 1:
+    """Return ``x W^T + b``: (B, S, in) -> (B, S, out), by the operator for few rows if S is 1."""
+    if x.dim() == 3 and x.shape[1] == 1 and is_for_few_rows(x):
         return kernels.linear(x, weight, bias)
     return functional.linear(x, weight, bias)
 

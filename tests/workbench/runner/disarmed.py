@@ -50,6 +50,7 @@ WHERE = {
 }
 WHERE |= {name: ("own", "train") for name, toggle in all_toggles().items() if toggle.brings}
 DEFAULT = ("hydra", "train")
+BESIDE = {"triton_linear": {"precision": "bf16"}}  # what a toggle needs of others to be usable
 DATA = {"data_loading": __file__}
 CHOICES = [
     (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]
@@ -84,7 +85,7 @@ def configuration(name: str, option: str) -> Configuration:
         else {},
         workload=workload,
         settings=settings,
-        toggles={"triton": "off", name: option},
+        toggles={"triton": "off", name: option} | BESIDE.get(name, {}),
         data=DATA.get(name, SYNTHETIC),
     )
 

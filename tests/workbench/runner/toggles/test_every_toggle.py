@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from built_arms import CPU, configuration, evidence_of, stepped
+from disarmed import BESIDE as NEEDED
 from disarmed import DATA, PLAIN, WHERE, usual_place
 
 from models import FAMILIES
@@ -49,8 +50,7 @@ TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fu
             "gradient_compression", "micro_batches", "patch_loss", "pipeline_parallel",
             "quantized_training", "schedule",
             "triton_token_router"}  # fmt: skip
-# What some need of the others to be usable at all.
-BESIDE = {
+BESIDE = NEEDED | {
     "gradient_compression": {"data_parallel": "2"},
     "micro_batches": {"pipeline_parallel": "2"},
     "schedule": {"pipeline_parallel": "2"},

@@ -73,7 +73,7 @@ def test_every_operator_that_a_family_calls_has_a_toggle_of_its_implementations(
 
 @pytest.mark.parametrize(("family", "fields", "workload"), CASES)
 def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, workload):
-    switched = {"fused_loss": "chunked", "fused_add_norm": "torch"}
+    switched = {"fused_loss": "chunked", "fused_add_norm": "torch", "precision": "bf16"}
     requested = configuration(family, workload, model=fields)
     usable = {
         toggle: option
@@ -107,7 +107,9 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
 def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     family, workload, toggle, option, operator, status
 ):
-    arm = stepped(configuration(family, workload, toggles={toggle: option}))
+    precision = "bf16" if operator == "linear" else "fp32"
+    toggles = {toggle: option, "precision": precision}
+    arm = stepped(configuration(family, workload, toggles=toggles))
     evidence = evidence_of(arm, toggle)
     calls = arm.record.usage[operator][option]
     recorded = "the recorded call" if calls == 1 else f"all {calls} recorded calls"
