@@ -12,6 +12,7 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._kernel_toggle import kernel_toggle
 from workbench.runner.toggles._ranks import batch_ranks_of
 from workbench.runner.toggles._toggle import Situation
+from workbench.runner.toggles.precision import TOGGLE as PRECISION
 from workbench.runner.toggles.precision import computing
 
 
@@ -21,7 +22,7 @@ def _needs(option: str, situation: Situation) -> Blocked | None:
         return None
     if computing(situation).itemsize != 2:
         reason = "the kernel is made for 16 bits, and these linear layers compute in 32"
-        return Blocked(reason, "Choose BF16 weights.", {"precision": "bf16"})
+        return Blocked(reason, "Choose BF16 weights.", {PRECISION.name: "bf16"})
     rows = int(situation.configuration.settings["batch"]) // batch_ranks_of(situation)
     if rows <= FEW_ROWS:
         return None
