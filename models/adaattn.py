@@ -69,6 +69,20 @@ class Block(TransformerBlock):
         """Return the attention's keys and values."""
         return self.attention.new_state(batch, length, device, dtype)
 
+    def fused_step(
+        self,
+        x_BSE: Tensor,
+        state: KVState | None,
+        position: Tensor | None,
+        choice: Choice | None = None,
+        kv_length: Tensor | None = None,
+        sight: Sight | None = None,
+    ) -> Tensor:
+        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        cached = {"state": state, "position": position, "kv_length": kv_length}
+        x_BSE = self.attention.fused_step(x_BSE, self.attention_norm, choice, **cached)
+        return self.mlp.fused_step(x_BSE, self.mlp_norm)
+
     def branches(
         self,
         u_BSE: Tensor,
@@ -198,7 +212,7 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
-    operators |= step_operators(workload)
+    operators |= step_operators(workload, fuses_steps=True)
     if workload not in ("decode", "generate"):
         operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:

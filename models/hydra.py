@@ -72,6 +72,12 @@ class Block(TransformerBlock):
         attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
         return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
 
+    def fused_step(self, x_BSE: Tensor, state: State | None, position: Tensor | None) -> Tensor:
+        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        return self.mlp.fused_step(
+            self.attention.fused_step(x_BSE, self.attention_norm, state, position), self.mlp_norm
+        )
+
     def branches(
         self,
         u_BSE: Tensor,
@@ -123,7 +129,8 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "add_rms_norm", "swiglu", "attention", *step_operators(workload)}
+    names = {"rms_norm", "add_rms_norm", "swiglu", "attention"}
+    names |= step_operators(workload, fuses_steps=not config.ccgqa)
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
+from kernels.linear import is_for_few_rows
 from models.decode_state import Cache, State, check_tokens
 from models.errors import ConfigurationError
 from models.layers.basic import Embedding, Linear, RMSNorm, computed_dtype, project
@@ -46,10 +47,17 @@ def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
     return BlockOutput(x_BSE + output.x, output.loss, output.measured)
 
 
-def step_operators(workload: str) -> frozenset[str]:
-    """Return the operators that a step calls besides those of its blocks."""
-    operators = {"train": {"linear_cross_entropy"}, "forward": set()}
-    return frozenset(operators.get(workload, {"linear"}))  # of the last token alone
+def step_operators(workload: str, fuses_steps: bool = False) -> frozenset[str]:
+    """Return the operators that a step calls besides those of its blocks.
+
+    ``fuses_steps``: a block has a ``fused_step``.
+    """
+    operators = {"train": {"linear_cross_entropy"}, "forward": set(), "prefill": {"linear"}}
+    decoding = {"linear", "fused_linear"} if fuses_steps else {"linear"}
+    return frozenset(operators.get(workload, decoding))  # of the last token alone
+
+
+ENTRIES = ("forward", "branches", "fused_step")  # methods of a block that a model may call
 
 
 class LanguageModel(Model):
@@ -66,7 +74,8 @@ class LanguageModel(Model):
     ``branches(u_BSE, x_BSE, state, position) -> (x_BSE, y_BSE | BlockOutput)``. It takes the stream
     and its norm, and returns the stream before the last addition and what that adds. Then one
     kernel can add and normalise: see ``set_fused_add_norm``. ``inner_additions``: how many
-    additions ``branches`` itself fuses with a norm.
+    additions ``branches`` itself fuses with a norm. A block with ``can_fuse_step`` has
+    ``fused_step(x_BSE, state, position) -> x_BSE``: see ``set_fused_linear``.
     """
 
     def __init__(
@@ -86,6 +95,7 @@ class LanguageModel(Model):
         self.applied_blocks = self.applied_tokens = 0  # in the last call; tokens of a sequence
         self.fused_add_norm = False
         self.fused_additions = 0
+        self.fused_linear: frozenset[int] = frozenset()  # blocks whose decoding steps are fused
         self.fused_loss = False
         self.stream: Region = WHOLE  # outside of the sharded layers of its blocks
         self.context: Context = FULL  # whose part of every sequence it computes
@@ -206,6 +216,27 @@ class LanguageModel(Model):
             )
         self.fused_add_norm = fused
 
+    def set_fused_linear(self, fused: bool) -> None:
+        """Choose whether linear layers of a decoding step include what surrounds them.
+
+        That is the norm or gate before them and the addition after them. The results differ only by
+        rounding. Steps of many rows or wider weights and blocks with quantized layers stay as they
+        are; ``fused_linear`` has the indices of the other blocks. Raises ``ConfigurationError`` if
+        no block supports it.
+        """
+        able = {
+            index: [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
+            for index, block in enumerate(self.blocks)
+            if fused and getattr(block, "can_fuse_step", False)
+        }
+        if fused and not able:
+            raise ConfigurationError("set_fused_linear: no block can fuse its linear layers")
+        self.fused_linear = frozenset(
+            index
+            for index, layers in able.items()
+            if all(isinstance(layer, Linear) for layer in layers)
+        )
+
     def set_fused_loss(self, fused: bool) -> None:
         """Choose whether ``loss`` is computed from the residual stream without storing all logits.
 
@@ -269,6 +300,12 @@ class LanguageModel(Model):
         """Return the head's weights (V, E)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    def _fused_steps(self, x_BSE: Tensor, position: Tensor | None) -> frozenset[int]:
+        """Return the indices of blocks that run by ``fused_step`` in this call."""
+        is_step = position is not None and x_BSE.shape[1] == 1 and not torch.is_grad_enabled()
+        fits = is_step and is_for_few_rows(x_BSE) and computed_dtype(x_BSE) == x_BSE.dtype
+        return self.fused_linear if fits else frozenset()
+
     def _run_blocks(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -277,9 +314,15 @@ class LanguageModel(Model):
         recompute_flags = (
             self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         )
+        steps = self._fused_steps(x_BSE, position)
         is_fused = [
-            self.fused_add_norm and not checkpointed and hasattr(block, "branches")
-            for checkpointed, block in zip(recompute_flags, self.blocks, strict=True)
+            self.fused_add_norm
+            and not checkpointed
+            and index not in steps
+            and hasattr(block, "branches")
+            for index, (checkpointed, block) in enumerate(
+                zip(recompute_flags, self.blocks, strict=True)
+            )
         ]
         self.fused_additions = self.applied_blocks = 0
         self.applied_tokens = x_BSE.shape[1]
@@ -303,7 +346,8 @@ class LanguageModel(Model):
                 x_BSE, output = block.branches(u_BSE, x_BSE, state, position, *inputs)
                 self.fused_additions += getattr(block, "inner_additions", 0)
             else:
-                output = block(x_BSE, state, position, *inputs)
+                step = block.fused_step if index in steps else block
+                output = step(x_BSE, state, position, *inputs)
             if not isinstance(output, BlockOutput):
                 output = BlockOutput(output, None, {})
             normed_BSE = None

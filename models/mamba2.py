@@ -106,6 +106,18 @@ class Block(nn.Module):
         """Norm of the block's input."""
         return self.norm
 
+    @property
+    def can_fuse_step(self) -> bool:
+        """True without attention: with it, several layers read the norm."""
+        return self.attention is None
+
+    def fused_step(
+        self, x_BSE: Tensor, state: SSMState | HybridState | None, position: Tensor | None
+    ) -> Tensor:
+        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        assert isinstance(state, SSMState)
+        return self.mixer(x_BSE, state, position, self.norm)
+
     def branches(
         self,
         u_BSE: Tensor,
@@ -155,7 +167,9 @@ def construct(config: Mamba2Config) -> LanguageModel:
 
 def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "causal_conv1d", "gated_rms_norm", *step_operators(workload)}
+    attention_free = not all(config.attends(index) for index in range(config.n_layers))
+    names = {"rms_norm", "causal_conv1d", "gated_rms_norm"}
+    names |= step_operators(workload, attention_free)
     names.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
     if config.n_layers > 1:
         names.add("add_rms_norm")

@@ -177,7 +177,7 @@ def end_of_huge(
             live.append(outputs[i])
             upstream.append(torch.zeros_like(outputs[i]))
             _last(upstream[-1], part).copy_(part)
-    gradients = torch.autograd.grad(live, list(leaves.values()), upstream)
+    gradients = torch.autograd.grad(live, list(leaves.values()), upstream) if names else ()
     for name, gradient in zip(names, gradients, strict=True):
         result_name = f"gradient of {name}"
         results[result_name] = _last(gradient, exact.exact[result_name])

@@ -5,8 +5,7 @@
 for x [..., K], W [N, K] and b [N]: the linear map of ``torch.nn.Linear``. With 16 rows or fewer the
 weight is read once and each of its numbers is used a few times, so that memory bounds the product,
 and libraries leave multiprocessors idle: their tiles are 64 or more outputs wide. Here a program
-computes 16 outputs or so, of up to 16 rows. The K products of an output are added in ``SPLIT`` sums
-at once, because each multiplication of a tile waits for the one before it.
+computes 16 outputs or so, of up to 16 rows.
 
 Gradients are dx = dy W, dW = dy^T x and db = the sum of dy over the rows, by plain products.
 """
@@ -33,27 +32,22 @@ from kernels.core.operator import (
     accumulator,
     alike,
     autocast_dtype,
-    cdiv,
     random_tensor,
     tensor_bytes,
-    unit_stride,
     without_autocast,
 )
 from kernels.core.replay import replayed
-from kernels.core.triton_helpers import (
-    MAX_GRID,
-    dot_precision,
-    missing,
-    no_fp64,
-    on_device,
-    rows_of,
-    sm_count,
+from kernels.core.triton_helpers import missing
+from kernels.core.tuning import Tunable
+from kernels.linear._few_rows import (
+    few_rows_key,
+    few_rows_refusal,
+    few_rows_tiles,
+    multiply_few_rows,
 )
-from kernels.core.tuning import Tile, Tunable
-from kernels.linear._kernels import launch_few_rows, linear_few_rows_kernel
+from kernels.linear._kernels import linear_few_rows_kernel
 
 FEW_ROWS = 16  # that the kernel is for; above, tiles of many rows use the weight better
-LEAST_OUTPUTS = 16  # of a program
 
 
 def linear(
@@ -108,54 +102,14 @@ def _torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
 
 
-def _tiles(device: int, k: int, rows: int, width: str, dtype: torch.dtype, *_: Any) -> list[Tile]:
-    """Return outputs per program, inputs per step and sum, sums, warps and stages of each tile.
-
-    The first was measured on an H200 with 8 rows: in BF16, 768 -> 4096 takes 4.1 us (cuBLAS 5.0),
-    2048 -> 768 takes 4.0 (7.3), and 768 -> 1536 takes 3.2 (3.9).
-    """
-    if dtype.itemsize == 4:
-        return [(16, 64, 2, 2, 3), (16, 32, 4, 4, 3), (16, 32, 2, 2, 4), (32, 32, 4, 4, 3)]
-    narrow = (16, 64 if k < 1024 else 128, 4, 4, 4)
-    tiles = [(16, 128, 2, 2, 4), narrow] if width == "wide" else [narrow, (16, 128, 2, 2, 4)]
-    return [*tiles, (16, 64, 2, 2, 4), (16, 128, 4, 4, 3), (16, 64, 8, 8, 4), (32, 64, 4, 4, 3)]
-
-
-_TILES = Tunable("linear.few_rows", (linear_few_rows_kernel,), _tiles, dots=True)
+_TILES = Tunable("linear.few_rows", (linear_few_rows_kernel,), few_rows_tiles, dots=True)
 
 
 @replayed
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    n_outputs, k = weight.shape
-    n_rows = x.numel() // k
-    y = torch.empty(*x.shape[:-1], n_outputs, dtype=x.dtype, device=x.device)
-    rows = 8 if n_rows <= 8 else 16
-    width = "wide" if n_outputs > 16 * sm_count(x.device.index) else "narrow"
-    key = (x.get_device(), k, rows, width, x.dtype)
-    block_n, block_k, split, warps, stages = _TILES.tile(key, _few_rows, x, weight, bias)
-    x, x_stride = rows_of(x)
-    weight = unit_stride(weight)
-    with on_device(x):
-        launch_few_rows(
-            (cdiv(n_rows, rows), cdiv(n_outputs, block_n)),
-            x,
-            weight,
-            bias if bias is None else bias.contiguous(),
-            y,
-            n_rows,
-            n_outputs,
-            x_stride,
-            weight.stride(0),
-            K=k,
-            HAS_BIAS=bias is not None,
-            PRECISION=dot_precision(),
-            ROWS=rows,
-            BLOCK_N=block_n,
-            BLOCK_K=block_k,
-            SPLIT=split,
-            STAGES=stages,
-            num_warps=warps,
-        )
+    y = torch.empty(*x.shape[:-1], len(weight), dtype=x.dtype, device=x.device)
+    tile = _TILES.tile(few_rows_key(x, weight), _few_rows, x, weight, bias)
+    multiply_few_rows(tile, x, weight, y, bias=bias)
     return y
 
 
@@ -179,14 +133,6 @@ class _FewRows(torch.autograd.Function):
 
 def _triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return applied(_FewRows, x, weight, bias)
-
-
-def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    if not x.numel() or not weight.numel():
-        return "does not support empty tensors"
-    if len(weight) > LEAST_OUTPUTS * MAX_GRID:
-        return f"supports up to {LEAST_OUTPUTS * MAX_GRID} outputs, not {len(weight)}"
-    return no_fp64(x)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -230,7 +176,7 @@ OP = Operator(
     reference=reference,
     check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses, replayed=True),
+        "triton": Implementation(_triton, missing, few_rows_refusal, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.rope import table
-from models.layers.basic import INIT_STD, Linear
+from models.layers.basic import INIT_STD, Linear, RMSNorm
 from models.layers.routing import Rows
 from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
@@ -261,6 +261,14 @@ class Attention(nn.Module):
         )
         return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
+    def fused_step(
+        self, x_BSE: Tensor, norm: RMSNorm, state: KVState | None, position: Tensor | None
+    ) -> Tensor:
+        """Return ``x + forward(norm(x))`` of a decoding step, fused into its two linear layers."""
+        heads = self.heads(x_BSE, position, norm=norm)
+        y_BHSD = attend(*heads, state, position, None, None, self.window, self.context)
+        return self.out.fused(y_BHSD.transpose(1, 2).flatten(2), residual=x_BSE)
+
     def heads(
         self,
         x_BSE: Tensor,
@@ -269,10 +277,11 @@ class Attention(nn.Module):
         *,
         queries_only: bool = False,
         lasting: bool = False,
+        norm: RMSNorm | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, S, D), keys and values (B, G, S, D); first token at ``position``.
 
-        ``lasting``: the values outlive this call.
+        ``lasting``: the values outlive this call. ``norm``: the linear layer normalises first.
         """
         heads, groups = self.n_heads, self.n_kv_heads
         if queries_only:
@@ -280,7 +289,8 @@ class Attention(nn.Module):
             q_BSHD = q_BSHD.unflatten(-1, (heads, self.head_dim))
             k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not read
         else:
-            qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
+            qkv_BSX = self.qkv(x_BSE) if norm is None else self.qkv.fused(x_BSE, norm)
+            qkv_BSXD = qkv_BSX.unflatten(-1, (heads + 2 * groups, self.head_dim))
             q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
             if lasting or torch.is_grad_enabled():
                 # Later calls or backward need the values, and a view would keep all of qkv.

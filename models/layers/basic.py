@@ -57,6 +57,22 @@ class Linear(nn.Linear):
         """Compute the map."""
         return project(x, self.weight, self.bias)
 
+    def fused(
+        self,
+        x: Tensor,
+        norm: RMSNorm | None = None,
+        *,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """Return ``residual + W norm(x)`` of a decoding step, in one operator.
+
+        (B, 1, in) and a residual (B, 1, out) -> (B, 1, out). ``gated``: the first half of the
+        product is a gate, and the result ``silu(gate) * other half`` is half as wide.
+        """
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return kernels.fused_linear(x, self.weight, weight, residual, gated, eps)
+
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Compute only outputs ``start`` to ``stop``: (..., in) -> (..., stop - start)."""
         bias = None if self.bias is None else self.bias[start:stop]
@@ -105,12 +121,18 @@ class TransformerBlock(nn.Module):
     inner_additions = 1  # that are followed by a norm of the block
     attention_norm: RMSNorm
     mlp_norm: RMSNorm
-    mlp: nn.Module
+    attention: nn.Module
+    mlp: SwiGLUMLP
 
     @property
     def first_norm(self) -> RMSNorm:
         """Norm of the block's input."""
         return self.attention_norm
+
+    @property
+    def can_fuse_step(self) -> bool:
+        """True if attention can include the norm before it and the addition after it."""
+        return hasattr(self.attention, "fused_step")
 
     def after_attention(self, y_BSE: Tensor, x_BSE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum ``x + y``, which one operator also normalises, and what the MLP adds."""
@@ -136,6 +158,10 @@ class SwiGLUMLP(nn.Module):
         cuts = {"gate_up.weight": Cut(0, (hidden, hidden)), "down.weight": Cut(1, (hidden,))}
         units = "columns of a feed-forward layer"
         return Division(units, hidden, cuts, 3 * hidden, unfused=hidden)  # silu(gate)
+
+    def fused_step(self, x_BSE: Tensor, norm: RMSNorm) -> Tensor:
+        """Return ``x + forward(norm(x))`` of a decoding step by two operators."""
+        return self.down.fused(self.gate_up.fused(x_BSE, norm, gated=True), residual=x_BSE)
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """Compute (B, S, E) -> (B, S, E)."""

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import kernels
 from models.initialisation import Sparing
-from models.layers.basic import Linear
+from models.layers.basic import Linear, RMSNorm
 from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
@@ -199,16 +199,21 @@ class SSM(Sparing):
         )
 
     def forward(
-        self, u_BSE: Tensor, state: SSMState | None = None, position: Tensor | None = None
+        self,
+        u_BSE: Tensor,
+        state: SSMState | None = None,
+        position: Tensor | None = None,
+        norm: RMSNorm | None = None,
     ) -> Tensor:
         """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
         ``position`` None means that the state is empty, whatever it holds. With any other value,
-        the state includes all previous tokens.
+        the state includes all previous tokens. With ``norm``, in a decoding step, it returns ``u +
+        forward(norm(u))``, fused into the two linear layers.
         """
         size = self.sizes
         going_on = state is not None and position is not None
-        z_BSI, xbc_BSC, dt_BSH = self._projected(u_BSE)
+        z_BSI, xbc_BSC, dt_BSH = self._projected(u_BSE, norm)
         conv_BCW, ssm_BHPN = None, None
         if state is not None and going_on:
             conv_BCW, ssm_BHPN = state.conv, state.ssm
@@ -260,6 +265,8 @@ class SSM(Sparing):
             y_BSI = kernels.gated_rms_norm(
                 y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
             )
+        if norm is not None:
+            return self.out_proj.fused(y_BSI, residual=u_BSE)
         return self.region.leave(self.out_proj(y_BSI))
 
     def _state_before(self, x_BSHP: Tensor, dt_BSH: Tensor, a_H: Tensor, b_BSGN: Tensor) -> Tensor:
@@ -280,14 +287,16 @@ class SSM(Sparing):
             before_BHX = self.context.state_before(states_BHX, fall_BSH[:, -1].to(a_H.dtype))
         return before_BHX.unflatten(2, (size.head_dim, size.d_state))
 
-    def _projected(self, u_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, u_BSE: Tensor, norm: RMSNorm | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return z, the channels to convolve, and dt."""
         size = self.sizes
+        parts = (size.inner, size.convolved, size.n_heads)
+        if norm is not None:
+            z_BSI, xbc_BSC, dt_BSH = self.in_proj.fused(u_BSE, norm).split(parts, -1)
+            return z_BSI, xbc_BSC, dt_BSH
         entered_BSE = self.region.enter(u_BSE, product=True)
         if not self.normed_over:
-            z_BSI, xbc_BSC, dt_BSH = self.in_proj(entered_BSE).split(
-                (size.inner, size.convolved, size.n_heads), dim=-1
-            )
+            z_BSI, xbc_BSC, dt_BSH = self.in_proj(entered_BSE).split(parts, -1)
             return z_BSI, xbc_BSC, dt_BSH
         # Every rank has the complete gradient of B and C, and a part of the others: two paths to u.
         begin, end = 2 * size.inner, size.inner + size.convolved

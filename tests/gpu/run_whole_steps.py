@@ -13,7 +13,8 @@ more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ra
 best contender that is not ours, with a 95 % interval and a verdict by the window's rules. The
 settings with one operator by Triton show which kernels cost more under torch.compile than what
 Inductor fuses. *Fused* settings also fuse the loss, and additions with the norms after them. Writes
-JSON after each family. ``--device cpu`` only tries the script out.
+JSON after each family. In decoding, *fused norms* leaves gates and norms out of linear layers.
+``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ GRAPHS = BASE | {"cuda_graphs": "on"}
 PRESETS = {"hydra": "base", "moe": "base", "mamba2": "96M", "adaattn": "base", "mahia": "base"}
 SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence": 32}}
 NEW_TOKENS = 128
-FUSED = {"fused_loss": "linear_cross_entropy", "fused_add_norm": "add_rms_norm"}
+FUSED = {
+    "fused_linear": "fused_linear",
+    "fused_loss": "linear_cross_entropy",
+    "fused_add_norm": "add_rms_norm",
+}
 PYTORCH = functools.partial(kernels.using, all="torch")
 Step = Callable[[], Any]
 
@@ -100,6 +105,9 @@ def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
         "graphs, Triton, fused": GRAPHS | {"triton": "on"} | fused,
         "reduce-overhead, fused": BASE | {"compile": "reduce-overhead"} | fused,
     }
+    if "fused_linear" in called:
+        norms = GRAPHS | {"triton": "auto"} | fused | {"fused_linear": "off"}
+        made["graphs, measured, fused norms"] = norms
     if "swiglu" in called:
         made["reduce-overhead, fused"] |= {"triton_swiglu": "triton"}
     for name in sorted(called - {"attention", *FUSED.values()}):

@@ -105,6 +105,7 @@ def jit_functions() -> list[Any]:
 
 # In the form of ``BUGS`` in ``test_planted_bugs``, for the kernel of products of few rows.
 LINEAR = "kernels.linear._kernels"
+SURROUNDED = {"rows": 3, "k": 100, "n": 33, "gated": True, "norm": True, "residual": True}
 FEW_ROWS = {"rows": 3, "k": 100, "n": 33, "bias": True}
 PRODUCT_BUGS = {
     "linear: the last output is left out": (
@@ -138,4 +139,41 @@ PRODUCT_BUGS = {
         None,
     ),
     "linear: the bias is left out": (LINEAR, "if HAS_BIAS:", "if False:", FEW_ROWS),
+    "fused_linear: the gate is not multiplied": (
+        LINEAR,
+        "tl.sigmoid(b_y) * b_up",
+        "tl.sigmoid(b_y)",
+        SURROUNDED,
+    ),
+    "fused_linear: gate and the other half are the same": (
+        LINEAR,
+        "(o_n + n_outputs)",
+        "o_n",
+        SURROUNDED,
+    ),
+    "fused_linear: the other half has no factor of the norm": (
+        LINEAR,
+        "            b_up *= b_factor",
+        "            b_up *= 1.0",
+        SURROUNDED,
+    ),
+    "fused_linear: only the last step reaches the norm": (
+        LINEAR,
+        "b_squares += b_wide",
+        "b_squares = b_wide",
+        SURROUNDED | {"k": 1040},
+    ),
+    "fused_linear: the norm has no weight": (LINEAR, "(b_wide * b_norm)", "b_wide", SURROUNDED),
+    "fused_linear: the norm has no factor": (
+        LINEAR,
+        "        b_y *= b_factor",
+        "        b_y *= 1.0",
+        SURROUNDED,
+    ),
+    "fused_linear: the residual is left out": (
+        LINEAR,
+        "if HAS_RESIDUAL:",
+        "if False:",
+        SURROUNDED,
+    ),
 }

@@ -147,8 +147,7 @@ class AdaptiveHeads(nn.Module):
         measured: dict[str, Tensor] = {}
         if sight is not None and choice is not None:
             measured["rows"] = sampled(q, k, sight)
-        if choice is not None and choice.to_queries is not None and choice.to_keys is not None:
-            q, k = _times(q, choice.to_queries), _times(k, choice.to_keys)
+        q, k = _narrowed(q, k, choice)
         if sight is not None and choice is not None:
             scale = self.scale if choice.scale is None else choice.scale
             measured |= look(q, k, sight, scale)
@@ -158,12 +157,31 @@ class AdaptiveHeads(nn.Module):
         y = self._attend(q, k, v, choice, mask, state, position, kv_length)
         return self.out(y.transpose(1, 2).flatten(2)), measured
 
+    def fused_step(
+        self,
+        x_BSE: Tensor,
+        norm: RMSNorm,
+        choice: Choice | None,
+        *,
+        state: KVState | None,
+        position: Tensor | None,
+        kv_length: Tensor | None,
+    ) -> Tensor:
+        """Return ``x + forward(norm(x))`` of a decoding step, fused into its two linear layers."""
+        q, k, v = (t.transpose(1, 2) for t in self._split(self.qkv.fused(x_BSE, norm)))
+        q, k = _narrowed(*self._turned(q, k, position), choice)
+        y = self._attend(q, k, v, choice, None, state, position, kv_length)
+        return self.out.fused(y.transpose(1, 2).flatten(2), residual=x_BSE)
+
+    def _split(self, qkv_BSX: Tensor) -> tuple[Tensor, ...]:
+        qkv_BSXD = qkv_BSX.unflatten(-1, (3 * self.n_heads, self.head_dim))
+        return qkv_BSXD.split(self.n_heads, dim=2)
+
     def _project(
         self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         if q_BSE is k_BTE is v_BTE:
-            qkv_BSXD = self.qkv(q_BSE).unflatten(-1, (3 * self.n_heads, self.head_dim))
-            q, k, v = qkv_BSXD.split(self.n_heads, dim=2)
+            q, k, v = self._split(self.qkv(q_BSE))
             if torch.is_grad_enabled() and self.q_norm is None:
                 # Backward needs the values, and a view of them would keep all of qkv until then; a
                 # norm's backward needs the other parts too.
@@ -234,6 +252,13 @@ class AdaptiveHeads(nn.Module):
         return kernels.adaptive_attention(
             q, k, v, rank_H, bits_H, causal=self.causal, scale=scale, allow_fp8=rules.allow_fp8
         )
+
+
+def _narrowed(q: Tensor, k: Tensor, choice: Choice | None) -> tuple[Tensor, Tensor]:
+    """Return queries and keys in the columns of the choice, where it has any."""
+    if choice is None or choice.to_queries is None or choice.to_keys is None:
+        return q, k
+    return _times(q, choice.to_queries), _times(k, choice.to_keys)
 
 
 def _times(x_BHSD: Tensor, matrix_HDD: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from halves import FORMS, LENGTH, PIECES, in_pieces, twins, worst
 
+import kernels
 from kernels.core.triton_helpers import INSTALLED
+from models import FAMILIES, ConfigurationError, language_model
 
 PRECISIONS = {  # of the weights, and of autocast
     "fp16": (torch.float16, None),
@@ -39,6 +41,66 @@ def test_decoding_errs_at_most_twice_as_much_as_the_whole_pass_in_its_precision(
     of_whole, of_decoded = (worst(result, exact_BSV) for result in (whole_BSV, decoded_BSV))
     assert of_decoded <= 2 * of_whole
     assert of_whole < 4 * torch.finfo(half).eps  # which is lost by a few roundings
+
+
+FUSED = ("hydra", "hydra, depths", "mamba2", "mamba2, attention-free", "adaattn", "adaattn, narrow")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FUSED)
+def test_fused_linear_layers_decode_the_same(form, monkeypatch):
+    _, exact, tokens_BS = twins(form, torch.bfloat16)
+    separate_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    monkeypatch.setattr(language_model, "is_for_few_rows", lambda x: True)  # also for FP64
+    exact.set_fused_linear(True)
+    kernels.reset_usage()
+    fused_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    steps = PIECES.count(1)
+    by_block = 2 if form.startswith("mamba2") else 4
+    assert sum(kernels.usage()["fused_linear"].values()) == by_block * steps * len(
+        exact.fused_linear
+    )
+    torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FUSED)
+def test_fused_linear_layers_err_at_most_twice_as_much_as_the_whole_pass(form):
+    model, exact, tokens_BS = twins(form, torch.bfloat16)
+    exact_BSV = in_pieces(exact, tokens_BS, (LENGTH,), exact.new_cache(2, LENGTH))
+    whole_BSV = in_pieces(model, tokens_BS, (LENGTH,), model.new_cache(2, LENGTH))
+    model.set_fused_linear(True)
+    fused_BSV = in_pieces(model, tokens_BS, PIECES, model.new_cache(2, LENGTH))
+    assert worst(fused_BSV, exact_BSV) <= 2 * worst(whole_BSV, exact_BSV)
+
+
+@pytest.mark.parametrize("case", ["FP32", "17 sequences", "autocast", "a prompt", "training"])
+def test_other_steps_keep_separate_layers(case):
+    model = (
+        FAMILIES["hydra"]
+        .materialise(
+            FAMILIES["hydra"].presets["tiny"],
+            dtype=torch.float32 if case in ("FP32", "autocast") else torch.bfloat16,
+            seed=3,
+        )
+        .eval()
+    )
+    model.set_fused_linear(True)
+    rows, length = (17 if case == "17 sequences" else 2), (2 if case == "a prompt" else 1)
+    kernels.reset_usage()
+    with (
+        torch.set_grad_enabled(case == "training"),
+        torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"),
+    ):
+        cache = model.new_cache(rows, LENGTH)
+        model(torch.zeros(rows, length, dtype=torch.int64), cache, torch.tensor(3))
+    assert "fused_linear" not in kernels.usage()
+
+
+def test_a_model_without_a_block_that_fuses_says_so():
+    moe = FAMILIES["moe"].materialise(FAMILIES["moe"].presets["tiny"], seed=3)
+    with pytest.raises(ConfigurationError, match="no block can fuse its linear layers"):
+        moe.set_fused_linear(True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on the GPU itself")

@@ -27,6 +27,7 @@ WHERE = {
     "cudnn_benchmark": ("own", "train"),
     "diffusion_steps": ("mahia", "forward"),
     "dynamic_depth": ("mahia", "forward"),
+    "fused_linear": ("hydra", "decode"),
     "in_place": ("moe", "forward"),
     "kernel_fourier_mix": ("mahia", "train"),
     "kernel_low_rank": ("adaattn", "train"),
@@ -50,7 +51,8 @@ WHERE = {
 }
 WHERE |= {name: ("own", "train") for name, toggle in all_toggles().items() if toggle.brings}
 DEFAULT = ("hydra", "train")
-BESIDE = {"triton_linear": {"precision": "bf16"}}  # what a toggle needs of others to be usable
+# What a toggle needs of others to be usable.
+BESIDE = {name: {"precision": "bf16"} for name in ("fused_linear", "triton_linear")}
 DATA = {"data_loading": __file__}
 CHOICES = [
     (name, option) for name, toggle in all_toggles().items() for option in list(toggle.options)[1:]

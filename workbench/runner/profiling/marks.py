@@ -12,6 +12,7 @@ from torch.autograd.profiler import record_function
 
 from kernels import Operator, watched
 from models import Model
+from models.language_model import ENTRIES
 from sessions.studies.breakdown import LOSS
 from sessions.tracing.trace import MODULE, OPERATOR, ROOT
 
@@ -55,7 +56,7 @@ def blocks_marked(
     modules ``beside`` blocks, which other compiled methods call.
     """
     methods = [(block, name, block.__dict__[name]) for block in blocks
-               for name in ("forward", "branches") if name in block.__dict__]  # fmt: skip
+               for name in ENTRIES if name in block.__dict__]  # fmt: skip
     names = {id(module): name for name, module in model.named_modules()}
     for block, method, compiled in methods:
         block.__dict__[method] = _within(f"{MODULE}{names[id(block)]}", compiled)

@@ -51,7 +51,8 @@ TITLES = {
 _NAMES = TITLES | {AUTO: "automatic choice"}
 
 
-def _always(option: str, situation: Situation) -> Blocked | None:
+def always(option: str, situation: Situation) -> Blocked | None:
+    """Block nothing."""
     return None
 
 
@@ -59,7 +60,7 @@ def kernel_toggle(
     operator: str,
     title: str,
     help: str,
-    needs: Callable[[str, Situation], Blocked | None] = _always,
+    needs: Callable[[str, Situation], Blocked | None] = always,
 ) -> Toggle:
     """Return the toggle of one operator: use the choice for all operators, or its own choice.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._kernel_toggle import (
+    always,
     implementations,
     triton_traits,
     unavailable,
@@ -41,15 +42,21 @@ def operator_toggle(
     idle: Callable[[Any], str] = lambda model: "",
     presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None,
+    needs: Callable[[str, Situation], Blocked | None] = always,
 ) -> Toggle:
     """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 
     ``switch(model)`` makes a model of the bundled families call the operator. ``idle(model)``
-    returns why no step called it; empty if the reason is unknown. ``memory`` as of ``Toggle``.
+    returns why no step called it; empty if the reason is unknown. ``memory`` as of ``Toggle``,
+    ``needs`` as of ``kernel_toggle``.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
-        return not_called(operator, situation) or unavailable(operator, option, situation)
+        return (
+            not_called(operator, situation)
+            or unavailable(operator, option, situation)
+            or needs(option, situation)
+        )
 
     def apply(option: str, build: Build) -> None:
         build.choose_kernel(operator, option)

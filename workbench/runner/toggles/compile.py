@@ -20,6 +20,7 @@ from torch import nn
 
 from kernels import own_code
 from models import Footprint
+from models.language_model import ENTRIES
 from workbench.protocol import Blocked, Failure
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import provenance
@@ -115,7 +116,7 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Compile the model's repeated blocks in place, and its loss if it names a method for it."""
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
-        for name in ("forward", "branches"):  # fused additions call only the branches
+        for name in ENTRIES:
             method = getattr(type(block), name, None)
             if method is None:
                 continue

@@ -20,6 +20,8 @@ def _switch(model: LanguageModel) -> None:
 def _idle(model: LanguageModel) -> str:
     if model.fused_additions:
         return ""
+    if model.fused_linear:
+        return "no addition was fused with a norm: linear layers include both"
     stride = CHECKPOINTING[model.checkpointing]
     if stride:
         blocks = len(model.blocks[::stride])

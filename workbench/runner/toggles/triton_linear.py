@@ -16,7 +16,7 @@ from workbench.runner.toggles.precision import TOGGLE as PRECISION
 from workbench.runner.toggles.precision import computing
 
 
-def _needs(option: str, situation: Situation) -> Blocked | None:
+def needs_few_rows(option: str, situation: Situation) -> Blocked | None:
     """Return why a bundled model computes all its linear layers by PyTorch."""
     if situation.family.operators is None:
         return None
@@ -32,4 +32,4 @@ def _needs(option: str, situation: Situation) -> Blocked | None:
     )
 
 
-TOGGLE = kernel_toggle("linear", "Linear layers of few rows", __doc__, _needs)
+TOGGLE = kernel_toggle("linear", "Linear layers of few rows", __doc__, needs_few_rows)

@@ -12,14 +12,17 @@ import kernels
 from kernels import hardware
 from kernels.core import triton_helpers
 from models import FAMILIES
+from sessions.model import Configuration
 from workbench.runner.config.availability import why_blocked
 from workbench.runner.config.resolve import availability, resolve
 from workbench.runner.toggles import Trait, _effects, all_toggles, triton
 from workbench.runner.toggles._kernel_toggle import with_triton
+from workbench.runner.toggles.triton_linear import needs_few_rows
 
 ELSEWHERE = {  # operators that a toggle of another name chooses
     "attention": "attention",
     "add_rms_norm": "fused_add_norm",
+    "fused_linear": "fused_linear",
     "linear_cross_entropy": "fused_loss",
     "quantized_matmul": "quantization",
 }
@@ -81,8 +84,14 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         if not blocked(requested, toggle, option)
     }
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
+    called = set(arm.record.usage)
     operators = FAMILIES[family].operators(arm.situation.config, workload)
-    assert set(arm.record.usage) == operators
+    if "fused_linear" in operators:  # it takes the place of operators beside it
+        fused = configuration(
+            family, workload, model=fields, toggles=usable | {"fused_linear": "torch"}
+        )
+        called |= set(stepped(fused).record.usage)
+    assert called == operators
 
 
 @pytest.mark.parametrize(
@@ -283,3 +292,35 @@ def test_a_fused_loss_and_its_gradients_are_those_of_the_logits():
     (loss, gradient), (fused_loss, fused_gradient) = gradients
     torch.testing.assert_close(fused_loss, loss, rtol=1e-5, atol=0)
     torch.testing.assert_close(fused_gradient, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_additions_that_linear_layers_include_are_not_fused_with_norms():
+    toggles = {"precision": "bf16", "fused_linear": "torch", "fused_add_norm": "torch"}
+    arm = stepped(configuration("hydra", "decode", toggles=toggles))
+    assert evidence_of(arm, "fused_linear").status == "effective"
+    evidence = evidence_of(arm, "fused_add_norm")
+    assert (evidence.status, "linear layers include both" in evidence.text) == ("no effect", True)
+
+
+@pytest.mark.parametrize(
+    ("toggles", "settings", "reason"),
+    [
+        ({"precision": "fp32"}, {"batch": 2}, "made for 16 bits"),
+        ({"precision": "bf16"}, {"batch": 17}, "up to 16 sequences, and a step has 17"),
+        ({"precision": "bf16"}, {"batch": 16}, ""),
+    ],
+)
+def test_the_kernel_for_few_rows_says_what_it_needs(toggles, settings, reason):
+    wanted = Configuration(
+        family="hydra", preset="tiny", workload="decode", settings=settings, toggles=toggles
+    )
+    situation = resolve(wanted, CPU)
+    blocked = needs_few_rows("triton", situation)
+    assert (blocked is None) if not reason else (blocked is not None and reason in blocked.reason)
+
+
+def test_quantized_layers_are_not_fused():
+    toggles = {"precision": "bf16", "fused_linear": "torch", "quantization": "int8_weight_only"}
+    arm = stepped(configuration("hydra", "decode", toggles=toggles))
+    evidence = evidence_of(arm, "fused_linear")
+    assert (evidence.status, "quantized weights" in evidence.text) == ("no effect", True)
