@@ -38,7 +38,6 @@ TOGGLE = operator_toggle(
     __doc__,
     group="Kernels",
     off="Separate",
-    presets={"latency": ("triton",)},
     switch=_switch,
     idle=_idle,
     needs=_needs,
