@@ -10,7 +10,16 @@ from itertools import groupby
 import msgspec
 
 from workbench import protocol
-from workbench.commands._command import DONE, FAILED, Command, Failed, answer, answer_json
+from workbench.commands._command import (
+    DONE,
+    MISTAKE,
+    MISTAKEN,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+)
 from workbench.commands._headless import query_runner
 from workbench.commands.run import configuration_arguments, configure
 from workbench.protocol.catalogue import Blocked, ToggleInfo
@@ -36,13 +45,15 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Failed(reply.sentence_with_fix)
     if not isinstance(reply, protocol.Availability):
         raise Failed("the runner ended before it answered; `workbench doctor` shows the reason")
+    if reply.problems and not reply.blocked:  # there is no model to ask about its toggles
+        raise Mistaken(" ".join(reply.problems))
     (catalogue,) = answers
     assert isinstance(catalogue, protocol.Catalogue)
     available = [toggle for toggle in catalogue.toggles if not _is_absent(toggle, reply.blocked)]
     if arguments.json:
         answer_json(
             {
-                "reason": "failed" if reply.problems else "done",
+                "reason": MISTAKE if reply.problems else "done",
                 "configuration": msgspec.to_builtins(reply.configuration),
                 "problems": reply.problems,
                 "toggles": [
@@ -56,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     else:
         answer("\n".join(_lines(reply, available)))
-    return FAILED if reply.problems else DONE
+    return MISTAKEN if reply.problems else DONE
 
 
 def _is_absent(toggle: ToggleInfo, blocked: Reasons) -> bool:

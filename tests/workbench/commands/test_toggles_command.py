@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from workbench import protocol
 from workbench.cli import main
 
@@ -31,9 +33,22 @@ def test_usable_and_blocked_options_of_a_family_are_listed(capsys):
         assert set(shown) == toggle["blocked"].keys()
 
 
-def test_a_configuration_that_cannot_start_fails_with_the_reason(capsys):
-    assert main(["toggles", "hydra", "--preset", "tiny", "--set", "n_heads=3"]) == 1
-    assert "n_heads" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["hydra", "--preset", "tiny", "--set", "n_heads=3"], "n_heads"),
+     (["--model", "nowhere.py"], "cannot read")],
+)  # fmt: skip
+def test_a_model_that_cannot_be_built_has_a_reason_instead_of_toggles(arguments, reason, capsys):
+    assert main(["toggles", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert reason in printed.err and not printed.out
+
+
+def test_options_that_cannot_be_combined_are_listed_with_the_reason(capsys):
+    both = ["--toggle", "compile=default", "--toggle", "torchscript=trace"]
+    assert main(["toggles", "hydra", "--preset", "tiny", *both]) == 2
+    printed = capsys.readouterr().out
+    assert "torchscript" in printed.lower() and "Blocked here" in printed
 
 
 def test_a_family_that_does_not_exist_is_named(capsys):
