@@ -12,9 +12,11 @@ from torch.autograd.profiler import record_function
 
 from kernels import Operator, watched
 from models import Model
-from models.language_model import ENTRIES
+from models.language_model import ENTRIES, LanguageModel
 from sessions.studies.breakdown import LOSS
 from sessions.tracing.trace import MODULE, OPERATOR, ROOT
+
+_BESIDE_FORWARD = (*(name for name in ENTRIES if name != "forward"), "fused")  # no hook sees them
 
 
 class _Ranges:
@@ -85,17 +87,25 @@ def _marked_operator(op: Operator, impl: str, args: tuple[Any, ...]) -> Any:
 
 def _modules_marked(model: Model, skipped: Collection[int] = ()) -> Iterator[None]:
     hooks = []
+    replaced: list[tuple[nn.Module, str]] = []
+    beside_forward = _BESIDE_FORWARD if isinstance(model, LanguageModel) else ()
     for name, module in model.named_modules():
         if id(module) in skipped:
             continue
         ranges = _Ranges(name or ROOT)
         hooks.append(module.register_forward_pre_hook(ranges.before))
         hooks.append(module.register_forward_hook(ranges.after, always_call=True))
-    nn.Module.__setattr__(model, "loss", _within(f"{MODULE}{LOSS}", model.loss))
+        replaced += [(module, method) for method in beside_forward if hasattr(module, method)]
+    names = {id(module): f"{MODULE}{name}" for name, module in model.named_modules()}
+    for module, method in replaced:
+        module.__dict__[method] = _within(names[id(module)], getattr(module, method))
+    replaced.append((model, "loss"))
+    model.__dict__["loss"] = _within(f"{MODULE}{LOSS}", model.loss)
     try:
         yield
     finally:
-        del model.__dict__["loss"]
+        for module, method in replaced:
+            del module.__dict__[method]
         for hook in hooks:
             hook.remove()
 

@@ -45,6 +45,14 @@ def test_own_times_of_operators_add_up_to_the_profiled_steps(trained):
     assert breakdown.total_us(study) == pytest.approx(sum(steps) / 2, rel=1e-3)
 
 
+def test_fused_steps_belong_to_the_layers_that_compute_them(shared, small):
+    toggles = {"precision": "bf16", "fused_linear": "torch"}
+    (study,) = profile(shared, msgspec.structs.replace(small, workload="decode", toggles=toggles))
+    modules = {str(module) for module in study.tables["kernels"]["module"]}
+    for part in ("attention", "attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"):
+        assert {f"blocks.0.{part}", f"blocks.1.{part}"} <= modules
+
+
 def test_forward_backward_and_recomputation_belong_to_the_modules(trained):
     study, _ = trained
     table = study.tables["kernels"]
