@@ -59,27 +59,36 @@ def lightning_callback() -> Any:
     class WorkbenchCallback(base):
         """Ends a step where the trainer does, and records the numbers that it logs.
 
-        With accumulated gradients a step has several batches, up to the update of the weights.
+        With accumulated gradients a step has several batches, up to the update of the weights. One
+        that a validation interrupts is not recorded.
         """
 
         def __init__(self) -> None:
             super().__init__()
             self._updates = 0
+            self._is_within_step = False  # some of its batches are done, and others follow
+            self._is_interrupted = False
 
         def on_train_epoch_start(self, trainer: Any, *arguments: Any, **keywords: Any) -> None:
             """Let the trainer mark the steps."""
             self._updates = trainer.global_step
+            self._is_within_step = self._is_interrupted = False
             _begin()
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any, **keywords: Any) -> None:
             """End a step if the trainer updated weights; record what the module logged."""
-            if trainer.accumulate_grad_batches == 1 or trainer.global_step != self._updates:
-                self._updates = trainer.global_step
+            has_ended = trainer.accumulate_grad_batches == 1 or trainer.global_step != self._updates
+            self._updates, self._is_within_step = trainer.global_step, not has_ended
+            if has_ended and self._is_interrupted:
+                _begin()
+                self._is_interrupted = False
+            elif has_ended:
                 _mark()
             _log(trainer.callback_metrics)
 
         def on_validation_end(self, *arguments: Any, **keywords: Any) -> None:
-            """Leave the validation out."""
+            """Leave the validation out, and the step that it interrupted."""
+            self._is_interrupted = self._is_within_step
             _begin()
 
         def on_train_epoch_end(self, *arguments: Any, **keywords: Any) -> None:

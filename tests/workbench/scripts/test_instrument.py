@@ -97,8 +97,9 @@ class LightningTrainer:
 
     callback_metrics: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, accumulate_grad_batches: int) -> None:
+    def __init__(self, accumulate_grad_batches: int, validated_after: int = 0) -> None:
         self.accumulate_grad_batches = accumulate_grad_batches
+        self.validated_after = validated_after
         self.global_step = 0
 
     def fit(self, callback, recording, batches):
@@ -109,21 +110,31 @@ class LightningTrainer:
             if not number % self.accumulate_grad_batches or number == batches:
                 self.global_step += 1
             callback.on_train_batch_end(self, None, None, None, number)
+            if number == self.validated_after:
+                time.sleep(0.5)
+                callback.on_validation_end(self, None)
         callback.on_train_epoch_end(self, None)
 
 
-@pytest.mark.parametrize(("accumulated", "waits"), [(1, [1] * 7), (3, [3, 3, 1])])
-def test_accumulated_batches_are_one_step_of_lightning(tmp_path, monkeypatch, accumulated, waits):
+@pytest.mark.parametrize(
+    ("accumulated", "validated_after", "waits"),
+    [(1, 0, [1] * 7), (3, 0, [3, 3, 1]), (3, 3, [3, 3, 1]), (3, 5, [3, 1]), (1, 4, [1] * 7)],
+)
+def test_accumulated_batches_are_one_step_of_lightning(
+    tmp_path, monkeypatch, accumulated, validated_after, waits
+):
+    """A validation belongs to no step; a step that it interrupts is left out."""
     module = types.SimpleNamespace(Callback=object)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", module)
     recording = Recording(str(tmp_path))
     monkeypatch.setattr(Recording, "current", recording)
-    LightningTrainer(accumulated).fit(workbench.lightning_callback(), recording, batches=7)
+    trainer = LightningTrainer(accumulated, validated_after)
+    trainer.fit(workbench.lightning_callback(), recording, batches=7)
     recording.finish()
     rows = [row for entry in Reader(tmp_path).read() for row in entry.get("rows", [])]
     assert len(rows) == len(waits), "a step ends where the weights are updated"
     assert all(
-        count * 1e6 <= input_ns <= stop - start
+        count * 1e6 <= input_ns <= stop - start < 500e6
         for count, (start, stop, input_ns, _) in zip(waits, rows, strict=True)
     )
 
