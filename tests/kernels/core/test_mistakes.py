@@ -83,6 +83,24 @@ MISTAKES = {
     "geglu: approximate must be one of ('none', 'tanh'), not 'erf'": (
         lambda: kernels.geglu(t(3, 8), t(3, 8), "erf")
     ),
+    "fused_linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
+        lambda: kernels.fused_linear(t(3, 8), t(5, 7))
+    ),
+    "fused_linear: a gated weight needs an even number of rows, but has 5": (
+        lambda: kernels.fused_linear(t(3, 8), t(5, 8), gated=True)
+    ),
+    "fused_linear: norm must be (8,), but is (5,)": (
+        lambda: kernels.fused_linear(t(3, 8), t(5, 8), t(5))
+    ),
+    "fused_linear: residual must be (3, 5), but is (3, 10)": (
+        lambda: kernels.fused_linear(t(3, 8), t(10, 8), None, t(3, 10), True)
+    ),
+    "fused_linear: residual must have x's dtype, torch.float32, but has torch.float16": (
+        lambda: kernels.fused_linear(t(3, 8), t(5, 8), None, t(3, 5, dtype=torch.float16))
+    ),
+    "fused_linear: it computes no gradients; call it under torch.no_grad()": (
+        lambda: kernels.fused_linear(t(3, 8).requires_grad_(), t(5, 8))
+    ),
     "linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
         lambda: kernels.linear(t(3, 8), t(5, 7))
     ),
