@@ -32,7 +32,6 @@ from kernels.core.operator import (
     Operator,
     Work,
     accumulator,
-    alike,
     random_tensor,
     tensor_bytes,
     without_autocast,
@@ -41,6 +40,7 @@ from kernels.core.replay import replayed
 from kernels.core.triton_helpers import missing
 from kernels.core.tuning import Tunable
 from kernels.linear._few_rows import (
+    check_product,
     few_rows_key,
     few_rows_refusal,
     few_rows_tiles,
@@ -79,29 +79,15 @@ def _check(
     gated: bool,
     eps: float,
 ) -> None:
-    alike("fused_linear", "x weight norm residual", x, weight, norm, residual)
-    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+    width = len(weight) // 2 if gated else len(weight)
+    parts = {"norm": (norm, x.shape[-1:]), "residual": (residual, (*x.shape[:-1], width))}
+    check_product("fused_linear", x, weight, parts)
+    if gated and len(weight) % 2:
         raise Mistake(
-            f"fused_linear: expected x [..., K] and a weight [N, K], but got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
+            f"fused_linear: a gated weight needs an even number of rows, but has {len(weight)}"
         )
-    n, k = weight.shape
-    if gated and n % 2:
-        raise Mistake(f"fused_linear: a gated weight needs an even number of rows, but has {n}")
-    shapes = {"norm": (k,), "residual": (*x.shape[:-1], n // 2 if gated else n)}
-    for name, tensor in zip(shapes, (norm, residual), strict=True):
-        if tensor is not None and tensor.shape != shapes[name]:
-            raise Mistake(
-                f"fused_linear: {name} must be {tuple(shapes[name])}, but is {tuple(tensor.shape)}"
-            )
-    tensors = {"weight": weight, "norm": norm, "residual": residual}
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.dtype != x.dtype:
-            raise Mistake(
-                f"fused_linear: {name} must have x's dtype, {x.dtype}, but has {tensor.dtype}"
-            )
     if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (x, *tensors.values())
+        tensor is not None and tensor.requires_grad for tensor in (x, weight, norm, residual)
     ):
         raise Mistake("fused_linear: it computes no gradients; call it under torch.no_grad()")
 

@@ -26,11 +26,9 @@ from kernels.core.operator import (
     Huge,
     Implementation,
     Inputs,
-    Mistake,
     Operator,
     Work,
     accumulator,
-    alike,
     autocast_dtype,
     random_tensor,
     tensor_bytes,
@@ -40,6 +38,7 @@ from kernels.core.replay import replayed
 from kernels.core.triton_helpers import missing
 from kernels.core.tuning import Tunable
 from kernels.linear._few_rows import (
+    check_product,
     few_rows_key,
     few_rows_refusal,
     few_rows_tiles,
@@ -73,20 +72,7 @@ def is_for_few_rows(x: Tensor) -> bool:
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    alike("linear", "x weight bias", x, weight, bias)
-    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise Mistake(
-            f"linear: expected x [..., K] and a weight [N, K], but got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise Mistake(
-            f"linear: with a weight {tuple(weight.shape)} bias must be {tuple(weight.shape[:1])}, "
-            f"but is {tuple(bias.shape)}"
-        )
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype != x.dtype:
-            raise Mistake(f"linear: {name} must have x's dtype, {x.dtype}, but has {tensor.dtype}")
+    check_product("linear", x, weight, {"bias": (bias, weight.shape[:1])})
 
 
 def reference(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

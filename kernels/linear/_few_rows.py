@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.core.operator import cdiv, unit_stride
+from kernels.core.operator import Mistake, alike, cdiv, unit_stride
 from kernels.core.triton_helpers import (
     MAX_GRID,
     dot_precision,
@@ -24,6 +24,33 @@ from kernels.core.tuning import Key, Tile
 from kernels.linear._kernels import launch_few_rows
 
 LEAST_OUTPUTS = 16  # of a program
+
+
+def check_product(
+    operator: str,
+    x: Tensor,
+    weight: Tensor,
+    others: dict[str, tuple[Tensor | None, tuple[int, ...]]],
+) -> None:
+    """Raise ``Mistake`` unless ``x`` fits the weight and ``others`` have these shapes, by name."""
+    tensors = {"weight": weight} | {name: tensor for name, (tensor, _) in others.items()}
+    alike(operator, f"x {' '.join(tensors)}", x, *tensors.values())
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise Mistake(
+            f"{operator}: expected x [..., K] and a weight [N, K], but got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    for name, (tensor, shape) in others.items():
+        if tensor is not None and tensor.shape != shape:
+            raise Mistake(
+                f"{operator}: with a weight {tuple(weight.shape)} {name} must be {tuple(shape)}, "
+                f"but is {tuple(tensor.shape)}"
+            )
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise Mistake(
+                f"{operator}: {name} must have x's dtype, {x.dtype}, but has {tensor.dtype}"
+            )
 
 
 def few_rows_refusal(x: Tensor, weight: Tensor, *_: Any) -> str | None:

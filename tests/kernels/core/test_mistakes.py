@@ -89,10 +89,10 @@ MISTAKES = {
     "fused_linear: a gated weight needs an even number of rows, but has 5": (
         lambda: kernels.fused_linear(t(3, 8), t(5, 8), gated=True)
     ),
-    "fused_linear: norm must be (8,), but is (5,)": (
+    "fused_linear: with a weight (5, 8) norm must be (8,), but is (5,)": (
         lambda: kernels.fused_linear(t(3, 8), t(5, 8), t(5))
     ),
-    "fused_linear: residual must be (3, 5), but is (3, 10)": (
+    "fused_linear: with a weight (10, 8) residual must be (3, 5), but is (3, 10)": (
         lambda: kernels.fused_linear(t(3, 8), t(10, 8), None, t(3, 10), True)
     ),
     "fused_linear: residual must have x's dtype, torch.float32, but has torch.float16": (
