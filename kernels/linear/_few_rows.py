@@ -30,17 +30,17 @@ def check_product(
     operator: str,
     x: Tensor,
     weight: Tensor,
-    others: dict[str, tuple[Tensor | None, tuple[int, ...]]],
+    optional: dict[str, tuple[Tensor | None, tuple[int, ...]]],
 ) -> None:
-    """Raise ``Mistake`` unless ``x`` fits the weight and ``others`` have these shapes, by name."""
-    tensors = {"weight": weight} | {name: tensor for name, (tensor, _) in others.items()}
+    """Raise ``Mistake`` unless ``x`` fits the weight and the ``optional`` tensors have these shapes."""
+    tensors = {"weight": weight} | {name: tensor for name, (tensor, _) in optional.items()}
     alike(operator, f"x {' '.join(tensors)}", x, *tensors.values())
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise Mistake(
             f"{operator}: expected x [..., K] and a weight [N, K], but got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    for name, (tensor, shape) in others.items():
+    for name, (tensor, shape) in optional.items():
         if tensor is not None and tensor.shape != shape:
             raise Mistake(
                 f"{operator}: with a weight {tuple(weight.shape)} {name} must be {tuple(shape)}, "
