@@ -32,7 +32,7 @@ def check_product(
     weight: Tensor,
     optional: dict[str, tuple[Tensor | None, tuple[int, ...]]],
 ) -> None:
-    """Raise ``Mistake`` unless ``x`` fits the weight and the ``optional`` tensors have these shapes."""
+    """Raise ``Mistake`` unless ``x`` fits the weight and optional tensors have their shapes."""
     tensors = {"weight": weight} | {name: tensor for name, (tensor, _) in optional.items()}
     alike(operator, f"x {' '.join(tensors)}", x, *tensors.values())
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
