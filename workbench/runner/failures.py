@@ -81,6 +81,9 @@ def explain(error: BaseException) -> Failure:
     """Return the failure that explains ``error`` to the user; the traceback goes to the log."""
     detail = _own_frames(error) + "".join(traceback.format_exception(error))
     first = str(error).strip().split("\n")[0]
+    if isinstance(error, kernels.Unavailable):
+        fix = "Choose PyTorch for this operator, or leave the choice to a measurement."
+        return Failure(kind="mistake", sentence=first, fix=fix, detail="")
     if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
         return Failure(kind="mistake", sentence=first, detail="")
     if isinstance(error, OwnModelError):

@@ -10,6 +10,7 @@ import torch
 from test_faults import faulty
 from test_own_model import owned
 
+import kernels
 from models.execution.cuda_graph import CaptureError
 from sessions.model import Judgement
 from workbench import protocol
@@ -239,6 +240,14 @@ def test_a_triton_kernel_that_does_not_fit_the_gpu_is_a_failure_to_compile():
     text = "out of resource: shared memory, Required: 262144, Hardware limit: 232448."
     failure = explain(kind(text))
     assert failure.kind == "compile" and text in failure.sentence
+
+
+def test_a_kernel_that_refuses_its_inputs_says_what_to_choose():
+    with pytest.raises(kernels.Unavailable) as caught:
+        kernels.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-5, impl="triton")
+    failure = explain(caught.value)
+    assert failure.sentence.startswith("rms_norm: 'triton' cannot run: ")
+    assert failure.kind == "mistake" and "Choose PyTorch" in failure.fix
 
 
 def test_a_choice_that_is_blocked_or_changes_nothing_is_not_offered(small):
