@@ -9,6 +9,8 @@ Norm, gate and residual are small beside the weight, and a kernel for each takes
 than to run. Every program reads its rows anyway, so that it can also compute their norm: the norm's
 factor for a row is known after the last number, and multiplies the products.
 
+In FP16 the numbers before that factor may be too large, so that the kernel refuses it with a norm.
+
 There are no gradients: training has many rows.
 """
 
@@ -79,7 +81,7 @@ def _check(
     gated: bool,
     eps: float,
 ) -> None:
-    width = len(weight) // 2 if gated else len(weight)
+    width = weight.shape[0] // 2 if gated and weight.dim() == 2 else weight.shape[:1].numel()
     parts = {"norm": (norm, x.shape[-1:]), "residual": (residual, (*x.shape[:-1], width))}
     check_product("fused_linear", x, weight, parts)
     if gated and len(weight) % 2:
@@ -150,6 +152,12 @@ def _triton(
     return y
 
 
+def _refuses(x: Tensor, weight: Tensor, norm: Tensor | None, *_: Any) -> str | None:
+    if norm is not None and x.dtype == torch.float16:
+        return "x times the norm's weight may overflow torch.float16 before it is normalised"
+    return few_rows_refusal(x, weight)
+
+
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     rows, k, n = case.sizes["rows"], case.sizes["k"], case.sizes["n"]
     make = {"device": device, "dtype": dtype}
@@ -195,7 +203,7 @@ OP = Operator(
     reference=reference,
     check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, few_rows_refusal, replayed=True),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

@@ -219,10 +219,10 @@ class LanguageModel(Model):
     def set_fused_linear(self, fused: bool) -> None:
         """Choose whether linear layers of a decoding step include what surrounds them.
 
-        That is the norm or gate before them and the addition after them. The results differ only by
-        rounding. Steps of many rows or wider weights and blocks with quantized layers stay as they
-        are; ``fused_linear`` has the indices of the other blocks. Raises ``ConfigurationError`` if
-        no block supports it.
+        That is the norm before them, and the gate or addition after them. The results differ only
+        by rounding. Steps of many rows, in FP16 or with wider weights stay as they are, and so do
+        blocks with quantized layers; ``fused_linear`` has the indices of the other blocks. Raises
+        ``ConfigurationError`` if no block supports it.
         """
         able = {
             index: [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
@@ -304,6 +304,7 @@ class LanguageModel(Model):
         """Return the indices of blocks that run by ``fused_step`` in this call."""
         is_step = position is not None and x_BSE.shape[1] == 1 and not torch.is_grad_enabled()
         fits = is_step and is_for_few_rows(x_BSE) and computed_dtype(x_BSE) == x_BSE.dtype
+        fits = fits and x_BSE.dtype != torch.float16  # fused norms may overflow it
         return self.fused_linear if fits else frozenset()
 
     def _run_blocks(

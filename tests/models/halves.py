@@ -124,8 +124,6 @@ def compare_in_the_interpreter() -> None:
         model, exact, tokens_BS = twins(form, torch.float16, length=7, **fields)
         # Triton's attention has no lengths for single rows, which HYDRA's routings need.
         attention = "manual" if "hydra" in form else "triton"
-        if form.startswith("adaattn"):
-            model.set_fused_linear(True)
         errors = []
         with torch.no_grad():
             exact_BSV = exact(tokens_BS, cache=exact.new_cache(2, 7))

@@ -86,6 +86,9 @@ MISTAKES = {
     "fused_linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
         lambda: kernels.fused_linear(t(3, 8), t(5, 7))
     ),
+    "fused_linear: expected x [..., K] and a weight [N, K], but got (3, 8) and ()": (
+        lambda: kernels.fused_linear(t(3, 8), torch.tensor(1.0))
+    ),
     "fused_linear: a gated weight needs an even number of rows, but has 5": (
         lambda: kernels.fused_linear(t(3, 8), t(5, 8), gated=True)
     ),
@@ -330,3 +333,14 @@ def test_every_operator_refuses_integers_where_it_has_a_gradient(name):
         if inputs.get(wrong) is not None:
             with pytest.raises(Mistake, match=rf"^{name}: "):
                 op.function(**inputs | {wrong: inputs[wrong].long()})
+
+
+def test_a_norm_that_may_overflow_before_its_factor_is_left_to_torch():
+    """In FP16, 40,000 times a weight of 2 is infinite, and its norm is not."""
+    x, weight, norm = (torch.full(size, v, dtype=torch.float16)
+                       for size, v in (((2, 8), 4e4), ((5, 8), 0.1), ((8,), 2.0)))  # fmt: skip
+    assert "overflow" in kernels.OPS["fused_linear"].implementations["triton"].refuses(
+        x, weight, norm, None, False, 1e-5
+    )
+    y = kernels.fused_linear(x, weight, norm, eps=1e-5)
+    torch.testing.assert_close(y, torch.full_like(y, 1.6), rtol=1e-2, atol=0)

@@ -74,13 +74,17 @@ def test_fused_linear_layers_err_at_most_twice_as_much_as_the_whole_pass(form):
     assert worst(fused_BSV, exact_BSV) <= 2 * worst(whole_BSV, exact_BSV)
 
 
-@pytest.mark.parametrize("case", ["FP32", "17 sequences", "autocast", "a prompt", "training"])
+@pytest.mark.parametrize(
+    "case", ["FP32", "FP16", "17 sequences", "autocast", "a prompt", "training"]
+)
 def test_other_steps_keep_separate_layers(case):
     model = (
         FAMILIES["hydra"]
         .materialise(
             FAMILIES["hydra"].presets["tiny"],
-            dtype=torch.float32 if case in ("FP32", "autocast") else torch.bfloat16,
+            dtype={"FP32": torch.float32, "autocast": torch.float32, "FP16": torch.float16}.get(
+                case, torch.bfloat16
+            ),
             seed=3,
         )
         .eval()
