@@ -209,7 +209,11 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge=(Huge({"rows": 2, "k": 65536, "n": 16400} | dict.fromkeys(_PARTS, True), _end),),
+    huge=(
+        Huge(
+            {"rows": 2, "k": 65536, "n": 16400} | dict.fromkeys(_PARTS, True), _end, torch.bfloat16
+        ),
+    ),
     cases=(
         _case(1, 33, 7),
         _case(3, 100, 33, "norm"),

@@ -56,6 +56,8 @@ def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, i
 
     For a head dimension, FP32 (``wide``) or not, and the memory; ``rows`` may be a size class's.
     """
+    if rows <= 16 and dim <= 64 and not wide:
+        return 16, 64, 1, 1
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:
@@ -73,7 +75,7 @@ def forward_tiles(device: int, dtype: torch.dtype, dim: int, rows: int, *_: Any)
     first = m, n, warps, stages = tile(dim, wide, large, rows)
     alternatives = [
         (m, n, warps, stages + 1),
-        (m, n, 12 - warps, stages),
+        (m, n, 4 if warps == 1 else 12 - warps, stages),
         (m, 128 if n <= 64 else 64, warps, stages),
     ]
     if rows > 64:
@@ -165,12 +167,12 @@ def _described(rows: int, *tensors: Tensor) -> bool:
     return has_large_memory(first) and describable(*tensors)
 
 
-def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
+def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int, warps: int) -> int:
     """Return over how many programs the keys of one block of rows are split."""
     programs = q.shape[0] * k.shape[1] * cdiv(rows, m)
     if rows > 64:
         return 1
-    wanted = cdiv(2 * sm_count(q.device.index), programs)
+    wanted = cdiv((4 if warps == 1 else 2) * sm_count(q.device.index), programs)
     return max(1, min(wanted, 64, cdiv(k.shape[2], 2 * n)))
 
 
@@ -205,7 +207,7 @@ def _forward(
         key_of(q, rows, causal, window is not None, described),
         _forward, q, k, v, causal, window, scale, kv_length, keep,
     )  # fmt: skip
-    splits = _splits(q, k, rows, m, n)
+    splits = _splits(q, k, rows, m, n, warps)
     out = by_tokens(q)
     lse = None
     if keep:

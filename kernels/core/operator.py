@@ -115,11 +115,13 @@ class Huge:
 
     ``end(inputs)`` are inputs that give the last results along every dimension, and all gradients
     that depend on these. None means the last two entries of every tensor that has as many entries
-    along its first dimension as the first input.
+    along its first dimension as the first input. ``dtype`` is one of 16 bits that the operator's
+    own kernel takes.
     """
 
     sizes: Mapping[str, Any]
     end: Callable[[Inputs], Inputs] | None = None
+    dtype: torch.dtype = torch.float16
 
 
 @dataclass(frozen=True, kw_only=True)

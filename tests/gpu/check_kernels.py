@@ -243,7 +243,7 @@ def _checks(
     yield f"{case.name} autocast", narrow, lambda: _autocast(op, case)
     for huge in op.huge:
         title = f"over 2^31 elements {dict(huge.sizes)}"
-        yield title, torch.float16, functools.partial(_alone, functools.partial(_huge, op, huge))
+        yield title, huge.dtype, functools.partial(_alone, functools.partial(_huge, op, huge))
 
 
 def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -429,7 +429,7 @@ def _alone(test: Callable[[], list[str]]) -> list[str]:
 
 
 def _huge(op: Operator, huge: Huge) -> list[str]:
-    inputs = op.inputs(Case("huge", huge.sizes), DEVICE, torch.float16, 0)
+    inputs = op.inputs(Case("huge", huge.sizes), DEVICE, huge.dtype, 0)
     triton = op.implementations["triton"]
     refused = triton.refuses(*inputs.values()) if triton.refuses else None
     if refused:

@@ -41,7 +41,7 @@ def small(huge: Huge) -> Case:
 @pytest.mark.skipif(INTERPRETED, reason="the plain implementations show it in less time")
 @pytest.mark.parametrize(("op", "huge"), HUGE)
 def test_the_end_of_many_is_right_with_all_that_comes_of_it(op: Operator, huge: Huge):
-    inputs = op.inputs(small(huge), DEVICE, torch.float16, 0)
+    inputs = op.inputs(small(huge), DEVICE, huge.dtype, 0)
     for name, implementation in fitting(op, inputs).items():
         compared = end_of_huge(op, inputs, implementation, huge)
         gradients = [c for c in compared if c.name.startswith("gradient")]
@@ -78,6 +78,13 @@ def test_every_triton_kernel_is_asked_for_the_end_of_a_huge_tensor():
                 and not p.values[0].huge]  # fmt: skip
 
 
+@pytest.mark.parametrize(("op", "huge"), HUGE)
+def test_the_triton_kernel_takes_huge_inputs(op: Operator, huge: Huge):
+    inputs = op.inputs(small(huge), DEVICE, huge.dtype, 0)
+    refuses = op.implementations["triton"].refuses
+    assert refuses is None or refuses(*inputs.values()) is None
+
+
 class FarApart:
     """Copies of tensors in which every dimension but the last extends over 2^31 elements.
 
@@ -112,7 +119,7 @@ class FarApart:
 )
 def test_inputs_and_gradients_may_lie_billions_of_elements_apart(op: Operator, huge: Huge):
     case = dataclasses.replace(small(huge), name="far")
-    plain = op.inputs(case, DEVICE, torch.float16, 0)
+    plain = op.inputs(case, DEVICE, huge.dtype, 0)
     apart = FarApart()
 
     def far(x):
