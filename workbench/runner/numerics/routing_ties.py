@@ -9,7 +9,7 @@ variant's may be off. If it moves them ``JUMP`` times as far, a choice has chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,3 +70,13 @@ def nudged(tensor: torch.Tensor, nudge: Nudge, index: int) -> torch.Tensor:
     generator = torch.Generator(tensor.device).manual_seed(1_000_003 * seed + index)
     noise = torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
     return torch.addcmul(tensor, tensor, noise, value=size)
+
+
+@torch.no_grad()
+def nudge_in_place(tensors: Iterable[torch.Tensor], nudge: Nudge) -> None:
+    """Nudge floating tensors where they are, each by no less than its dtype can represent."""
+    size, seed = nudge
+    for index, tensor in enumerate(tensors):
+        if tensor.is_floating_point():
+            least = torch.finfo(tensor.dtype).eps
+            tensor.copy_(nudged(tensor, (max(size, least), seed), index))

@@ -134,6 +134,48 @@ def test_losses_are_off_by_no_more_than_a_tie_on_the_way_moves_them(
     assert comparison.check(arm, situation).ok is right
 
 
+@pytest.mark.parametrize(
+    ("off", "right"), [((0,), True), ((0, 1), False), ((0, 2), False), ((0, 1, 2), False)]
+)
+def test_losses_that_are_off_from_one_set_of_weights_only_are_not_red(
+    build, off, right, monkeypatch
+):
+    arm, situation = build("train")
+    own, runs = training_curve._variant_losses, []
+
+    def weights():
+        return torch.cat([weight.detach().flatten() for weight in arm.plain_weights().values()])
+
+    def leaning(*given):
+        distance = 1e-3 if len(runs) in off else 0.0
+        runs.append(weights())
+        return [loss + distance for loss in own(*given)]
+
+    monkeypatch.setattr(training_curve, "_variant_losses", leaning)
+    before = weights()
+    result = comparison.check(arm, situation)
+    assert result.ok is right, result.text
+    assert ("a choice near a tie" in result.text) is right
+    assert (result.curve_difference <= result.curve_allowed) is right
+    assert len(runs) == (2 if 1 in off else 3) and torch.equal(runs[0], before)
+    assert not any(torch.equal(nudged, before) for nudged in runs[1:])
+    assert torch.equal(weights(), before)
+
+
+def test_without_memory_for_another_comparison_losses_that_are_off_are_red(build, monkeypatch):
+    arm, situation = build("train")
+    own, runs = training_curve._variant_losses, []
+
+    def leaning(*given):
+        if runs:
+            raise torch.OutOfMemoryError("planted")
+        runs.append([loss + 1e-3 for loss in own(*given)])
+        return runs[-1]
+
+    monkeypatch.setattr(training_curve, "_variant_losses", leaning)
+    assert comparison.check(arm, situation).ok is False
+
+
 def test_a_nudge_is_of_its_size_repeats_and_leaves_the_tensor_alone():
     weight = torch.randn(1000, dtype=torch.float64)
     before = weight.clone()
