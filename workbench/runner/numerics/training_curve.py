@@ -24,6 +24,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,23 +35,21 @@ from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import copy_choices, plain_kernels
 from workbench.runner.numerics.routing_ties import Nudge
+from workbench.runner.numerics.shared_reference import STEPS, StoredResults
 from workbench.runner.numerics.training_copies import (
     RankGradients,
     copy_of,
     distinct,
     fresh_moments,
-    is_plain,
-    restore_scale,
     restored,
 )
 from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.training.trainer import Parameters, Trainer
+from workbench.runner.training.trainer import Parameters, Trainer, is_plain, restore_scale
 from workbench.runner.variants.variant import Variant
 
-STEPS = 8
 SLACK = 2.0  # times the plain model's largest error, as for a single step
 SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
 ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
@@ -58,6 +57,7 @@ LOGIT = 1000.0  # larger outputs are not the logits of a cross entropy
 ROUGH = 0.1  # of what training changes of the loss
 MOST_RUNS = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
+Train = Callable[..., "TrainingRun"]  # ``_train_plain``, of one variant
 
 
 def go_on() -> None:
@@ -103,30 +103,31 @@ def check(
     between: Between = go_on,
     nudge: Callable[[], float] = lambda: 0.0,
     largest: float = 0.0,
+    stored: StoredResults | None = None,
 ) -> Curve:
     """Compare ``STEPS`` losses and the weight updates with the reference's in ``dtype``.
 
     ``largest``: the largest absolute output of the reference, where it is known.
     ``nudge`` is called if the losses are too far off. It returns the relative size of noise to add
     to the reference's weights, which detects choices that rounding decides; 0: none.
+    ``stored``: runs of plain models from this state of training, which are not repeated.
     """
     assert variant.full_trainer is not None
     rough, scaler = not is_plain(variant.full_trainer), variant.full_trainer.scaler
     scale_before = None if scaler is None else scaler.state_dict()
     advances = variant.batches.advances
+    train = _training(variant, between, stored or StoredResults(), fresh=rough)
     try:
-        reference = _train_plain(variant, dtype, between, fresh=rough)
-        plain, actual = _train_both(variant, between, fresh=rough)
-        measured = _losses_off_by_rounding(variant, dtype, between, plain, reference, fresh=rough)
+        reference = train(dtype)
+        plain, actual = _train_both(variant, between, train, fresh=rough)
+        measured = _losses_off_by_rounding(variant, dtype, train, plain, reference)
         worst = _largest_distance(actual.losses, reference.losses)
         allowed = bound(measured, reference.losses, largest)
         if rough:
             allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
         if allowed < worst < math.inf and (size := nudge()):
             nudges = [(size, seed) for seed in range(routing_ties.NUDGED_RUNS)]
-            nudged_runs = [
-                _train_plain(variant, dtype, between, fresh=rough, nudge=n) for n in nudges
-            ]
+            nudged_runs = [train(dtype, nudge=n) for n in nudges]
             reach = max(_largest_distance(other.losses, reference.losses) for other in nudged_runs)
             if routing_ties.is_jump(reach, SLACK * _largest_distance(measured, reference.losses)):
                 allowed += SLACK * reach
@@ -136,7 +137,7 @@ def check(
             actual.updates,
             plain,
             reference,
-            lambda: _train_plain(variant, None, between, fresh=rough, reordered=True),
+            lambda: train(None, reordered=True),
         )
     finally:
         variant.batches.go_to(advances)
@@ -145,8 +146,23 @@ def check(
     return Curve(actual.losses, worst, allowed, changes)
 
 
+def _training(variant: Variant, between: Between, stored: StoredResults, *, fresh: bool) -> Train:
+    """Return a function that trains a plain copy of a variant, unless the run is stored."""
+    assert variant.full_trainer is not None
+    scaler = variant.full_trainer.scaler
+
+    def train(dtype: torch.dtype | None, **options: Any) -> TrainingRun:
+        run = functools.partial(_train_plain, variant, dtype, between, fresh=fresh, **options)
+        if "nudge" in options:  # by the tolerance of this variant
+            return run()
+        scale = _scale_of(None if dtype else scaler)
+        return stored.get(("training", dtype, fresh, scale, *options.items()), run)
+
+    return train
+
+
 def _train_both(
-    variant: Variant, between: Between, *, fresh: bool
+    variant: Variant, between: Between, train: Train, *, fresh: bool
 ) -> tuple[TrainingRun, TrainingRun]:
     """Train the plain model in the variant's precision, and the variant; return both runs.
 
@@ -157,7 +173,7 @@ def _train_both(
     assert full_trainer is not None
     for _ in range(MOST_RUNS):
         before = _scale_of(full_trainer.scaler)
-        plain = _train_plain(variant, None, between, fresh=fresh)
+        plain = train(None)
         with (
             restored(
                 variant.plain_weights(), variant.model.buffers(), full_trainer
@@ -204,11 +220,9 @@ def rounding(loss: float, largest: float = 0.0) -> float:
 def _losses_off_by_rounding(
     variant: Variant,
     dtype: torch.dtype,
-    between: Between,
+    train: Train,
     plain: TrainingRun,
     reference: TrainingRun,
-    *,
-    fresh: bool,
 ) -> list[float]:
     """Return losses that differ from the reference's by rounding in the variant's precision.
 
@@ -219,7 +233,7 @@ def _losses_off_by_rounding(
     """
     if dtype != torch.float32 or variant.situation.has(Trait.ROUNDED):
         return plain.losses
-    other = _train_plain(variant, dtype, between, fresh=fresh, reordered=True).losses
+    other = train(dtype, reordered=True).losses
     first = abs(other[0] - reference.losses[0])
     alike = first <= rounding(reference.losses[0])
     farther = _largest_distance(other, reference.losses) > _largest_distance(
