@@ -39,6 +39,7 @@ from workbench.runner.instruments.energy import EnergyCounter
 from workbench.runner.instruments.launch_waits import waiting_share
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation, Trait
+from workbench.runner.numerics.shared_reference import SharedReference
 from workbench.runner.toggles._ranks import layout_of
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
@@ -76,6 +77,7 @@ class RunnerBench:
         self._waiting: dict[int, float] = {}
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
         self.alternation.long_ms = LONG_MS
+        self.alternation.shared = SharedReference()
         self.alternation.warm_up_s = min(WARM_UP_S, WARM_UP_SHARE * budget_s)
         # Called with each block, also with one that is void.
         self.on_block: Callable[[Candidate, TimedBlock, float], None] = lambda *_: None

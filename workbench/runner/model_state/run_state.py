@@ -38,9 +38,9 @@ from workbench.runner.model_state.variables import (
 )
 from workbench.runner.user_models import global_flags
 from workbench.runner.user_models.addresses import record_addresses
+from workbench.runner.user_models.backups import Backups
 from workbench.runner.user_models.user_model import OwnModel
 
-ROOM = 4  # times the bytes of a copy must be free for it on the device
 _MOST_OBJECTS = 500_000
 _LIBRARIES = frozenset(
     {*sys.stdlib_module_names, "torch", "numpy", "triton", "workbench", "kernels"}
@@ -57,6 +57,7 @@ _CLOSED: tuple[type, ...] = (str, bytes, int, float, complex, bool, type(None), 
 # Objects of the standard library whose attributes are all of their state.
 _BAGS: tuple[type, ...] = (types.SimpleNamespace, threading.local, MutableMapping)
 _UNSET = object()
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 Restore = Callable[[], None]
 
 
@@ -76,7 +77,7 @@ class RunState:
         self._restores: list[Restore] = []
         self._visited: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
         self._tensors: list[tuple[Tensor, Tensor]] = []
-        self._free_bytes = free_bytes
+        self._backups = Backups(free_bytes)
         for value in skipped:
             self._visited[id(value)] = value
             if isinstance(value, Tensor):
@@ -157,15 +158,8 @@ class RunState:
             self._restores.append(restore)
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
             self._restores.append(record_addresses([tensor]))
-            self._tensors.append((tensor, self._copy(tensor)))
+            self._tensors.append((tensor, self._backups.copy(tensor)))
         return [] if grad is None else [(f"{name}.grad", grad)]
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        roomy = tensor.device.type == "cpu" or ROOM * tensor.nbytes < self._free_bytes
-        if roomy:
-            self._free_bytes -= tensor.nbytes
-            return tensor.detach().clone()
-        return tensor.detach().to("cpu", copy=True)
 
     def _record_numpy(self, value: Any) -> list[tuple[str, Any]]:
         if hasattr(value, "bit_generator"):
@@ -351,21 +345,25 @@ def _counts(contents: dict[str, Any]) -> dict[str, int]:
 
 
 def are_same(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors hold the same bits."""
+    """Return True if two tensors hold the same bits; any NaN is the same as any other."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     first, second = first.detach(), second.detach()
     if first.device != second.device:
         second = second.to(first.device)
-    if first.is_floating_point() and first.dtype.itemsize == 1:  # FP8 has hardly any operators
-        first, second = first.view(torch.uint8), second.view(torch.uint8)
-    if torch.equal(first, second):
-        return bool(first.dtype.is_complex or not first.is_floating_point()) or bool(
-            torch.equal(torch.signbit(first), torch.signbit(second))
-        )
-    if not (first.is_floating_point() or first.is_complex()):
+    if first.is_complex():
+        first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
+    if torch.equal(_bits(first), _bits(second)):
+        return True
+    if not first.is_floating_point() or first.dtype.itemsize == 1:  # FP8 has hardly any operators
         return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    alike = (first == second) & (torch.signbit(first) == torch.signbit(second))
+    return bool((alike | ((first != first) & (second != second))).all())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return floating-point numbers as integers, which are compared in one pass."""
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize]) if tensor.is_floating_point() else tensor
 
 
 def overwrite(tensor: Tensor, values: Tensor) -> None:

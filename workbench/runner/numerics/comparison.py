@@ -56,12 +56,14 @@ from workbench.runner.numerics.layer_errors import LayerError
 from workbench.runner.numerics.reference import Outputs, Plain
 from workbench.runner.numerics.repeatability import CheckMode, choose_mode
 from workbench.runner.numerics.routing_ties import Nudges
+from workbench.runner.numerics.shared_reference import SharedReference, StoredResults, results_for
 from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
 from workbench.runner.training.trainer import forget_graph, overlapping
 from workbench.runner.variants.variant import Variant
 
+REPEATS = "repeats"  # stored if equal calls of the plain model give equal outputs
 CURVE_ROOM = 2  # times the memory of the models that train must be free: activations need some
 
 
@@ -86,16 +88,23 @@ def bytes_wanted(variant: Variant) -> int:
     return next((count for count in wanted if count < total), 0)
 
 
-def check(variant: Variant, situation: Situation, between: Between = go_on) -> Numerics:
+def check(
+    variant: Variant,
+    situation: Situation,
+    between: Between = go_on,
+    shared: SharedReference | None = None,
+) -> Numerics:
     """Compare the variant with its reference, outside of all timing; raises only fatal errors.
 
     If the check fails, lacks memory or has no reference, the result is "not checked". ``between``
     is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; even then
-    the variant is restored.
+    the variant is restored. Of what is ``shared``, only missing parts are computed; the weights
+    and moments are then those of the first check, which stay.
     """
     try:
         with (
             variant.restored_round(),
+            contextlib.nullcontext() if shared is None else shared.begun(variant) as results,
             undisturbed(variant) as put_back,
             contextlib.ExitStack() as modes,
         ):
@@ -105,13 +114,17 @@ def check(variant: Variant, situation: Situation, between: Between = go_on) -> N
             reference, name = plain.reference()
             put_back()
             between()
-            repeats = variant.model.repeats and not reference.drew
-            mode = CheckMode("") if repeats else choose_mode(plain, modes, put_back)
+            stored = results_for(variant, results)
+            repeats = (variant.model.repeats or stored.has(REPEATS)) and not reference.drew
+            mode = CheckMode() if repeats else choose_mode(plain, modes, put_back)
             if mode.words:
                 reference, name = plain.reference()
                 put_back()
+            if mode.words or mode.varies:
+                stored.drop()
+            stored.get(REPEATS, lambda: True)
             between()
-            return _judge(plain, reference, name, mode, put_back, between)
+            return _judge(plain, reference, name, mode, put_back, between, stored)
     except (PutOff, Cancelled):
         raise
     except (NotRecordable, NotCarried) as reason:
@@ -146,13 +159,14 @@ def _judge(
     mode: CheckMode,
     put_back: Callable[[], None],
     between: Between,
+    stored: StoredResults,
 ) -> Numerics:
     """Compare the variant's outputs, layers and training curve with the reference called ``name``.
 
     ``model`` is the plain model in the variant's precision; ``mode`` says how both are run.
     """
     variant, situation = model.variant, model.situation
-    plain = model.outputs()
+    plain = mode.outputs or model.outputs()
     put_back()
     between()
     with variant.entered():
@@ -166,11 +180,11 @@ def _judge(
     finite = math.isfinite(outcome.distance.relative_error)
     if outcome.fits and outcome.tolerance > layer_errors.COARSE:
         between()
-        _look_at_layers(outcome, model, (actual, plain, reference), put_back)
+        _look_at_layers(outcome, model, (actual, plain, reference), put_back, stored)
     if not outcome.fits and finite and not variant.quantization:
         between()
         outcome.widen(nudges)
-    curve = _curve(variant, situation, reference, name, nudges, between)
+    curve = _curve(variant, situation, reference, name, nudges, between, stored)
     text = f"{mode.words}{outcome.text()}"
     right: bool | None = False
     if outcome.means_nothing:
@@ -209,6 +223,7 @@ def _look_at_layers(
     model: Plain,
     outputs: tuple[Outputs, Outputs, Outputs],
     put_back: Callable[[], None],
+    stored: StoredResults,
 ) -> None:
     """Look for errors of single layers, which a 16-bit tolerance hides; record skipped checks.
 
@@ -218,7 +233,7 @@ def _look_at_layers(
     if isinstance(structure, StructureError):
         outcome.layer = structure
         return
-    layer = layer_errors.find(model, *outputs, outcome.output_index)
+    layer = layer_errors.find(model, *outputs, outcome.output_index, stored)
     put_back()
     outcome.layer = layer if isinstance(layer, LayerError) else None
     checks = (("modules in FP32", structure), ("scales of single layers", layer))
@@ -257,6 +272,7 @@ def _curve(
     name: str,
     nudges: Nudges,
     between: Between,
+    stored: StoredResults,
 ) -> Curve | str:
     """Return the losses over some training steps, or why there are none; empty in inference."""
     if not situation.workload.trains:
@@ -274,7 +290,7 @@ def _curve(
             continue
         try:
             return training_curve.check(
-                variant, dtype, between, lambda: nudges.size, outputs.largest
+                variant, dtype, between, lambda: nudges.size, outputs.largest, stored
             )
         except Exception as error:
             if not lacks_memory(error):

@@ -23,6 +23,7 @@ from torch import Tensor
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Outputs, Plain, plain_kernels
+from workbench.runner.numerics.shared_reference import StoredResults
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats
@@ -53,12 +54,18 @@ class LayerError:
 
 @fp32_products(tf32=False)
 def find(
-    model: Plain, actual: Outputs, plain: Outputs, reference: Outputs, output_index: int
+    model: Plain,
+    actual: Outputs,
+    plain: Outputs,
+    reference: Outputs,
+    output_index: int,
+    stored: StoredResults,
 ) -> LayerError | str | None:
     """Return the layer with the largest error by its tolerance if that is exceeded, else None.
 
-    ``output_index``: which of several outputs is looked at. If derivatives are impossible (memory,
-    or an operator without a backward pass), return why, as a clause.
+    ``output_index``: which of several outputs is looked at. ``stored``: projections of the plain
+    model. If derivatives are impossible (memory, or an operator without a backward pass), return
+    why, as a clause.
     """
     exact = reference.all[output_index].double()
     errors = [torch.nan_to_num(outputs.all[output_index].double() - exact, 0.0, 0.0, 0.0)
@@ -71,7 +78,7 @@ def find(
     why = ""
     for checkpointing in ("none", "full"):  # activations of all blocks may not fit
         try:
-            return _find(model, errors, deviation, output_index, checkpointing)
+            return _find(model, errors, deviation, output_index, checkpointing, stored)
         except Exception as error:
             if is_fatal(error):
                 raise
@@ -83,21 +90,35 @@ def find(
 
 
 def _find(
-    model: Plain, errors: list[Tensor], deviation: float, output_index: int, checkpointing: str
+    model: Plain,
+    errors: list[Tensor],
+    deviation: float,
+    output_index: int,
+    checkpointing: str,
+    stored: StoredResults,
 ) -> LayerError | str | None:
     with plain_kernels(), torch.enable_grad(), eager():
         output, layers = _differentiable(model, output_index, checkpointing)
         vectors = [error.to(output.dtype).reshape(output.shape) for error in errors]
-        actual, rounding = (_project(output, layers, vector) for vector in vectors)
-        generator = torch.Generator(output.device).manual_seed(0)
-        squares = dict.fromkeys(actual, 0.0)
-        for _ in range(_PROBES):
-            probe = torch.randn(
-                output.shape, dtype=output.dtype, device=output.device, generator=generator
-            )
-            for layer, product in _project(output, layers, probe).items():
-                squares[layer] += product * product / _PROBES
+        rounding, squares = stored.get(
+            ("projections", output_index),
+            lambda: (_project(output, layers, vectors[1]), _squares(output, layers)),
+        )
+        actual = _project(output, layers, vectors[0])
     return _worst(actual, rounding, squares, deviation)
+
+
+def _squares(output: Tensor, layers: Mapping[str, list[Tensor]]) -> Projections:
+    """Return the mean square of the products with random vectors, by layer."""
+    generator = torch.Generator(output.device).manual_seed(0)
+    squares = dict.fromkeys(layers, 0.0)
+    for _ in range(_PROBES):
+        probe = torch.randn(
+            output.shape, dtype=output.dtype, device=output.device, generator=generator
+        )
+        for layer, product in _project(output, layers, probe).items():
+            squares[layer] += product * product / _PROBES
+    return squares
 
 
 def _worst(

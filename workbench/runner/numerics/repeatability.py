@@ -40,10 +40,12 @@ class CheckMode:
     """Mode in which a variant and its reference run for a check.
 
     ``words`` begin the text of the result. ``varies``: why a comparison is meaningless.
+    ``outputs``: the plain model's in this mode, if they are known.
     """
 
-    words: str
+    words: str = ""
     varies: str = ""
+    outputs: Outputs | None = None
 
 
 def choose_mode(
@@ -56,7 +58,7 @@ def choose_mode(
     first = plain.outputs()
     put_back()
     if not first.drew:
-        return CheckMode("", _differs(plain, first, put_back))
+        return CheckMode("", _differs(plain, first, put_back), first)
     if not plain.situation.workload.trains:
         return CheckMode("", "the model draws random numbers in evaluation mode")
     if plain.variant.divided is not None:  # because the other ranks step in training mode
@@ -83,7 +85,7 @@ def choose_mode(
     parts += ["its buffers are not updated"] if first.carries else []
     if plain.situation.has(Trait.COMPILED):
         parts.append("it was compiled once more for this")
-    return CheckMode(f"in evaluation mode ({'; '.join(parts)}): ")
+    return CheckMode(f"in evaluation mode ({'; '.join(parts)}): ", outputs=evaluated)
 
 
 def skipped_module(

@@ -18,18 +18,19 @@ from workbench.runner.model_state.run_state import are_same
 from workbench.runner.numerics.isolation import constants_of, share
 from workbench.runner.numerics.routing_ties import Nudge, nudged
 from workbench.runner.structures import kind
-from workbench.runner.training.trainer import Parameters, Trainer, plain_optimizer
+from workbench.runner.training.trainer import (
+    Parameters,
+    Trainer,
+    is_plain,
+    plain_optimizer,
+    restore_scale,
+)
 from workbench.runner.variants.variant import Variant
 
 
 def distinct(weights: Parameters) -> list[nn.Parameter]:
     """Return each parameter once."""
     return list({id(parameter): parameter for parameter in weights.values()}.values())
-
-
-def is_plain(full_trainer: Trainer | None) -> bool:
-    """Return True if a plain AdamW can continue from the optimizer's moments."""
-    return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
 
 
 def copy_of(
@@ -175,12 +176,3 @@ def fresh_moments(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
     finally:
         optimizer.state = state
-
-
-def restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
-    """Set the scale of the loss and its count of steps to those of a ``state_dict``."""
-    # In place: a captured graph reads these tensors where they are.
-    for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
-        tensor = getattr(scaler, name, None)
-        if tensor is not None:
-            tensor.fill_(before[value])

@@ -29,6 +29,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,23 +41,21 @@ from workbench.runner.interfaces import Trait
 from workbench.runner.numerics import routing_ties, updates
 from workbench.runner.numerics.reference import copy_choices, plain_kernels
 from workbench.runner.numerics.routing_ties import Nudge
+from workbench.runner.numerics.shared_reference import STEPS, StoredResults
 from workbench.runner.numerics.training_copies import (
     RankGradients,
     copy_of,
     distinct,
     fresh_moments,
-    is_plain,
-    restore_scale,
     restored,
 )
 from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats, map_tensors
-from workbench.runner.training.trainer import Parameters, Trainer
+from workbench.runner.training.trainer import Parameters, Trainer, is_plain, restore_scale
 from workbench.runner.variants.variant import Variant
 
-STEPS = 8
 SLACK = 2.0  # times the plain model's largest error, as for a single step
 SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
 ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
@@ -65,6 +64,7 @@ ROUGH = 0.1  # of what training changes of the loss
 AGAIN = 2  # comparisons from other weights that must all be within their bounds
 MOST_RUNS = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
+Train = Callable[..., "TrainingRun"]  # ``_train_plain``, of one variant
 
 
 def go_on() -> None:
@@ -95,10 +95,6 @@ class _Comparison:
     def is_too_far(self) -> bool:
         """True if the losses are farther off than allowed, and finite."""
         return self.allowed < self.difference < math.inf
-
-    def farther(self, reach: float) -> _Comparison:
-        """Return the same with a bound that is larger by ``reach``."""
-        return dataclasses.replace(self, allowed=self.allowed + reach)
 
 
 @dataclass(frozen=True)
@@ -142,22 +138,26 @@ def check(
     between: Between = go_on,
     nudge: Callable[[], float] = lambda: 0.0,
     largest: float = 0.0,
+    stored: StoredResults | None = None,
 ) -> Curve:
     """Compare ``STEPS`` losses and the weight updates with the reference's in ``dtype``.
 
     ``largest``: the largest absolute output of the reference, where it is known.
     ``nudge`` is called if the losses are too far off. It returns the relative size of noise to add
     to the reference's weights, which detects choices that rounding decides; 0: none.
+    ``stored``: runs of plain models from this state of training, which are not repeated.
     """
     assert variant.full_trainer is not None
     rough, scaler = not is_plain(variant.full_trainer), variant.full_trainer.scaler
     scale_before = None if scaler is None else scaler.state_dict()
     advances = variant.batches.advances
+    train = _training(variant, between, stored or StoredResults(), fresh=rough)
     not_repeated = None
     try:
-        first = compared = _compare(variant, dtype, between, largest, fresh=rough)
+        first = compared = _compare(variant, dtype, between, train, largest, fresh=rough)
         if compared.is_too_far and (size := nudge()):
-            compared = compared.farther(_reach(variant, dtype, between, size, first, fresh=rough))
+            allowed = first.allowed + _reach(dtype, train, size, first)
+            compared = dataclasses.replace(first, allowed=allowed)
             if compared.is_too_far and variant.divided is None:
                 again = _compare_again(variant, dtype, between, size, largest, fresh=rough)
                 if again is not None:
@@ -169,7 +169,7 @@ def check(
             first.actual.updates,
             first.plain,
             first.reference,
-            lambda: _train_plain(variant, None, between, fresh=rough, reordered=True),
+            lambda: train(None, reordered=True),
         )
     finally:
         variant.batches.go_to(advances)
@@ -181,12 +181,18 @@ def check(
 
 
 def _compare(
-    variant: Variant, dtype: torch.dtype, between: Between, largest: float, *, fresh: bool
+    variant: Variant,
+    dtype: torch.dtype,
+    between: Between,
+    train: Train,
+    largest: float,
+    *,
+    fresh: bool,
 ) -> _Comparison:
     """Train the reference, the plain model and the variant from the weights as they are."""
-    reference = _train_plain(variant, dtype, between, fresh=fresh)
-    plain, actual = _train_both(variant, between, fresh=fresh)
-    rounded = _losses_off_by_rounding(variant, dtype, between, plain, reference, fresh=fresh)
+    reference = train(dtype)
+    plain, actual = _train_both(variant, between, train, fresh=fresh)
+    rounded = _losses_off_by_rounding(variant, dtype, train, plain, reference)
     allowed = bound(rounded, reference.losses, largest)
     if fresh:
         allowed += ROUGH * max(abs(loss - reference.losses[0]) for loss in reference.losses)
@@ -194,19 +200,10 @@ def _compare(
     return _Comparison(reference, plain, actual, rounded, difference, allowed)
 
 
-def _reach(
-    variant: Variant,
-    dtype: torch.dtype,
-    between: Between,
-    size: float,
-    first: _Comparison,
-    *,
-    fresh: bool,
-) -> float:
+def _reach(dtype: torch.dtype, train: Train, size: float, first: _Comparison) -> float:
     """Return how far choices near a tie move the reference's losses; 0 if none was near."""
     reference = first.reference.losses
-    nudges = [(size, seed) for seed in range(routing_ties.NUDGED_RUNS)]
-    runs = [_train_plain(variant, dtype, between, fresh=fresh, nudge=nudge) for nudge in nudges]
+    runs = [train(dtype, nudge=(size, seed)) for seed in range(routing_ties.NUDGED_RUNS)]
     reach = max(_largest_distance(run.losses, reference) for run in runs)
     is_jump = routing_ties.is_jump(reach, SLACK * _largest_distance(first.rounded, reference))
     return SLACK * reach if is_jump else 0.0
@@ -227,12 +224,13 @@ def _compare_again(
     """
     weights, full_trainer = variant.plain_weights(), variant.full_trainer
     assert full_trainer is not None
+    train = _training(variant, between, StoredResults(), fresh=fresh)
     compared: list[_Comparison] = []
     try:
         for seed in range(AGAIN):
             with restored(weights, variant.model.buffers(), full_trainer):
                 routing_ties.nudge_in_place(distinct(weights), (size, seed))
-                compared.append(_compare(variant, dtype, between, largest, fresh=fresh))
+                compared.append(_compare(variant, dtype, between, train, largest, fresh=fresh))
             if not compared[-1].difference <= compared[-1].allowed:
                 return None
     except Exception as error:
@@ -242,8 +240,23 @@ def _compare_again(
     return max(compared, key=lambda comparison: comparison.difference / comparison.allowed)
 
 
+def _training(variant: Variant, between: Between, stored: StoredResults, *, fresh: bool) -> Train:
+    """Return a function that trains a plain copy of a variant, unless the run is stored."""
+    assert variant.full_trainer is not None
+    scaler = variant.full_trainer.scaler
+
+    def train(dtype: torch.dtype | None, **options: Any) -> TrainingRun:
+        run = functools.partial(_train_plain, variant, dtype, between, fresh=fresh, **options)
+        if "nudge" in options:  # by the tolerance of this variant
+            return run()
+        scale = _scale_of(None if dtype else scaler)
+        return stored.get(("training", dtype, fresh, scale, *options.items()), run)
+
+    return train
+
+
 def _train_both(
-    variant: Variant, between: Between, *, fresh: bool
+    variant: Variant, between: Between, train: Train, *, fresh: bool
 ) -> tuple[TrainingRun, TrainingRun]:
     """Train the plain model in the variant's precision, and the variant; return both runs.
 
@@ -254,7 +267,7 @@ def _train_both(
     assert full_trainer is not None
     for _ in range(MOST_RUNS):
         before = _scale_of(full_trainer.scaler)
-        plain = _train_plain(variant, None, between, fresh=fresh)
+        plain = train(None)
         with (
             restored(
                 variant.plain_weights(), variant.model.buffers(), full_trainer
@@ -301,11 +314,9 @@ def rounding(loss: float, largest: float = 0.0) -> float:
 def _losses_off_by_rounding(
     variant: Variant,
     dtype: torch.dtype,
-    between: Between,
+    train: Train,
     plain: TrainingRun,
     reference: TrainingRun,
-    *,
-    fresh: bool,
 ) -> list[float]:
     """Return losses that differ from the reference's by rounding in the variant's precision.
 
@@ -316,7 +327,7 @@ def _losses_off_by_rounding(
     """
     if dtype != torch.float32 or variant.situation.has(Trait.ROUNDED):
         return plain.losses
-    other = _train_plain(variant, dtype, between, fresh=fresh, reordered=True).losses
+    other = train(dtype, reordered=True).losses
     first = abs(other[0] - reference.losses[0])
     alike = first <= rounding(reference.losses[0])
     farther = _largest_distance(other, reference.losses) > _largest_distance(

@@ -185,6 +185,33 @@ class Weights:
         for eight_bit in self._eight_bit.values():
             eight_bit.state.clear()  # its next step makes new ones
 
+    def record_training(self) -> Callable[[], None]:
+        """Return a function that restores parameters, moments, step counts and loss scale in place.
+
+        The record is in host memory. Optimizers that are made later get its moments and counts too.
+        8-bit moments stay as they are then.
+        """
+        first = next(iter(self._optimizers.values()), None)
+        states = {} if first is None else first.state
+        counts = {parameter: float(state["step"]) for parameter, state in states.items()}
+        moments = [x for state in states.values() for k, x in state.items() if k != "step"]
+        tensors = [*_distinct(self.parameters.values()), *moments]
+        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        scale = None if self._scaler is None else self._scaler.state_dict()
+        optimizers, scaler = self._optimizers, self._scaler  # not these weights, which may be freed
+
+        def restore() -> None:
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            for optimizer in optimizers.values():
+                for parameter, state in optimizer.state.items():
+                    state["step"].fill_(counts.get(parameter, 0.0))
+            if scaler is not None and scale:
+                restore_scale(scaler, scale)
+
+        return restore
+
     def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
         """Return the trainer for these AdamW options, its moments shared with every other.
 
@@ -274,6 +301,20 @@ def overlapping(weights: Parameters) -> str:
         end = max(end, parameter.data_ptr() + parameter.nbytes)
         last = names[id(parameter)]
     return ""
+
+
+def is_plain(full_trainer: Trainer | None) -> bool:
+    """Return True if a plain AdamW can continue from the optimizer's moments."""
+    return full_trainer is not None and type(full_trainer.optimizer) is torch.optim.AdamW
+
+
+def restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:
+    """Set the scale of the loss and its count of steps to those of a ``state_dict``."""
+    # In place: a captured graph reads these tensors where they are.
+    for name, value in (("_scale", "scale"), ("_growth_tracker", "_growth_tracker")):
+        tensor = getattr(scaler, name, None)
+        if tensor is not None:
+            tensor.fill_(before[value])
 
 
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:

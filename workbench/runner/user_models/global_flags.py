@@ -85,6 +85,11 @@ _ALL: tuple[_Switch, ...] = (
 )
 
 
+def values() -> list[str]:
+    """Return the present values of all flags, as text."""
+    return [_text(get) for get, _ in _ALL]
+
+
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """Restore all flags on exit."""
@@ -96,6 +101,13 @@ def put_back() -> Iterator[None]:
         for (get, put), value in zip(_ALL, before, strict=True):
             if _differs(get, value):
                 put(value)
+
+
+def _text(get: Callable[[], Any]) -> str:
+    try:
+        return str(get())
+    except RuntimeError as error:  # as below
+        return str(error)
 
 
 def _differs(get: Callable[[], Any], value: Any) -> bool:

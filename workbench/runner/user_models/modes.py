@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.user_models.addresses import record_addresses
+from workbench.runner.user_models.backups import Backups
 
 
 def set_mode(model: nn.Module, mode: bool) -> None:
@@ -18,7 +20,9 @@ def set_mode(model: nn.Module, mode: bool) -> None:
     if all(getattr(m.train, "__func__", None) is nn.Module.train for m in modules[1:]):
         nn.Module.train(model, mode)
         return
-    copies = {weight: weight.detach().to("cpu", copy=True) for weight in model.parameters()}
+    # On the device: models of transformers override ``train()`` and are large.
+    backups = Backups(free_bytes(next(model.parameters()).device))
+    copies = {weight: backups.copy(weight) for weight in model.parameters()}
     restore_addresses = record_addresses(copies)
     attributes = [(module, dict(vars(module))) for module in modules]
     registered = [(module._parameters, dict(module._parameters)) for module in modules]

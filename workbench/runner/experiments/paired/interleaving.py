@@ -35,6 +35,7 @@ from workbench.runner.failures import (
 )
 from workbench.runner.instruments.memory import free_bytes, free_memory
 from workbench.runner.numerics import comparison
+from workbench.runner.numerics.shared_reference import SharedReference
 from workbench.runner.variants.variant import Variant
 
 TRIES = 3  # of a block that is void, before its pair is given up
@@ -65,6 +66,7 @@ class Alternation:
         self.steps = 0
         self._paused_s = 0.0
         self._freed: list[Contender] = []  # by a check, until ``build_freed``
+        self.shared: SharedReference | None = None  # between the checks of many variants
 
     def now(self) -> float:
         """Return seconds of ``perf_counter``, which stops during a pause."""
@@ -140,7 +142,7 @@ class Alternation:
         assert contender.variant is not None  # no name of its own: it may have to make room below
         with context.unwatched():
             numerics = comparison.check(
-                contender.variant, contender.situation, context.check_cancelled
+                contender.variant, contender.situation, context.check_cancelled, self.shared
             )
         context.variants.keep_numbers(contender.situation, numerics)
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
