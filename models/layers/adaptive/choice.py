@@ -19,14 +19,15 @@ class Choice(NamedTuple):
 
     ``to_queries`` and ``to_keys`` transform queries and keys into the basis, in their dtype; the
     former includes the factor of the scale. They are None where ranks do not adapt. ``cut``:
-    ``to_keys`` leaves zeros beyond the rank, which cancel the queries there. The last two are for
-    the measurements, None where nothing is measured.
+    ``to_keys`` leaves zeros beyond the rank, which cancel the queries there; then they are parts of
+    ``to_both``. The last two are for the measurements, None where nothing is measured.
     """
 
     rank: Tensor  # [H], int32: columns
     bits: Tensor  # [H], int32
     to_queries: Tensor | None = None  # [H, D, D]
     to_keys: Tensor | None = None
+    to_both: Tensor | None = None  # [2 H, D, D]
     cut: bool = False
     scale: Tensor | None = None  # for products in the basis, without the factor
     parts: Tensor | None = None  # Boolean: all columns, and those beyond the rank
@@ -56,13 +57,17 @@ class Chosen:
         cut = rules.adaptive_rank and cached and not rules.rounds(dtype)
         if rules.adaptive_rank:
             factor_LH11, to_keys = self.factor[..., None, None], self.basis
+            to_queries = to_keys * factor_LH11
             dim = to_keys.shape[-1]
             if cut or adapts:
                 column_D = torch.arange(dim, device=to_keys.device)
             if cut:
                 to_keys = to_keys * (column_D < self.rank[..., None, None])
+                to_both = torch.cat((to_queries, to_keys), dim=1).to(dtype)
+                fields["to_both"] = to_both.unbind()
+                to_queries, to_keys = to_both.chunk(2, dim=1)
             fields["to_keys"] = to_keys.to(dtype).unbind()
-            fields["to_queries"] = (self.basis * factor_LH11).to(dtype).unbind()
+            fields["to_queries"] = to_queries.to(dtype).unbind()
             if adapts:
                 fields["scale"] = (dim**-0.5 / factor_LH11[..., None]).unbind()
                 first_LPH = torch.stack([torch.zeros_like(self.rank), self.rank], 1)

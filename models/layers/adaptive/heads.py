@@ -258,6 +258,9 @@ def _narrowed(q: Tensor, k: Tensor, choice: Choice | None) -> tuple[Tensor, Tens
     """Return queries and keys in the columns of the choice, where it has any."""
     if choice is None or choice.to_queries is None or choice.to_keys is None:
         return q, k
+    if choice.to_both is not None and q.shape[2] == k.shape[2] == 1:  # one kernel instead of two
+        q, k = _times(torch.cat((q, k), dim=1), choice.to_both).chunk(2, dim=1)
+        return q, k
     return _times(q, choice.to_queries), _times(k, choice.to_keys)
 
 
