@@ -57,13 +57,25 @@ class RotaryCache(nn.Module):
 
 @dataclass
 class KVState:
-    """Keys and values of one layer for up to T positions, both (B, G, T, D)."""
+    """Keys and values of one layer for up to T positions.
 
-    keys: Tensor
-    values: Tensor
+    ``both`` (B, 2 G, T, D) holds the keys and then the values, so that one kernel writes both.
+    """
+
+    both: Tensor
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys (B, G, T, D), a view."""
+        return self.both[:, : self.both.shape[1] // 2]
+
+    @property
+    def values(self) -> Tensor:
+        """The values (B, G, T, D), a view."""
+        return self.both[:, self.both.shape[1] // 2 :]
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes, resetting and files."""
         return [self.keys, self.values]
 
     def carried(self) -> list[Tensor]:
@@ -78,9 +90,9 @@ class KVState:
         Chosen ``rows`` go after those that each sequence already has. Rows that do not count are
         written beyond them, ultimately into the one extra slot.
         """
-        if k_BGSD.dtype != self.keys.dtype:
+        if k_BGSD.dtype != self.both.dtype:
             raise ValueError(
-                f"the cache holds {self.keys.dtype}, but the layer computed {k_BGSD.dtype}; "
+                f"the cache holds {self.both.dtype}, but the layer computed {k_BGSD.dtype}; "
                 "create the cache under the same autocast as the calls that use it"
             )
         n_new = k_BGSD.shape[2]
@@ -90,7 +102,7 @@ class KVState:
         elif rows is not None:
             assert rows.filled is not None
             places_BS = rows.filled[:, None] + torch.arange(n_new, device=position.device)
-            places_BS = places_BS.clamp(max=self.keys.shape[2] - 1)
+            places_BS = places_BS.clamp(max=self.both.shape[2] - 1)
             places_BGSD = places_BS[:, None, :, None].expand_as(k_BGSD)
             self.keys.scatter_(2, places_BGSD, k_BGSD)
             self.values.scatter_(2, places_BGSD, v_BGSD)
@@ -99,8 +111,7 @@ class KVState:
             rows_S = position.reshape(1)
             if n_new > 1:
                 rows_S = position + torch.arange(n_new, device=position.device)
-            self.keys.index_copy_(2, rows_S, k_BGSD)
-            self.values.index_copy_(2, rows_S, v_BGSD)
+            self.both.index_copy_(2, rows_S, torch.cat((k_BGSD, v_BGSD), dim=1))
 
 
 @dataclass
@@ -231,8 +242,8 @@ class Attention(nn.Module):
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
         """Return an empty state for ``length`` positions."""
-        shape = (batch, self.n_kv_heads, length, self.head_dim)
-        return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+        shape = (batch, 2 * self.n_kv_heads, length, self.head_dim)
+        return KVState(torch.zeros(shape, device=device, dtype=dtype))
 
     def forward(
         self,

@@ -139,10 +139,9 @@ class CCGQA(Sparing):
     ) -> CCGQAState:
         """Return an empty state for ``length`` positions."""
         make = functools.partial(torch.zeros, device=device, dtype=dtype)
-        shape = (batch, self.n_kv_heads, length, self.head_dim)
         columns = (self.n_heads + self.n_kv_heads) * self.head_dim
         return CCGQAState(
-            KVState(make(shape), make(shape)),
+            KVState(make(batch, 2 * self.n_kv_heads, length, self.head_dim)),
             make(batch, 2 * (self.conv_width - 1), columns),
             make(batch, 1, self.n_kv_heads * self.head_dim // 2),
         )

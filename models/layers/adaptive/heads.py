@@ -119,8 +119,8 @@ class AdaptiveHeads(nn.Module):
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
         """Return an empty state for ``length`` positions."""
-        shape = (batch, self.n_heads, length, self.head_dim)
-        return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+        shape = (batch, 2 * self.n_heads, length, self.head_dim)
+        return KVState(torch.zeros(shape, device=device, dtype=dtype))
 
     def forward(
         self,
