@@ -203,3 +203,12 @@ def smaller_points(
             if saves and option[0] != saving[0] and not peak > memory_limit:
                 points.append(replaced(best.point, [option, saving]))
     return points
+
+
+def without_excluded(bench: Bench, point: Point, best: Point, start: Point) -> Point | None:
+    """Return the point without the option of the best one that excludes its change."""
+    for axis, option in changed_options(best, start):
+        without = replaced(point, [(axis, start[axis])])
+        if point[axis] == option and bench.usable(without)[0] == without:
+            return without
+    return None

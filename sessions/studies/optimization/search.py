@@ -9,8 +9,8 @@
   cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
   round costs nothing.
 * **Budget.** Builds, compiles, checks and races all count. A candidate that does not fit, does not
-  build or is wrong is a data point. A candidate becomes the incumbent only after its numbers were
-  right.
+  build or is wrong is a data point. Numbers are checked where much depends on them
+  (``sessions.studies.optimization.checks``), and those of the result always.
 
 The ratios of a search are those of the best of many, so they are too good (the winner's curse).
 ``sessions.studies.optimization.verdicts`` measures the result again with new blocks.
@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 
 from sessions.model import Numerics
 from sessions.studies.optimization.bench import Bench
+from sessions.studies.optimization.checks import Checks
 from sessions.studies.optimization.knowledge import (
     Knowledge,
     Option,
-    changed_options,
     idle_reason,
     smaller_points,
+    without_excluded,
 )
 from sessions.studies.optimization.space import (
     BLOCKED,
@@ -95,6 +96,7 @@ class Search:
         self._lacks_time = False  # for something that was proposed last
         self.plan = TimePlan(self.goal.budget_s, self.bench.now)
         self.best = self.candidate(tuple(dimension.start for dimension in self.dimensions))
+        self.checks = Checks(self)
 
     @property
     def start(self) -> Candidate:
@@ -117,11 +119,12 @@ class Search:
         with self.plan.timed("prediction"):
             until_s = self.bench.now() + PREDICTION_SHARE * self.goal.budget_s
             self.knowledge.predict(self.bench, self.dimensions, self.start, until_s)
-        while batch := self._next_batch():
-            self._race(batch)
+        while (batch := self._next_batch()) or not self.checks.confirm():
+            if batch:
+                self._race(batch)
         reasons = [*self.left_out.values(), *(candidate.reason for candidate in self.candidates)]
-        lacked_time = any(reason.startswith(NO_TIME) for reason in reasons)
-        self.is_complete = not (self._is_over or self._lacks_time or lacked_time)
+        is_cut = any(reason.startswith(NO_TIME) for reason in reasons) or self.checks.lacked_time
+        self.is_complete = not (self._is_over or self._lacks_time or is_cut)
 
     # Candidates
 
@@ -166,13 +169,12 @@ class Search:
     def check(self, candidate: Candidate) -> bool:
         """Check the numbers of a candidate once; return True if they are right."""
         if candidate.numerics is None:
-            with self.plan.timed("check"):
+            with self.plan.timed_check():
                 numerics = self.bench.check(candidate)
             if isinstance(numerics, Failure):  # the reference may need more memory than the steps
                 text = f"not checked: {numerics.reason}"
                 numerics = Numerics(reference="", ok=None, text=text)
             candidate.numerics = numerics
-            self.plan.checks += 1
             self.report(candidate.title)
         return candidate.is_right
 
@@ -187,13 +189,15 @@ class Search:
     @property
     def _left_s(self) -> float:
         if not any(candidate.rounds for candidate in self.candidates):
-            return self._most_left_s  # without a race there is nothing to give a verdict on
-        return self.plan.left_s - self.plan.final_s([self.start, self.best])
+            return self.most_left_s  # without a race there is nothing to give a verdict on
+        final_s = self.plan.final_s([self.start, self.best])
+        return self.plan.left_s - final_s - self.checks.owed_s
 
     @property
-    def _most_left_s(self) -> float:
+    def most_left_s(self) -> float:
         """Seconds that are left to a race which has begun."""
-        return self.plan.left_s - self.plan.least_final_s([self.start, self.best])
+        least_s = self.plan.least_final_s([self.start, self.best])
+        return self.plan.left_s - least_s - self.checks.owed_s
 
     @property
     def _is_over(self) -> bool:
@@ -209,6 +213,8 @@ class Search:
     def _next_batch(self) -> list[Candidate]:
         """Return the candidates of the next race; none when nothing is left or time is over."""
         self._lacks_time = False
+        if self.checks.is_due:
+            self.checks.confirm()
         for proposals in (self._together, self._singles, self._smaller, self._open, self._pairs):
             if batch := self._built(proposals()):
                 return batch
@@ -237,7 +243,7 @@ class Search:
                     self.knowledge.refuse(candidate, self.best, "it failed")
                 else:
                     self.knowledge.learn_size(candidate, self.best)
-            elif self._least_race_s([*batch, candidate]) > self._most_left_s:
+            elif self._least_race_s([*batch, candidate]) > self.most_left_s:
                 self._lacks_time, candidate.reason = True, f"{NO_TIME} to race it"
                 self.bench.release(candidate)
             elif self._can_race(candidate):
@@ -249,7 +255,8 @@ class Search:
 
         What is built without time for a race is of no use.
         """
-        return LEAST_ROUNDS * self.plan.round_s([self.best, *batch]) + self.plan.check_s
+        check_s = self.plan.check_s - self.checks.owed_s
+        return LEAST_ROUNDS * self.plan.round_s([self.best, *batch]) + check_s
 
     def _can_race(self, candidate: Candidate) -> bool:
         """Return True unless a candidate is too large or is equivalent to the best one."""
@@ -341,7 +348,7 @@ class Search:
                 continue
             usable, reason = self.bench.usable(point)
             if usable == self.best.point:  # an option of it excludes the change
-                usable = self._without_excluded(point)
+                usable = without_excluded(self.bench, point, self.best.point, self.start.point)
             if usable is None:
                 self._leave_out(point, f"{BLOCKED}: {reason}")
             elif usable not in self._by_point and usable not in self.left_out:
@@ -358,14 +365,6 @@ class Search:
         is_early = self.spent_s < COMPILE_SHARE * (self.spent_s + self._left_s)
         waits = is_early and compiles(point) and not compiles(self.best.point)
         return round(self.score(point) / NEAR), waits, cost_s
-
-    def _without_excluded(self, point: Point) -> Point | None:
-        """Return the point without the best candidate's option that excludes its change."""
-        for axis, _ in changed_options(self.best.point, self.start.point):
-            without = replaced(point, [(axis, self.start.point[axis])])
-            if point[axis] == self.best.point[axis] and self.bench.usable(without)[0] == without:
-                return without
-        return None
 
     def _leave_out(self, point: Point, reason: str) -> None:
         if point not in self._by_point:
@@ -392,7 +391,7 @@ class Search:
                 self._round(live)
                 live = [candidate for candidate in live if self._is_live(candidate)]
                 self.report(f"racing candidates: {len(live)} of {len(batch)}")
-        self._settle(batch)
+        self.settle(batch)
         for candidate in batch:
             if candidate.state == NOT_TRIED and self.rounds == rounds_before:
                 candidate.reason = f"{NO_TIME} to race it"
@@ -405,7 +404,7 @@ class Search:
     def _race_left_s(self, rounds: int, live: Sequence[Candidate], until_s: float) -> float:
         """Return what is left to a race: of its share, or more if it can soon decide much."""
         if rounds < LEAST_ROUNDS:
-            return self._most_left_s
+            return self.most_left_s
         races = (candidate.race(self.best.number, self.goal.objective) for candidate in live)
         is_large = any(race.mean < -MUCH_BETTER for race in races)
         return self._left_s if is_large else until_s - self.spent_s
@@ -442,6 +441,7 @@ class Search:
         if not proposable:
             raise StartFailed(failure.reason)
         self.best = min(proposable, key=lambda candidate: candidate.value)
+        self.checks.forget()
 
     def _is_live(self, candidate: Candidate) -> bool:
         return candidate.state in (RACED, NOT_TRIED) and self._outcome(candidate) == OPEN
@@ -463,6 +463,8 @@ class Search:
         """Return True if another race against the best candidate may show that this is better."""
         if self.goal.objective == MEMORY:  # which is counted exactly
             return False
+        if self.checks.is_suspect(candidate):
+            return False
         race = candidate.race(self.best.number, self.goal.objective)
         if self._turns.get((candidate.number, self.best.number), 0) >= MOST_TURNS:
             return False
@@ -474,7 +476,7 @@ class Search:
         reach = before.half if math.isfinite(before.half) else 0.0
         return candidate.value - reach < self.best.value - MATTERS
 
-    def _settle(self, batch: Sequence[Candidate]) -> None:
+    def settle(self, batch: Sequence[Candidate]) -> None:
         """Estimate values, learn effects, and make the best right candidate the incumbent."""
         objective, incumbent = self.goal.objective, self.best
         outcomes = {}
@@ -489,11 +491,9 @@ class Search:
             outcomes[candidate] = self._outcome(candidate)
             self.knowledge.learn_effect(candidate, incumbent)
         for candidate in sorted(outcomes, key=lambda c: c.value):
-            if outcomes[candidate] != BETTER and self.proposable(incumbent):
+            if outcomes[candidate] != BETTER and self.checks.is_base(incumbent):
                 continue
-            if not self.check(candidate) and candidate.numerics and incumbent.is_right:
-                self.knowledge.refuse(candidate, incumbent, self.objection(candidate).split(":")[0])
-            if self.proposable(candidate):
+            if self.checks.accept(candidate, incumbent):
                 self.best = candidate
                 if objective == TIME:  # effects on memory or energy stay as measured
                     self.knowledge.learn_waits(self.bench, self.dimensions, candidate)

@@ -10,6 +10,7 @@ from sessions.studies.optimization.space import Candidate
 from sessions.verdicts import verdict
 
 FINAL_SHARE = 0.3  # of the budget, for the verdicts
+FINAL_ROUNDS = 3 * verdict.MIN_PAIRS  # of start and result, which need no more than this
 # The verdict on the result gets up to this share if blocks are slow. A search without a verdict
 # says little, and a search without races says nothing.
 MOST_FINAL_SHARE = 0.5
@@ -21,6 +22,7 @@ class TimePlan:
     def __init__(self, budget_s: float, now: Callable[[], float]) -> None:
         self.seconds: dict[str, float] = {}  # by activity
         self.checks = 0
+        self.check_s = 0.0  # of the latest check: later ones share what the first computes
         self._budget_s, self._now, self._began = budget_s, now, now()
         self._block_s = math.nan  # of the latest round, on average
         self._pace = 1.0  # seconds of the latest round in those that its blocks should take
@@ -35,11 +37,6 @@ class TimePlan:
         """Seconds that are left of the budget."""
         return self._budget_s - self.spent_s
 
-    @property
-    def check_s(self) -> float:
-        """Seconds that a check took, on average; 0 before the first check."""
-        return self.seconds.get("check", 0.0) / max(self.checks, 1)
-
     @contextlib.contextmanager
     def timed(self, activity: str) -> Iterator[None]:
         """Count the seconds of an activity."""
@@ -48,6 +45,14 @@ class TimePlan:
             yield
         finally:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + self._now() - began
+
+    @contextlib.contextmanager
+    def timed_check(self) -> Iterator[None]:
+        """Learn from a check how long the next one takes."""
+        began = self._now()
+        with self.timed("check"):
+            yield
+        self.checks, self.check_s = self.checks + 1, self._now() - began
 
     @contextlib.contextmanager
     def timed_round(self, candidates: Sequence[Candidate]) -> Iterator[None]:
@@ -72,7 +77,8 @@ class TimePlan:
 
     def final_s(self, arms: Sequence[Candidate]) -> float:
         """Return the seconds that a search leaves to the verdicts, of which these arms are sure."""
-        return max(FINAL_SHARE * self._budget_s, self.least_final_s(arms))
+        share_s = min(FINAL_SHARE * self._budget_s, FINAL_ROUNDS * self.round_s(arms))
+        return max(share_s, self.least_final_s(arms))
 
     def least_final_s(self, arms: Sequence[Candidate]) -> float:
         """Return the seconds that no race takes from the verdicts on these arms."""

@@ -74,7 +74,7 @@ class Verdicts:
         It is the start if the new blocks show that the search's best one is slower or needs more,
         or if that one failed in them.
         """
-        best, start = self.search.best, self.search.start
+        best, start = self.search.checks.right, self.search.start
         is_refuted = self._is_slower_than_the_start or not self.search.proposable(best)
         if is_refuted and self.search.proposable(start):
             return start

@@ -44,14 +44,17 @@ class SimulatedBench:
     idle: frozenset[Option] = frozenset()  # evidence says that they do nothing
     blocked: frozenset[Option] = frozenset()
     excluded: Mapping[Option, Option] = field(default_factory=dict)  # options that need another off
+    needed: Mapping[Option, Option] = field(default_factory=dict)  # options that need another on
     memory: Mapping[Option, float] = field(default_factory=dict)  # log ratio of peak memory
     builds_s: Mapping[Option, float] = field(default_factory=dict)
+    first_builds_s: Mapping[Option, float] = field(default_factory=dict)  # of the first, beyond it
     compiling: frozenset[Option] = frozenset()  # options whose builds are known to take long
     noise: float = 0.01
     drift: float = 0.0  # standard deviation of the random walk's step from block to block
     base_ms: float = 5.0
     build_s: float = 1.0
     check_s: float = 1.0
+    later_check_s: float = math.nan  # of what checks share, nothing is left after the first
     seed: int = 0
     counts_memory: bool = False
     build_noise: float = 0.0  # standard deviation of what a build adds to all of its blocks
@@ -96,8 +99,9 @@ class SimulatedBench:
         return list(itertools.product(*(dimension.options for dimension in self.dimensions)))
 
     def optimum(self) -> float:
-        """Return the smallest log ratio of any right point."""
-        return min(self.truth(point) for point in self.points() if self.is_right(point))
+        """Return the smallest log ratio of any right point that can be used."""
+        usable = [point for point in self.points() if self.usable(point)[0] == point]
+        return min(self.truth(point) for point in usable if self.is_right(point))
 
     def sweep_seconds(self, blocks: int = 16) -> float:
         """Return how long it takes to build and measure every point."""
@@ -111,6 +115,9 @@ class SimulatedBench:
         options = set(enumerate(point))
         if options & self.blocked:
             return None, "needs another device"
+        for option, (axis, choice) in self.needed.items():
+            if option in options and (axis, choice) not in options:
+                return replaced(point, [(axis, choice)]), f"needs {choice}"
         for option, (axis, choice) in self.excluded.items():
             if {option, (axis, choice)} <= options:
                 start = self.dimensions[axis].start
@@ -140,6 +147,9 @@ class SimulatedBench:
         is_new = point not in self._ready
         if is_new:
             self.clock_s += self._build_seconds(point)
+            before = {option for earlier in self.built for option in enumerate(earlier)}
+            new = set(enumerate(point)) - before
+            self.clock_s += sum(self.first_builds_s.get(option, 0.0) for option in new)
             self.built.append(point)
         if set(enumerate(point)) & self.too_large:
             return Failure(OUT_OF_MEMORY, "Out of memory: 3.0 GiB more was needed.")
@@ -179,7 +189,9 @@ class SimulatedBench:
         return blocks
 
     def check(self, candidate: Candidate) -> Numerics:
-        self.clock_s += self.check_s + self._steps_s(candidate.point, self.warm_up_steps)
+        is_later = self.checked and not math.isnan(self.later_check_s)
+        self.clock_s += self.later_check_s if is_later else self.check_s
+        self.clock_s += self._steps_s(candidate.point, self.warm_up_steps)
         self.checked.append(candidate.point)
         is_wrong = bool(set(enumerate(candidate.point)) & self.wrong)
         error = 1.0 if is_wrong else 1e-6

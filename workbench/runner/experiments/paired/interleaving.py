@@ -123,6 +123,7 @@ class Alternation:
     def check(self, contender: Contender, known: Numerics | None = None) -> Numerics:
         """Check the contender's numbers against a reference, in the state that is timed.
 
+        With a ``shared`` reference, training goes on from the weights of the first check.
         ``known``: what a check of the same configuration showed, which is not repeated.
 
         To be called once it has settled: a model that adapts has chosen by then. Warms up again,
