@@ -54,10 +54,12 @@ class Cache:
     def mark_static(self) -> None:
         """Tell torch.compile that the tensors' addresses never change.
 
-        Only then does it capture a step that writes to them into a CUDA graph.
+        Only then does it capture a step that writes to them into a CUDA graph. The step's inputs
+        are the tensors of which some of these are views.
         """
         for tensor in self.tensors():
-            torch._dynamo.mark_static_address(tensor)
+            owner = tensor if tensor._base is None else tensor._base
+            torch._dynamo.mark_static_address(owner)
 
     def reset(self) -> None:
         """Clear the state in place."""

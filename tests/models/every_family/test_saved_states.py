@@ -210,3 +210,24 @@ def test_a_position_that_the_cache_cannot_have_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="position 25 is outside of 0 to 24"):
         cache.save(tmp_path / "state", 25)
     assert not (tmp_path / "state").exists()
+
+
+def attributes(value):
+    """Yield the tensors among a state's attributes, and those of the states in it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from attributes(part)
+    elif dataclasses.is_dataclass(value):
+        yield from attributes(list(vars(value).values()))
+
+
+@every_form
+def test_every_tensor_of_a_state_is_known_to_stay_at_its_address(name, fields):
+    """Reduce-overhead captures no step that writes to another tensor, and says so in a log only."""
+    cache = decoder(name, **fields).new_cache(2, LENGTH)
+    cache.mark_static()
+    tensors = list(attributes(cache))
+    assert tensors
+    assert all(hasattr(tensor, "_dynamo_static_input_type") for tensor in tensors)
