@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from models import Model
 from workbench.runner.model_state import rng
@@ -353,17 +354,17 @@ def are_same(first: Tensor, second: Tensor) -> bool:
         second = second.to(first.device)
     if first.is_complex():
         first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
-    if torch.equal(_bits(first), _bits(second)):
-        return True
-    if not first.is_floating_point() or first.dtype.itemsize == 1:  # FP8 has hardly any operators
-        return False
+    if not first.is_floating_point():
+        return bool(torch.equal(first, second))
+    if not any(map(is_traceable_wrapper_subclass, (first, second))):
+        if torch.equal(
+            *(x.resolve_neg().view(_INTEGERS[x.dtype.itemsize]) for x in (first, second))
+        ):
+            return True  # in one pass over the numbers
+        if first.dtype.itemsize == 1:  # FP8 has hardly any operators
+            return False
     alike = (first == second) & (torch.signbit(first) == torch.signbit(second))
     return bool((alike | ((first != first) & (second != second))).all())
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return floating-point numbers as integers, which are compared in one pass."""
-    return tensor.view(_INTEGERS[tensor.dtype.itemsize]) if tensor.is_floating_point() else tensor
 
 
 def overwrite(tensor: Tensor, values: Tensor) -> None:

@@ -15,15 +15,16 @@ def measurable(output: Any) -> list[Tensor]:
 
     Whole numbers (positions, choices) are left out: there is no rounding of them to compare with.
     """
-    dense = [_dense(tensor) for tensor in tensors(output)]
+    values = [dense(tensor) for tensor in tensors(output)]
     real = [
         torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        for tensor in dense
+        for tensor in values
     ]
     return [tensor for tensor in real if tensor.is_floating_point() and tensor.numel()]
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
+    """Return a strided tensor of the numbers of a sparse or nested one."""
     if tensor.is_nested:
         return torch.cat([part.flatten() for part in tensor.unbind()])
     return tensor if tensor.layout == torch.strided else tensor.to_dense()

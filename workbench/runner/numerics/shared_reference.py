@@ -24,6 +24,7 @@ from torch import Tensor
 
 from models.layers.fake_quantized import FakeQuantizedLinear
 from workbench.runner.instruments.memory import free_bytes
+from workbench.runner.numerics.outputs import dense
 from workbench.runner.structures import map_tensors, tensors
 from workbench.runner.training.trainer import Weights, is_plain
 from workbench.runner.user_models import global_flags
@@ -159,6 +160,6 @@ def has_host_room(copied: Iterable[Tensor]) -> bool:
 
 def _add(result: Any, values: Iterable[Tensor]) -> None:
     for value in values:
-        dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-        result.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
-        result.update(dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        numbers = dense(value.detach()).resolve_conj().resolve_neg()
+        result.update(f"{numbers.dtype}{tuple(numbers.shape)}".encode())
+        result.update(numbers.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

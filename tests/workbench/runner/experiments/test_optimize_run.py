@@ -42,6 +42,7 @@ from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.instruments import energy
 from workbench.runner.instruments.cpu_energy import CpuEnergy
+from workbench.runner.numerics import comparison, training_curve
 from workbench.runner.toggles import all_toggles
 
 SEARCHED = ["attention", "rope_cache"]
@@ -101,6 +102,22 @@ def test_a_real_search_proposes_a_right_configuration_and_keeps_all_of_it(contex
     assert headline(study) and len(remarks(study)) >= 4
     labels = [segment.label for segment in session.segments]
     assert any(label.startswith("configuration 0: start") for label in labels)
+
+
+def test_the_checks_of_a_search_train_the_reference_once(context, small, monkeypatch):
+    train, dtypes, check, checks = training_curve._train_plain, [], comparison.check, []
+
+    def counted(variant, dtype, between, **options):
+        dtypes.append(dtype)
+        return train(variant, dtype, between, **options)
+
+    monkeypatch.setattr(training_curve, "_train_plain", counted)
+    monkeypatch.setattr(comparison, "check", lambda *given: checks.append(given) or check(*given))
+    base = msgspec.structs.replace(small, workload="train")
+    study = optimize(context, base, include=["adamw", "attention"], budget_s=12.0)
+    results = [row["wrong"] for row in rows(study, CANDIDATES) if math.isfinite(row["wrong"])]
+    assert len(results) == len(checks) > 1 and not any(results)
+    assert dtypes == [torch.float64, None], "once in FP64, and once in the precision of all"
 
 
 def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(context, small, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 
 import msgspec
 import pytest
@@ -190,3 +191,21 @@ def test_results_are_freed_with_the_weights():
     arms.forget_all()
     gc.collect()
     assert not shared._starts
+
+
+def test_inputs_of_every_layout_and_dtype_have_a_digest_that_one_number_changes():
+    dense = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    views = [
+        lambda x: x, lambda x: x.to_sparse(), lambda x: x.t(), lambda x: x.expand(3, 2, 2),
+        lambda x: torch.nested.nested_tensor([x, x[:1]]), lambda x: torch.complex(x, x).conj(),
+        lambda x: torch.complex(x, x).conj().imag, lambda x: x > 1.5, lambda x: x.bfloat16(),
+        lambda x: x.to(torch.float8_e4m3fn), lambda x: x[1, 1], lambda x: x.long(),
+    ]  # fmt: skip
+    changed = dense.clone()
+    changed[1, 1] = -1.0
+    for number, view in enumerate(views):
+        digests = [hashlib.sha256() for _ in range(3)]
+        for result, numbers in zip(digests, (dense, dense.clone(), changed), strict=True):
+            shared_reference._add(result, [view(numbers)])
+        first, equal, other = (result.digest() for result in digests)
+        assert first == equal != other, number

@@ -160,6 +160,9 @@ def test_tensors_are_the_same_if_their_signs_and_values_are_or_both_are_nan(dtyp
             )
             assert are_same(*pair) is expected, (first, second)
             assert are_same(*(x[1:].expand(3) for x in pair)) is expected
+    negated = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    assert negated.is_neg() and are_same(negated, -torch.ones(2))
+    assert not are_same(negated, torch.ones(2))
     other_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
     assert are_same(other_nan, torch.tensor([math.nan]))
     bytes_ = [torch.tensor([value], dtype=torch.uint8) for value in (1, 2)]
