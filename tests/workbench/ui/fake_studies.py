@@ -1,4 +1,4 @@
-"""What the fake runner measures when a study or a comparison is requested.
+"""Samples of studies and comparisons for the fake runner, imported when one is requested.
 
 Most of hundreds of processes need none of it, and its libraries take as long to load as the rest.
 """
