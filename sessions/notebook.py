@@ -66,16 +66,15 @@ class OpenedSession:
 
     def table(self, name: str, number: int = 1) -> Table:
         """Return the table of that name; the ``number``-th, from 1, if there are several."""
-        tables = self.tables
-        if name not in tables:
-            known = f"it has: {', '.join(tables)}" if name in EXPORTS else "unknown name"
+        tables = EXPORTS[name].tables(self.session) if name in EXPORTS else []
+        if not tables:
+            known = f"it has: {', '.join(self.tables)}" if name in EXPORTS else "unknown name"
             raise Lacking(f"{self.path} has no table {name!r}; {known}")
-        if not 1 <= number <= len(tables[name]):
+        if not 1 <= number <= len(tables):
             raise Lacking(
-                f"{self.path} has {counted(len(tables[name]), 'table')} {name!r}, "
-                f"but no number {number}"
+                f"{self.path} has {counted(len(tables), 'table')} {name!r}, but no number {number}"
             )
-        return tables[name][number - 1]
+        return tables[number - 1]
 
     def frame(self, table: str, number: int = 1) -> Any:
         """Return a table, or "steps" of segment ``number - 1``, as a pandas data frame.

@@ -1,5 +1,6 @@
 """The marker ``gpu``: its meaning, where such a test runs and why not here; and what CI saves."""
 
+import builtins
 import faulthandler
 import gc
 import os
@@ -29,10 +30,18 @@ _STATE = tempfile.TemporaryDirectory(prefix="workbench-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
+_IMPORT = builtins.__import__  # before pytest-qt imports PySide
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Print the thread that crashed alone: a log may be cut before it."""
+    """Print the thread that crashed alone: a log may be cut before it.
+
+    PySide replaces ``__import__``, for ``from __feature__ import``, which is not used here. With
+    its replacement, steps on fake tensors take 1.3 times as long: torch imports inside functions.
+    """
     faulthandler.enable(config.stash[fault_handler_stderr_fd_key], all_threads=False)
+    builtins.__import__ = _IMPORT
 
 
 def pytest_collection_finish() -> None:

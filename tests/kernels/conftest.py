@@ -4,8 +4,9 @@ The interpreter replaces functions of ``triton.language`` in every call from a k
 own functions, finds nothing left to replace, and spends about half of the time of these tests on
 the search. It spends a third of the other half on types: it derives the meaning of a shape for
 every value of every operation. Here functions are replaced once per launch, and shapes and dtypes
-are cached. The interpreter also computes each sum of integers in 64 bits, for an assertion that it
-omits unless it debugs; here both are omitted. Results are not changed.
+are cached. Operands that are tensors already are not examined again for what else they may be. The
+interpreter also computes each sum of integers in 64 bits, for an assertion that it omits unless it
+debugs; here both are omitted. Results are not changed.
 """
 
 import inspect
@@ -18,6 +19,7 @@ def _replace_once_a_launch() -> None:
     from triton.runtime import interpreter
 
     replace = interpreter._patch_lang
+    checks_semantic = tl.core.builtin(lambda: None).__code__
     # names under which a kernel's module has the functions
     names_by_kernel: dict[object, frozenset[str]] = {}
     replaced: set[str] = set()  # by the current launch
@@ -51,6 +53,8 @@ def _replace_once_a_launch() -> None:
 
     def with_semantic(member):
         semantic = interpreter.interpreter_semantic
+        if member.__code__ is checks_semantic:  # and nothing else
+            member = member.__wrapped__
 
         def computed(*args, **kwargs):
             kwargs["_semantic"] = semantic
@@ -84,6 +88,10 @@ def _remember_types() -> None:
     np_dtype, broadcast = interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value
     cast, computed_in = TritonSemantic.cast, TritonSemantic.computation_type_impl
     assert_in_range = TritonSemantic.binary_op_sanitize_overflow_impl
+    check_types, unwrap = TritonSemantic.binary_op_type_checking_impl, tl.core._unwrap_if_constexpr
+    has_fitting_size = interpreter._validate_np_data_size
+    fitting: dict[object, bool] = {}  # by the type's name and the bytes of an element
+    plain = {tl.tensor, tl.dtype, int, float, bool, type(None)}  # kinds that contain no constant
 
     def block(self, element_ty, shape):
         if element_ty.is_ptr():  # two pointer types may have one name
@@ -149,6 +157,26 @@ def _remember_types() -> None:
             )
         return results[key]
 
+    def of_operands(
+        self, lhs, rhs, left_ptr=False, right_ptr=False, arithmetic=True, div_or_mod=False
+    ):
+        if not (arithmetic and type(lhs) is tl.tensor and type(rhs) is tl.tensor):
+            return check_types(self, lhs, rhs, left_ptr, right_ptr, arithmetic, div_or_mod)
+        left, right = lhs.dtype, rhs.dtype
+        if left.is_ptr() or right.is_ptr():
+            return check_types(self, lhs, rhs, left_ptr, right_ptr, arithmetic, div_or_mod)
+        dtype = of_both(self, left, False, right, False, div_or_mod)
+        return alike(self, as_is(self, lhs, dtype), as_is(self, rhs, dtype))
+
+    def of_constant(value):
+        return value if type(value) in plain else unwrap(value)
+
+    def has_size(data, dtype):
+        key = dtype.name, data.itemsize
+        if key not in fitting:
+            fitting[key] = has_fitting_size(data, dtype)
+        return fitting[key]
+
     def where_it_debugs(self, *operation):
         if self.builder.options.debug:
             assert_in_range(self, *operation)
@@ -158,6 +186,9 @@ def _remember_types() -> None:
     TritonSemantic.cast, TritonSemantic.computation_type_impl = as_is, of_both
     TritonSemantic.binary_op_sanitize_overflow_impl = where_it_debugs
     interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value = of_numpy, alike
+    interpreter._validate_np_data_size = has_size
+    TritonSemantic.binary_op_type_checking_impl = of_operands
+    tl.core._unwrap_if_constexpr = of_constant
 
 
 if INTERPRETED:

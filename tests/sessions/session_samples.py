@@ -7,7 +7,6 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import signal
 
 from sessions import schema
 from sessions.model import (
@@ -44,6 +43,8 @@ def steps(
 
 def series(n: int, seed: int = 0, median: float = 10.0, phi: float = 0.0) -> np.ndarray:
     """Return a first-order autoregressive series about ``median``, of standard deviation 2 %."""
+    from scipy import signal  # seconds to load, in every process that collects the tests
+
     noise = np.random.default_rng(seed).standard_normal(n + 200) * math.sqrt(1 - phi**2)
     return median * (1 + 0.02 * signal.lfilter([1], [1, -phi], noise)[200:])
 

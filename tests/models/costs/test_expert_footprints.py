@@ -41,12 +41,12 @@ def even_exchange(monkeypatch) -> None:
 )
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"top_k": 4}, {"num_shared_experts": 1}, {"vocabulary": 2048, "n_layers": 6}],
+    [{}, {"top_k": 4}, {"num_shared_experts": 1}, {"vocabulary": 2048}],
     ids=str,
 )
 def test_a_rank_with_a_part_of_the_experts_is_estimated_as_counted(fields, options, monkeypatch):
     family = FAMILIES["moe"]
-    config = family.configure(family.first_choice, fields)
+    config = family.configure(family.first_choice, {"n_layers": 6} | fields)
     step = {"batch": 2, "sequence": 1024, **options}
     choices = 2 * 1024 * config.top_k
     monkeypatch.setattr(FakeTensor, "tolist", lambda _: [[choices // RANKS] * RANKS] * 2)

@@ -83,7 +83,7 @@ STAGES = [
 @pytest.mark.parametrize(("name", "fields", "options"), STAGES, ids=str)
 def test_the_largest_stage_is_estimated_as_counted(name, fields, options, ranks, precision):
     family = FAMILIES[name]
-    config = family.configure(family.first_choice, {"n_layers": 8} | fields)
+    config = family.configure(family.first_choice, {"n_layers": 2 * ranks} | fields)
     step, micro_batches = {"batch": 8, "precision": precision}, 4
     counted = max(
         stage_peak(family, config, ranks, rank, micro_batches, sequence=512, **step, **options)

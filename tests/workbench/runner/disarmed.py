@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,7 @@ CHOICES = [
 ]
 
 
+@functools.cache
 def usual_place(name: str) -> tuple[str, str]:
     """Return family and workload for a toggle: the row above, or the first that can use it."""
     if name in WHERE:

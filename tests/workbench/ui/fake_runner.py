@@ -18,16 +18,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "samples"), str(HERE.parents[2])]
 
-import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402
-import optimization_samples  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
-from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
-from fake_sweep import swept  # noqa: E402
 
 from sessions.model import Phase, Prediction  # noqa: E402
-from sessions.verdicts import intervals  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
@@ -37,9 +32,6 @@ MADE = Prediction(
     ratio=0.9, text="at the measured ceilings, A needs at least 10 ms and B 9 ms",
     base_us=1e4, other_us=9e3,
 )  # fmt: skip
-
-# The bootstrap's library takes a second to load, and what is tested here is the window.
-intervals._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
 
 
 def main() -> None:
@@ -84,6 +76,8 @@ def main() -> None:
                     end(run, "stopped")
                 active = paused = False
                 begin(run, command.base, "configuration 0: start")
+                from fake_studies import optimization_samples
+
                 story = optimization_samples.messages(run.now, index=studies)
                 end(run, send_paced(story, protocol.Progress, commands))
                 studies += 1
@@ -91,6 +85,8 @@ def main() -> None:
                 if active:
                     end(run, "stopped")
                 active = paused = False
+                from fake_studies import checked
+
                 send(run.begin(command.configuration, "checked"))
                 send(protocol.State(state="running", text="Checking: Memory"))
                 end(run, send_paced(checked(run, index=studies), protocol.StudyRows, commands))
@@ -99,6 +95,8 @@ def main() -> None:
                 if active:
                     end(run, "stopped")
                 active = paused = False
+                from fake_studies import swept
+
                 send(protocol.State(state="building", text="Building"))
                 end(run, send_paced(swept(run, command, studies), protocol.StudyRows, commands))
                 studies += 1
@@ -155,6 +153,8 @@ def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue
     if "fails" in (command.base.data, command.other.data):
         misbehave("oom")
         return "failed"
+    from fake_studies import comparison
+
     messages = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )
@@ -172,6 +172,8 @@ def predicted(message, command: protocol.Compare):
 
 def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:
     """Alternate until the rounds are done, or a command comes; return how it ended."""
+    from fake_studies import attribution_samples
+
     begin(run, command.base, "arm 0: base")
     messages = attribution_samples.messages(
         run.now, command.toggles, command.mode, index=index, looks=16

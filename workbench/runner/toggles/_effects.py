@@ -137,7 +137,9 @@ def compare(observed: Observed, off_situation: Situation) -> Comparison | None:
 
         try:
             toggles = toggles_before(Stage.COMPILE)
-            own_tally, off_tally = count(observed.situation, toggles), count(off_situation, toggles)
+            if not observed.step_tallies:
+                observed.step_tallies.append(count(observed.situation, toggles))
+            own_tally, off_tally = observed.step_tallies[0], count(off_situation, toggles)
         except DataDependentOutputException:
             return None
         return Comparison(None, 0.0, _counted(own_tally.calls), _counted(off_tally.calls))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from workbench.runner.batches import Batches
 from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.interfaces import Situation, StepRecord
 from workbench.runner.profiling.probe import Probe
+from workbench.runner.roofline.counter import Tally
 from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.weights import Quantized
 from workbench.runner.workloads import Compute, Step
@@ -47,3 +48,4 @@ class Observed:
     plain_weights: Callable[[], Mapping[str, torch.nn.Parameter]]  # in full precision, of all ranks
     codes: Quantized | None  # of the linear layers' weights
     flags: tuple[Callable[[], AbstractContextManager[Any]], ...]  # as toggles added them
+    step_tallies: list[Tally] = field(default_factory=list)  # a step's work, counted once for all

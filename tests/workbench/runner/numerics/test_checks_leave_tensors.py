@@ -16,7 +16,7 @@ from models import FAMILIES
 from sessions.model import Configuration
 from workbench.runner.config.resolve import resolve
 from workbench.runner.failures import Cancelled
-from workbench.runner.numerics import comparison, structure_check
+from workbench.runner.numerics import comparison, structure_check, training_curve
 from workbench.runner.numerics.training_copies import restored
 from workbench.runner.training.trainer import Trainer, plain_optimizer
 
@@ -48,6 +48,12 @@ class Repeated(nn.Module):
 def build():
     return Repeated(), lambda batch: torch.randn(batch, 16), lambda y, x: y.float().square().mean()
 """
+
+
+@pytest.fixture(autouse=True)
+def short_curves(monkeypatch):
+    """Train each copy for two steps, of which the second finds the state that the first left."""
+    monkeypatch.setattr(training_curve, "STEPS", 2)
 
 
 def check_leaves_tensors(variant, situation, monkeypatch):

@@ -7,6 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 import torch
+from built import stepped
 from measuring_family import FAMILY
 from runner_driver import Driver
 
@@ -19,6 +20,7 @@ from workbench.runner.building.variant_cache import VariantCache
 from workbench.runner.config import resolve
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
+from workbench.runner.variants import fake_step
 
 FIELDS = (
     "ccgqa", "mixture_of_depths", "mixture_of_recursions", "attention_every", "adaptive_rank",
@@ -167,3 +169,22 @@ def test_weights_of_other_structures_make_room_when_memory_is_short(family, monk
 
 def test_hydra_is_what_it_was(small):
     assert resolve.resolve(small, CPU).config == hydra.FAMILY.configure("tiny", small.model)
+
+
+def test_the_step_of_a_variant_is_counted_once_for_all_of_its_fields(monkeypatch):
+    counted = []
+    count = fake_step.count
+    monkeypatch.setattr(
+        fake_step,
+        "count",
+        lambda situation, toggles: counted.append(situation.config) or count(situation, toggles),
+    )
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "max_sequence": 64}
+    tiny = Configuration(
+        family="hydra", preset="tiny", model=sizes, settings={"batch": 1, "sequence": 16}
+    )
+    variant = stepped(tiny, ccgqa="on", mixture_of_depths="on")
+    variant.find_evidence()
+    config = variant.situation.config
+    assert len(counted) == 3 and counted.count(config) == 1
+    assert all(finding.status == "effective" for finding in variant.evidence)
