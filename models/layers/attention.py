@@ -64,6 +64,9 @@ class KVState:
 
     both: Tensor
 
+    def __post_init__(self) -> None:
+        self._views = [self.keys, self.values]
+
     @property
     def keys(self) -> Tensor:
         """The keys (B, G, T, D), a view."""
@@ -75,8 +78,8 @@ class KVState:
         return self.both[:, self.both.shape[1] // 2 :]
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors, for counting bytes, resetting and files."""
-        return [self.keys, self.values]
+        """Return all tensors, for counting bytes, resetting and files; always the same objects."""
+        return self._views
 
     def carried(self) -> list[Tensor]:
         """Return what cannot go back to a position: nothing, because no token sees later ones."""

@@ -162,10 +162,10 @@ def test_a_check_frees_the_other_arm_if_memory_is_short_and_the_comparison_goes_
     monkeypatch.setattr(numerics, "bytes_wanted", lambda variant: 1)
     in_memory, check = [], numerics.check
 
-    def remember(variant, situation, between):
+    def remember(*given):
         gc.collect()
         in_memory.append(context.variants.count)
-        return check(variant, situation, between)
+        return check(*given)
 
     monkeypatch.setattr(numerics, "check", remember)
     other = msgspec.structs.replace(small, toggles={**small.toggles, "rope_cache": "per_layer"})
