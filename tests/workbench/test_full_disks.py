@@ -25,13 +25,16 @@ LEAST = 4096  # bytes that a file may have in a child
 
 
 def limited(program: str, *arguments: object, **more) -> subprocess.CompletedProcess[str]:
-    """Run a Python process in which no file may grow over ``LEAST`` bytes."""
+    """Run a Python process in which no file may grow over ``LEAST`` bytes.
+
+    It writes no bytecode (-B): Python would leave a cut file, which no process can load.
+    """
     limit = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({LEAST}, {LEAST}))\n"
         f"sys.path[:0] = [{str(HERE.parents[1])!r}, {str(HERE / 'samples')!r}]\n"
     )
-    command = [sys.executable, "-c", limit + program, *map(str, arguments)]
+    command = [sys.executable, "-B", "-c", limit + program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, **more)
 
 

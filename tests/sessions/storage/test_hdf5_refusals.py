@@ -249,7 +249,8 @@ def test_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path):
     )
     here = Path(__file__).parents[1]
     child = subprocess.run(
-        [sys.executable, "-c", script, str(path), str(here), str(here.parents[1])],
+        # -B: Python would leave cut bytecode, which no process can load.
+        [sys.executable, "-B", "-c", script, str(path), str(here), str(here.parents[1])],
         capture_output=True,
         text=True,
         timeout=HANG_S,
