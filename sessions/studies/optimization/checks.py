@@ -1,12 +1,12 @@
-"""The checks of a search: when the numbers of its best candidates are compared with a reference.
+"""Schedule of a search's checks, which compare the results of candidates with a reference.
 
-A check may take as long as hundreds of steps, and most of the best candidates are only steps on the
-way to the result. So the check of a new best candidate waits until the search has spent as long on
-what builds on it, or until the search ends. If the numbers are wrong, the search returns to the
-last candidate of the chain that is right, and tries the wrong option in no other.
+A check may take as long as hundreds of steps, and most of the best candidates are replaced soon. So
+the check of a new best candidate is postponed. It runs when the search has spent as long on later
+candidates as the check takes, or when the search ends. If the results are wrong, the search returns
+to the last candidate with right results, and does not try the wrong option again.
 
-Nothing that waits is proposed. Nothing waits if the candidate before it is not right, or if its
-check is much shorter than the next build.
+A candidate is never proposed before its check. A check is not postponed if the candidate before is
+not right, or if the check is much shorter than the next build.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sessions.studies.optimization.knowledge import (
 from sessions.studies.optimization.space import RACED, Candidate, Failure, Goal, Point
 from sessions.studies.optimization.time_plan import TimePlan
 
-RISK = 0.1  # the fraction of best candidates that may be wrong, as far as one can tell before
+RISK = 0.1  # assumed fraction of best candidates whose results are wrong
 
 
 class Search(Protocol):
-    """The part of a search that checks depend on."""
+    """Attributes and methods of a search that its checks need."""
 
     best: Candidate
     candidates: list[Candidate]
@@ -42,7 +42,7 @@ class Search(Protocol):
 
     @property
     def most_left_s(self) -> float:
-        """Seconds that are left to a race which has begun."""
+        """Seconds that remain for a race that is running."""
 
     def proposable(self, candidate: Candidate) -> bool:
         """Return True if a candidate was measured, is right, and keeps the limits."""
@@ -64,44 +64,44 @@ class Search(Protocol):
 
 
 class Checks:
-    """The best candidates of a search that wait for a check, each built on the one before."""
+    """Best candidates of a search whose checks are postponed, in the order of their races."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
         self._waiting: list[Candidate] = []
-        self._right: Candidate | None = None  # on which the first that waits is built
-        self._since_s = 0.0  # seconds of the search when that one became the best
-        self.lacked_time = False  # for candidates that may be better than the result, and right
-        self._wrong: set[Option] = set()  # that were the only change of a wrong candidate
+        self._right: Candidate | None = None  # the best candidate before the first waiting one
+        self._since_s = 0.0  # seconds of the search when the first waiting one became the best
+        self.lacked_time = False  # True if a candidate that may be better was not checked
+        self._wrong: set[Option] = set()  # options that made the results of a candidate wrong
 
     @property
     def right(self) -> Candidate:
-        """The best candidate, or the last one whose numbers were right if that one waits."""
+        """The best candidate; while it waits, the last best candidate with right results."""
         return self._search.best if self._right is None else self._right
 
     @property
     def owed_s(self) -> float:
-        """Seconds of the check that waits, which the search has to leave to it."""
+        """Seconds that the search must reserve for the postponed check."""
         return self._search.plan.check_s if self._waiting else 0.0
 
     @property
     def is_due(self) -> bool:
-        """True if the search has spent so much on what waits that it should be checked."""
+        """True if the search has spent as long on waiting candidates as a check takes."""
         search = self._search
         invested_s = search.plan.spent_s - self._since_s
         return bool(self._waiting) and invested_s >= search.plan.check_s
 
     def is_base(self, candidate: Candidate) -> bool:
-        """Return True if candidates may build on this one: it is right, or waits for its check."""
+        """Return True if the search can continue from a candidate: it is right, or waits."""
         return self._search.proposable(candidate) or candidate in self._waiting
 
     def is_suspect(self, candidate: Candidate) -> bool:
-        """Return True if a candidate has an option that was wrong, which the best one has not."""
+        """Return True if a candidate has a wrong option that the best candidate does not have."""
         options = changed_options(candidate.point, self._search.best.point)
         return not self._wrong.isdisjoint(options)
 
     def accept(self, candidate: Candidate, incumbent: Candidate) -> bool:
-        """Return True if the candidate may replace the incumbent, which it is better than."""
+        """Return True if a candidate that was better in a race may replace the incumbent."""
         search = self._search
         if self.is_suspect(candidate):
             return False
@@ -117,9 +117,9 @@ class Checks:
         return search.proposable(candidate)
 
     def _can_wait(self, candidate: Candidate) -> bool:
-        """Return True if only its numbers may keep a candidate from being the result.
+        """Return True if the check of a candidate can be postponed.
 
-        False if checking it now is cheaper than the risk of a build in vain.
+        Return False if the check costs less than the risk that the next build is useless.
         """
         goal, cost_s = self._search.goal, self._search.cost(candidate.point)
         if self._search.plan.check_s < RISK * cost_s:
@@ -128,11 +128,11 @@ class Checks:
         return candidate.numerics is None and is_small and math.isinf(goal.max_error)
 
     def forget(self) -> None:
-        """Let no candidate wait: another one, which is right, has become the best."""
+        """Drop all waiting candidates, because a candidate with right results is the best."""
         self._waiting, self._right = [], None
 
     def confirm(self) -> bool:
-        """Check the best candidate if it waits; return False if the search goes back instead."""
+        """Check the best candidate if it waits; return False if the search returns to another."""
         search, waiting, base = self._search, self._waiting, self.right
         self.forget()
         if not waiting or self._is_right(waiting[-1]):
@@ -146,7 +146,7 @@ class Checks:
                 self._look_for_wrong_option(candidate)
                 break
             search.best = candidate
-        if self._has_time:  # what was better than this one in a race beside a wrong candidate
+        if self._has_time:  # a wrong incumbent may have hidden that another candidate is better
             search.settle(search.candidates)
         else:
             self.lacked_time = True
@@ -163,7 +163,7 @@ class Checks:
         return search.proposable(candidate)
 
     def _look_for_wrong_option(self, candidate: Candidate) -> None:
-        """Check the changes of a wrong candidate that raced alone, if it has several."""
+        """Find the wrong option of a candidate with several: check those that also raced alone."""
         search = self._search
         options = changed_options(candidate.point, search.best.point)
         if len(options) < 2 or not search.start.is_right:

@@ -206,7 +206,7 @@ def smaller_points(
 
 
 def without_excluded(bench: Bench, point: Point, best: Point, start: Point) -> Point | None:
-    """Return the point without the option of the best one that excludes its change."""
+    """Return the point without the option of the best candidate that excludes the change."""
     for axis, option in changed_options(best, start):
         without = replaced(point, [(axis, start[axis])])
         if point[axis] == option and bench.usable(without)[0] == without:

@@ -1,4 +1,4 @@
-"""Searches whose checks and builds take as long as hundreds of steps: when numbers are checked.
+"""Searches whose checks and builds take as long as hundreds of steps.
 
 The times are those of eight layers of a model with 262,144 tokens of vocabulary on an H200. In
 225 s three changes were measured, and the result took 0.78 of the start's time.
@@ -96,7 +96,7 @@ def test_no_budget_is_too_short_to_leave_out_what_is_wrong(budget_s, wrong):
 
 
 def test_a_search_that_is_stopped_proposes_the_last_candidate_that_is_right(monkeypatch):
-    """The best one waits for its check then."""
+    """The best candidate waits for its check at that time."""
     bench = large_vocabulary()
     search = Search(bench.dimensions, bench, Goal(budget_s=225.0))
 

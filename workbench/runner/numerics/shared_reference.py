@@ -1,14 +1,14 @@
-"""Parts of a check that are the same for many variants, computed once.
+"""Results of a check that do not depend on the variant's kernels, computed once per search.
 
 A search checks many variants of one model. What the reference and the plain model compute depends
 on the weights, the optimizer's moments, the batches and the precision, and not on the kernels of a
 variant. So each check of a search begins from the same state of training, that of the first check,
 and the results of training runs and of random projections are stored in host memory.
 
-Results are stored by a digest of everything that they depend on. What has another configuration,
-another precision, other batches or other buffers shares nothing. Neither does a model that draws
-random numbers, or whose steps have changed state that is no buffer. The variant itself is always
-run, and outputs are always computed again: they are larger than their computation is long.
+The key of a result is a digest of everything that it depends on: configuration, precision, batches
+and buffers. A model stores nothing if it draws random numbers, or if its steps have changed state
+that is not a buffer. The variant always runs. Outputs are always computed again, because storing
+them takes more memory than computing them takes time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Result = TypeVar("Result")
 
 
 class StoredResults:
-    """Results for one variant from one state of training, by their names; or none at all.
+    """Stored results for one variant and one state of training, by name; may store nothing.
 
-    Their tensors lie on the host, and come to ``device`` when they are used.
+    Tensors are in host memory; ``get`` copies them to ``device``.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StoredResults:
         self._results, self._digest, self._device = results, digest, device
 
     def drop(self) -> None:
-        """Store nothing from now on, and use nothing that was stored."""
+        """Stop storing and reading results."""
         self._results = None
 
     def has(self, name: object) -> bool:
@@ -73,7 +73,7 @@ class StoredResults:
 
 
 class SharedReference:
-    """Results for the variants of a search, for each set of weights as long as that exists."""
+    """Stored results of a search, by set of weights; they are freed with the weights."""
 
     def __init__(self) -> None:
         self._starts: weakref.WeakKeyDictionary[
@@ -82,7 +82,7 @@ class SharedReference:
 
     @contextlib.contextmanager
     def begun(self, variant: Variant) -> Iterator[dict[Any, Any] | None]:
-        """Let the weights and the batch be those of the first check; yield what is stored for them.
+        """Restore weights and batch of the first check; yield the results stored for them.
 
         Later steps train on from these weights. Yields None, and changes nothing, for variants
         whose weights or moments are their own, or if the host lacks memory.
@@ -109,7 +109,7 @@ class SharedReference:
 
 
 def results_for(variant: Variant, results: dict[Any, Any] | None) -> StoredResults:
-    """Return the results that a check of the variant may use, whose state is undisturbed."""
+    """Return the stored results for a variant; none if its steps have changed other state."""
     remembered = variant.remembered
     changes = remembered is not None and (remembered.carried.changed or remembered.exact)
     if results is None or changes:
@@ -118,7 +118,7 @@ def results_for(variant: Variant, results: dict[Any, Any] | None) -> StoredResul
 
 
 def digest(variant: Variant) -> bytes:
-    """Return a digest of what the plain models of a variant depend on, beside the weights."""
+    """Return a digest of the inputs of a variant's plain models, except the weights."""
     model, situation, batches = variant.model, variant.situation, variant.batches
     requested = situation.configuration
     flags: list[str] = []

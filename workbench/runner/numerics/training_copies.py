@@ -176,3 +176,18 @@ def fresh_moments(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
     finally:
         optimizer.state = state
+
+
+@contextlib.contextmanager
+def restored_training(variant: Variant, *, fresh: bool) -> Iterator[dict[int, Tensor]]:
+    """Restore what steps of a variant change, as ``restored``; yield copies of the weights.
+
+    ``fresh``: the optimizer starts with new moments.
+    """
+    full_trainer = variant.full_trainer
+    assert full_trainer is not None
+    with (
+        restored(variant.plain_weights(), variant.model.buffers(), full_trainer) as copies,
+        fresh_moments(full_trainer.optimizer) if fresh else contextlib.nullcontext(),
+    ):
+        yield copies

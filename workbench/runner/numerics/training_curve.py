@@ -8,9 +8,9 @@ precision, the tolerance is measured with the rows in another order.
 
 ``updates`` checks the weight updates.
 
-Near a tie between two choices of a router, rounding may lead a right training elsewhere. So losses
-that are too far off are compared again, from weights that differ by a few roundings: an error of
-the variant occurs there too, and a choice by rounding does not.
+Near a tie, rounding may change a router's choice, and so the losses. If losses are too far off and
+the variant repeats them bit by bit, all models are compared again from weights that differ by a few
+roundings. An error of the variant recurs there.
 
 If a gradient overflows at some loss scale, the update is skipped, which is no error of the variant:
 both trainings start again at the new scale.
@@ -46,8 +46,8 @@ from workbench.runner.numerics.training_copies import (
     RankGradients,
     copy_of,
     distinct,
-    fresh_moments,
     restored,
+    restored_training,
 )
 from workbench.runner.numerics.updates import Updates, WeightUpdates
 from workbench.runner.profiling.eager import eager
@@ -126,8 +126,8 @@ class Curve:
         if self.not_repeated is not None:
             difference, allowed = self.not_repeated
             text += (
-                f", from weights off by a few roundings, and by {difference:.2g} from the weights "
-                f"as they are, at most {allowed:.2g} expected: a choice near a tie"
+                f", from weights off by a few roundings; from the weights as they are by "
+                f"{difference:.2g}, at most {allowed:.2g} expected, which did not recur"
             )
         return f"{text}; {self.updates.text}"
 
@@ -158,7 +158,8 @@ def check(
         if compared.is_too_far and (size := nudge()):
             allowed = first.allowed + _reach(dtype, train, size, first)
             compared = dataclasses.replace(first, allowed=allowed)
-            if compared.is_too_far and variant.divided is None:
+            losses = first.actual.losses
+            if compared.is_too_far and _repeats(variant, between, losses, fresh=rough):
                 again = _compare_again(variant, dtype, between, size, largest, fresh=rough)
                 if again is not None:
                     not_repeated = compared.difference, compared.allowed
@@ -218,9 +219,9 @@ def _compare_again(
     *,
     fresh: bool,
 ) -> _Comparison | None:
-    """Compare from ``AGAIN`` sets of weights, nudged by ``size`` or more, the variant's own too.
+    """Compare from ``AGAIN`` sets of weights, all models' weights nudged by ``size`` or more.
 
-    Returns the comparison that is nearest to its bound; None if one exceeds it, or if memory lacks.
+    Return the comparison nearest to its bound; None if one exceeds it or memory is short.
     """
     weights, full_trainer = variant.plain_weights(), variant.full_trainer
     assert full_trainer is not None
@@ -242,8 +243,7 @@ def _compare_again(
 
 def _training(variant: Variant, between: Between, stored: StoredResults, *, fresh: bool) -> Train:
     """Return a function that trains a plain copy of a variant, unless the run is stored."""
-    assert variant.full_trainer is not None
-    scaler = variant.full_trainer.scaler
+    scaler = None if variant.full_trainer is None else variant.full_trainer.scaler
 
     def train(dtype: torch.dtype | None, **options: Any) -> TrainingRun:
         run = functools.partial(_train_plain, variant, dtype, between, fresh=fresh, **options)
@@ -268,12 +268,7 @@ def _train_both(
     for _ in range(MOST_RUNS):
         before = _scale_of(full_trainer.scaler)
         plain = train(None)
-        with (
-            restored(
-                variant.plain_weights(), variant.model.buffers(), full_trainer
-            ) as weights_before,
-            fresh_moments(full_trainer.optimizer) if fresh else contextlib.nullcontext(),
-        ):
+        with restored_training(variant, fresh=fresh) as weights_before:
             losses = _variant_losses(variant, between)
             actual = TrainingRun(
                 losses,
@@ -285,6 +280,14 @@ def _train_both(
             break
         restore_scale(full_trainer.scaler, {"scale": reached, "_growth_tracker": 0})
     return plain, actual
+
+
+def _repeats(variant: Variant, between: Between, losses: list[float], *, fresh: bool) -> bool:
+    """Return True if the variant, on one rank, computes the same losses from the same weights."""
+    if variant.divided is not None:
+        return False
+    with restored_training(variant, fresh=fresh):
+        return _variant_losses(variant, between) == losses
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

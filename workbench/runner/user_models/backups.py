@@ -8,7 +8,7 @@ ROOM = 4  # times the bytes of a copy must be free for it on the device
 
 
 class Backups:
-    """Copies tensors on their device while it has room, else to the host, which takes longer.
+    """Copies of tensors: on their device while it has room, else on the host, which is slower.
 
     A copy of a model to the host and back takes seconds for each gigabyte.
     """

@@ -135,7 +135,14 @@ def test_losses_are_off_by_no_more_than_a_tie_on_the_way_moves_them(
 
 
 @pytest.mark.parametrize(
-    ("off", "right"), [((0,), True), ((0, 1), False), ((0, 2), False), ((0, 1, 2), False)]
+    ("off", "right"),
+    [
+        ({0, 1}, True),
+        ({0}, False),  # not repeatable: the error occurs only sometimes
+        ({0, 1, 2}, False),
+        ({0, 1, 3}, False),
+        ({0, 1, 2, 3}, False),
+    ],
 )
 def test_losses_that_are_off_from_one_set_of_weights_only_are_not_red(
     build, off, right, monkeypatch
@@ -155,10 +162,11 @@ def test_losses_that_are_off_from_one_set_of_weights_only_are_not_red(
     before = weights()
     result = comparison.check(arm, situation)
     assert result.ok is right, result.text
-    assert ("a choice near a tie" in result.text) is right
+    assert ("which did not recur" in result.text) is right
     assert (result.curve_difference <= result.curve_allowed) is right
-    assert len(runs) == (2 if 1 in off else 3) and torch.equal(runs[0], before)
-    assert not any(torch.equal(nudged, before) for nudged in runs[1:])
+    assert len(runs) == (2 if 1 not in off else 3 if 2 in off else 4)
+    assert all(torch.equal(weights, before) for weights in runs[:2])
+    assert not any(torch.equal(nudged, before) for nudged in runs[2:])
     assert torch.equal(weights(), before)
 
 
@@ -167,7 +175,7 @@ def test_without_memory_for_another_comparison_losses_that_are_off_are_red(build
     own, runs = training_curve._variant_losses, []
 
     def leaning(*given):
-        if runs:
+        if len(runs) == 2:
             raise torch.OutOfMemoryError("planted")
         runs.append([loss + 1e-3 for loss in own(*given)])
         return runs[-1]

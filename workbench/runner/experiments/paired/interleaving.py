@@ -66,7 +66,7 @@ class Alternation:
         self.steps = 0
         self._paused_s = 0.0
         self._freed: list[Contender] = []  # by a check, until ``build_freed``
-        self.shared: SharedReference | None = None  # between the checks of many variants
+        self.shared: SharedReference | None = None  # results that the checks of a search share
 
     def now(self) -> float:
         """Return seconds of ``perf_counter``, which stops during a pause."""
