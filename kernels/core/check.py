@@ -62,7 +62,7 @@ class Exact:
     def __init__(self, op: Operator, inputs: Inputs, *, large: bool = False, seed: int = 1) -> None:
         self.op = op
         self.inputs = inputs
-        self.gradients = tuple(n for n in op.gradients if inputs.get(n) is not None)
+        self.gradients = op.differentiable(inputs)
         reference = op.large_reference if large and op.large_reference else op.reference
         self.upstream: list[Tensor] | None = None
         self.baseline = self.results(reference)
@@ -73,24 +73,30 @@ class Exact:
     def results(
         self, call: Callable[..., Any], dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """Return outputs and gradients of ``call`` by name, computed in ``dtype`` if given."""
-        arguments = {
-            name: _leaf(value, dtype, name in self.gradients)
-            if isinstance(value, Tensor)
-            else value
+        """Return outputs and gradients of ``call`` by name, computed in ``dtype`` if given.
+
+        They include the inputs that the call writes into, of which it gets copies.
+        """
+        leaves = [
+            _leaf(value, dtype, name in self.gradients) if isinstance(value, Tensor) else value
             for name, value in self.inputs.items()
-        }
+        ]
+        arguments = dict(zip(self.inputs, self.op.with_copies(leaves), strict=True))
         result = call(*arguments.values())
         outputs = as_tuple(self.op.comparable(result) if self.op.comparable else result)
         named = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+        written = self.op.written(*arguments.values())
+        named |= {_after(name): arguments[name] for name in written}
         if self.upstream is not None and self.gradients:
-            leaves = [arguments[name] for name in self.gradients]
+            differentiable_inputs = [arguments[name] for name in self.gradients]
             upstream = [u.to(y.dtype) for u, y in zip(self.upstream, outputs, strict=True)]
             differentiable = [
                 (y, u) for y, u in zip(outputs, upstream, strict=True) if y.requires_grad
             ]
             grads = torch.autograd.grad(
-                [y for y, _ in differentiable], leaves, [u for _, u in differentiable]
+                [y for y, _ in differentiable],
+                differentiable_inputs,
+                [u for _, u in differentiable],
             )
             named |= {f"gradient of {n}": g for n, g in zip(self.gradients, grads, strict=True)}
         return named
@@ -159,15 +165,17 @@ def end_of_huge(
     """
     first = next(iter(inputs.values()))
     count = first.shape[0]
-    names = [n for n in op.gradients if inputs.get(n) is not None]
+    names = op.differentiable(inputs)
     leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+    ends = huge.end(inputs) if huge.end else _last_two(inputs, count)
+    ends = dict(zip(ends, op.with_copies(tuple(ends.values())), strict=True))
     outputs = as_tuple(call(*(inputs | leaves).values()))
     compared = [i for i, y in enumerate(outputs) if not y.dim() or y.shape[0] == count]
     exact = Exact(
         dataclasses.replace(
             op, comparable=lambda result: tuple(as_tuple(result)[i] for i in compared)
         ),
-        huge.end(inputs) if huge.end else _last_two(inputs, count),
+        ends,
     )
     assert exact.upstream is not None
     results, live, upstream = {}, [], []
@@ -181,8 +189,14 @@ def end_of_huge(
     for name, gradient in zip(names, gradients, strict=True):
         result_name = f"gradient of {name}"
         results[result_name] = _last(gradient, exact.exact[result_name])
+    for name in op.written(*inputs.values()):
+        results[_after(name)] = _last(inputs[name], exact.exact[_after(name)])
     stated = _stated(call, first)
     return [exact.compare_result(name, value, stated) for name, value in results.items()]
+
+
+def _after(name: str) -> str:
+    return f"{name} after the call"
 
 
 def _last_two(inputs: Inputs, count: int) -> Inputs:

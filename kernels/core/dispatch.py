@@ -19,7 +19,14 @@ from typing import Any
 import torch
 
 from kernels.core import launch, measured, replay
-from kernels.core.operator import OPS, Mistake, Operator, Unavailable, traced_as_constant
+from kernels.core.operator import (
+    OPS,
+    Mistake,
+    Operator,
+    Unavailable,
+    no_inputs,
+    traced_as_constant,
+)
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was used out of order
@@ -42,8 +49,13 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
     can_replay = likely is not None and likely.replayed and _watch is None
     # What ``auto`` chooses for a captured call may differ from what was recorded.
     if can_replay and not torch.is_grad_enabled() and not (choice == "auto" and _captured(args)):
-        return _replayed(op.name, choice, *args)
-    return _computed(op.name, choice, *args)
+        result = _replayed(op.name, choice, *args)
+    else:
+        result = _computed(op.name, choice, *args)
+    if op.written is not no_inputs and not torch.compiler.is_compiling():
+        # Autograd, which sees no writes of kernels, then refuses a graph that saved old values.
+        torch._C._increment_version([*op.written_tensors(args).values()])
+    return result
 
 
 def _captured(args: tuple[Any, ...]) -> bool:

@@ -138,14 +138,17 @@ Call = Callable[..., list[Tensor]]
 def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]) -> Call:
     """Return a call on leaves of these inputs: its outputs and, in training, its gradients.
 
-    It takes whether the results are to be compared with those of another implementation.
+    It takes whether the results are to be compared with those of another implementation. These
+    include the tensors that it writes into, which are copies of the inputs.
     """
-    leaves = [
+    leaves: Sequence[Any] = [
         timeable(x.detach()).requires_grad_(x.requires_grad and torch.is_grad_enabled())
         if isinstance(x, Tensor)
         else x
         for x in args
     ]
+    leaves = op.with_copies(leaves)
+    written = op.written_tensors(leaves).values()
     trainable = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
     upstream: list[Tensor] = []
 
@@ -153,7 +156,7 @@ def _call_of(op: Operator, implementation: Implementation, args: tuple[Any, ...]
         result = implementation.call(*leaves)
         if compared and op.comparable is not None:
             result = op.comparable(result)
-        outputs = [y for y in flat(result) if isinstance(y, Tensor)]
+        outputs = [y for y in (*flat(result), *written) if isinstance(y, Tensor)]
         live = [y for y in outputs if y.requires_grad]
         if not live:
             return outputs

@@ -82,6 +82,11 @@ def never(*inputs: Any) -> bool:
     return False
 
 
+def no_inputs(*inputs: Any) -> tuple[str, ...]:
+    """Return no names: the call writes into none of its inputs."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute an operator.
@@ -145,6 +150,9 @@ class Operator:
     ``fused_by_compiler`` takes the inputs by position and returns True if ``auto`` uses "torch"
     under ``torch.compile``, because Inductor fuses it with its neighbours: a separate kernel reads
     and writes again what a fusion keeps in registers.
+    ``written`` takes the inputs by position and returns the names of the tensors that this call
+    writes into, in the reference and in every implementation. Such a call has no gradients. Code
+    that runs a call only to compare or time it passes ``with_copies``.
     """
 
     name: str
@@ -164,10 +172,32 @@ class Operator:
     prefer: Callable[..., tuple[str, str] | None] | None = None
     standard: Callable[..., tuple[str, str]] | None = None
     fused_by_compiler: Callable[..., bool] = never
+    written: Callable[..., tuple[str, ...]] = no_inputs
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the positional arguments of one call by the names that ``cost`` takes."""
         return dict(zip(inspect.signature(self.reference).parameters, args, strict=False))
+
+    def differentiable(self, inputs: Inputs) -> tuple[str, ...]:
+        """Return the names of the inputs that get a gradient."""
+        if self.written(*inputs.values()):
+            return ()
+        return tuple(name for name in self.gradients if inputs.get(name) is not None)
+
+    def written_tensors(self, args: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the tensors that a call with these arguments writes into, by name."""
+        if self.written is no_inputs:
+            return {}
+        named = self.named(args)
+        return {name: named[name] for name in self.written(*args)}
+
+    def with_copies(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call with copies of the tensors that it writes into.
+
+        A copy has the layout of its original.
+        """
+        written = {id(x): _copy(x) for x in self.written_tensors(args).values()}
+        return tuple(written.get(id(x), x) for x in args)
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Return why ``impl`` cannot run on devices of this type; None if it can."""
@@ -182,6 +212,11 @@ class Operator:
                 f"{self.name}: unknown implementation {impl!r}; "
                 f"expected one of {('auto', *self.implementations)}"
             ) from None
+
+
+def _copy(x: Tensor) -> Tensor:
+    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return copy.copy_(x.detach())
 
 
 OPS: dict[str, Operator] = {}  # all operators, by name

@@ -408,10 +408,8 @@ def _directions(
 
 def leaves_of(op: Operator, inputs: Inputs) -> Inputs:
     """Return the inputs, with those that get a gradient as leaves that require one."""
-    return {
-        name: x.detach().requires_grad_() if name in op.gradients and x is not None else x
-        for name, x in inputs.items()
-    }
+    leaves = {name: inputs[name].detach().requires_grad_() for name in op.differentiable(inputs)}
+    return inputs | leaves
 
 
 def _synchronize(device: torch.device) -> None:

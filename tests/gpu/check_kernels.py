@@ -40,7 +40,7 @@ from kernels import OPS, Case, Operator, hardware  # noqa: E402
 from kernels.core import replay  # noqa: E402
 from kernels.core.check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
 from kernels.core.operator import Huge  # noqa: E402
-from kernels.measure.bench import Row, bench  # noqa: E402
+from kernels.measure.bench import Row, bench, leaves_of  # noqa: E402
 from kernels.measure.host_cost import host_costs  # noqa: E402
 from kernels.measure.peers import PEERS  # noqa: E402
 from kernels.measure.timing import ceilings  # noqa: E402
@@ -247,10 +247,7 @@ def _checks(
 
 
 def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    arguments = [
-        x.detach().requires_grad_() if name in op.gradients and x is not None else x
-        for name, x in inputs.items()
-    ]
+    arguments = leaves_of(op, inputs).values()
     for name, implementation in op.implementations.items():
         # The bench compares libraries' kernels, which are not ours to mend, before it times them.
         by_peer = name in PEERS.get(op.name, {})
@@ -333,11 +330,11 @@ def _replayed(op: Operator, case: Case) -> list[str]:
         for _ in range(replay.BEFORE + 2):
             exact.results(call)
             with torch.no_grad():
-                call(*inputs.values())
+                call(*op.with_copies(tuple(inputs.values())))
         with poisoned():
             results = exact.results(call)
             with torch.no_grad():
-                alone = call(*inputs.values())
+                alone = call(*op.with_copies(tuple(inputs.values())))
         outputs = as_tuple(op.comparable(alone) if op.comparable else alone)
         compared = exact.judge(results)
         compared += [exact.compare_result(f"output {i}", y) for i, y in enumerate(outputs)]
@@ -347,15 +344,16 @@ def _replayed(op: Operator, case: Case) -> list[str]:
 
 def _step(op: Operator, inputs: dict[str, Any], call: Callable[..., Any]) -> Callable[[], Any]:
     """Forward and backward as one function of nothing, on fixed tensors."""
-    names = [n for n in op.gradients if inputs.get(n) is not None]
-    arguments = {n: x.detach().requires_grad_() if n in names else x for n, x in inputs.items()}
-    upstream = [
-        torch.randn_like(y) if y.is_floating_point() else y
-        for y in as_tuple(call(*arguments.values()))
-    ]
+    names = op.differentiable(inputs)
+    arguments = leaves_of(op, inputs)
+
+    def forward() -> tuple[torch.Tensor, ...]:
+        return as_tuple(call(*op.with_copies(tuple(arguments.values()))))
+
+    upstream = [torch.randn_like(y) if y.is_floating_point() else y for y in forward()]
 
     def step() -> tuple[torch.Tensor, ...]:
-        outputs = as_tuple(call(*arguments.values()))
+        outputs = forward()
         if not names:
             return outputs
         live = [(y, u) for y, u in zip(outputs, upstream, strict=True) if y.requires_grad]

@@ -14,6 +14,7 @@ import torch
 
 from kernels import OPS, Operator
 from kernels.core.triton_helpers import INTERPRETED
+from kernels.measure.bench import leaves_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # see TRAPS: BF16
@@ -60,10 +61,7 @@ def operators() -> list[Any]:
 
 def fitting(op: Operator, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the implementations that accept these inputs, by name."""
-    arguments = [
-        x.detach().requires_grad_() if n in op.gradients and x is not None else x
-        for n, x in inputs.items()
-    ]
+    arguments = leaves_of(op, inputs).values()
     return {
         name: op.implementations[name]
         for name in implementations(op)

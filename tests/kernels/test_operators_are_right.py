@@ -14,6 +14,7 @@ import kernels
 from kernels import Case, Operator
 from kernels.core.check import Exact, as_tuple, poisoned, stretched
 from kernels.core.triton_helpers import INTERPRETED
+from kernels.measure.bench import leaves_of
 
 LEAST_WORK = 500  # product of the sizes of a case that is not merely a scalar
 
@@ -86,8 +87,9 @@ def test_inputs_are_left_as_they_were(op):
     inputs = op.inputs(case, DEVICE, torch.float32, 0)
     for implementation in fitting(op, inputs).values():
         implementation(*inputs.values())
+    written = op.written(*inputs.values())
     for name, value in op.inputs(case, DEVICE, torch.float32, 0).items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and name not in written:
             assert torch.equal(value, inputs[name]), name
 
 
@@ -95,14 +97,11 @@ def test_inputs_are_left_as_they_were(op):
 def test_without_gradients_the_outputs_are_the_same(op):
     """A forward pass that keeps nothing for a backward pass may be another kernel."""
     inputs = smallest(op)
-    leaves = [
-        x.clone().requires_grad_() if n in op.gradients and x is not None else x
-        for n, x in inputs.items()
-    ]
+    leaves = tuple(leaves_of(op, inputs).values())
     for name, implementation in fitting(op, inputs).items():
-        recorded = as_tuple(implementation(*leaves))
+        recorded = as_tuple(implementation(*op.with_copies(leaves)))
         with torch.no_grad(), poisoned():
-            alone = as_tuple(implementation(*inputs.values()))
+            alone = as_tuple(implementation(*op.with_copies(tuple(inputs.values()))))
         for first, other in zip(alone, recorded, strict=True):
             assert not first.requires_grad
             torch.testing.assert_close(first, other.detach(), msg=lambda m, n=name: f"{n}: {m}")
@@ -112,7 +111,7 @@ def test_without_gradients_the_outputs_are_the_same(op):
 def test_the_gradient_of_a_sum_is_that_of_ones(op):
     """``sum`` hands the backward pass a gradient without memory of its own (strides of zero)."""
     inputs = op.inputs(modest(op), DEVICE, torch.float32, 0)
-    names = [n for n in op.gradients if inputs.get(n) is not None]
+    names = op.differentiable(inputs)
     if not names:
         pytest.skip(f"{op.name} has no gradient")
     for name, implementation in fitting(op, inputs).items():
@@ -131,7 +130,7 @@ def test_the_gradient_of_a_sum_is_that_of_ones(op):
 def test_a_second_derivative_is_that_of_the_reference_or_refused(op):
     """A penalty on the gradients of a sum: what comes into the backward pass is no way to it."""
     inputs = smallest(op)
-    names = [n for n in op.gradients if inputs.get(n) is not None]
+    names = op.differentiable(inputs)
     if not names:
         pytest.skip(f"{op.name} has no gradient")
 
@@ -165,7 +164,7 @@ GIVEN_NONE = [p for p in operators() if p.id in NONE]
 @pytest.mark.parametrize("op", GIVEN_NONE)
 def test_an_output_that_gets_no_gradient_counts_as_one_that_gets_zeros(op):
     inputs = op.inputs(modest(op), DEVICE, torch.float32, 0)
-    names = [n for n in op.gradients if inputs.get(n) is not None]
+    names = op.differentiable(inputs)
     for name, implementation in fitting(op, inputs).items():
         leaves = {n: inputs[n].detach().requires_grad_() for n in names}
         outputs = as_tuple(implementation(*(inputs | leaves).values()))
@@ -194,7 +193,7 @@ def test_the_last_dimension_need_not_be_the_innermost_in_memory(op):
     """Neither in an input nor in a gradient: that of keys is a transpose in attention by hand."""
     for case in sorted((c for c in op.cases if not c.bench), key=_work):
         inputs = {n: turned(x) for n, x in op.inputs(case, DEVICE, torch.float32, 0).items()}
-        names = [n for n in op.gradients if inputs.get(n) is not None]
+        names = op.differentiable(inputs)
         if any(inputs[n].dim() > 1 and inputs[n].stride(-1) > 1 for n in names):
             break  # sizes for which the order matters
     else:
@@ -215,7 +214,7 @@ def test_the_last_dimension_need_not_be_the_innermost_in_memory(op):
 def test_the_reference_has_the_gradients_that_finite_differences_find(op):
     case = min((c for c in op.cases if not c.bench and "0" not in c.name[:2]), key=_work)
     inputs = op.inputs(case, torch.device("cpu"), torch.float32, 0)
-    names = [n for n in op.gradients if inputs.get(n) is not None]
+    names = op.differentiable(inputs)
     if not names:
         pytest.skip(f"{op.name} has no gradient")
     wide = {
@@ -248,4 +247,5 @@ def test_cost_counts_at_least_what_is_read_and_written(op):
         outputs = as_tuple(op.reference(**inputs))
         assert cost.forward.bytes >= sum(y.numel() * y.element_size() for y in outputs)
         assert cost.forward.flops >= 0
-        assert (cost.backward is not None) == bool(op.gradients)
+        writes = bool(op.written(*inputs.values()))
+        assert (cost.backward is not None) == (bool(op.gradients) and not writes)
