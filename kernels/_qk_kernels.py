@@ -10,7 +10,7 @@ from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit
-def _load_pair(p_x, m, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def load_pair(p_x, m, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
         H: tl.constexpr = p_x.shape[0]
         D: tl.constexpr = p_x.shape[1]
@@ -22,7 +22,7 @@ def _load_pair(p_x, m, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def _store_pair(p_y, b_a, b_b, m, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def store_pair(p_y, b_a, b_b, m, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
         H: tl.constexpr = p_y.shape[0]
         D: tl.constexpr = p_y.shape[1]
@@ -49,7 +49,7 @@ def _offsets(
 
 
 @triton.jit
-def _weights(w_ptr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_weights(w_ptr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_D: tl.constexpr):
     """Load the weights of the pairs, [1, BLOCK_D] each."""
     o_d = tl.arange(0, BLOCK_D)
     m = o_d < HALF
@@ -63,7 +63,7 @@ def _weights(w_ptr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_D: tl.c
 
 
 @triton.jit
-def _angles(
+def load_angles(
     i_b, i_s, cos_ptr, sin_ptr, offset_ptr, offset, positions, table_stride,
     OFFSETS: tl.constexpr, HALF: tl.constexpr, TABLE_STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -97,10 +97,10 @@ def _forward_heads(
     ROPE: tl.constexpr, EPS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     if NORM:
-        b_wa, b_wb = _weights(w_ptr, HALF, INTERLEAVED, BLOCK_D)
+        b_wa, b_wb = load_weights(w_ptr, HALF, INTERLEAVED, BLOCK_D)
     for h in tl.static_range(0, HEADS, BLOCK_H):
         o_h, o_d, m = _offsets(h, HEADS, HALF, INTERLEAVED, BLOCK_H, BLOCK_D)
-        b_a, b_b = _load_pair(x_ptr + o_h * x_head + o_d, m, HALF, INTERLEAVED)
+        b_a, b_b = load_pair(x_ptr + o_h * x_head + o_d, m, HALF, INTERLEAVED)
         if NORM:
             b_r = tl.rsqrt(tl.sum(b_a * b_a + b_b * b_b, axis=1) / (2 * HALF) + EPS)[:, None]
             b_a *= b_r * b_wa
@@ -109,7 +109,7 @@ def _forward_heads(
             b_t = b_a * b_cos - b_b * b_sin
             b_b = b_b * b_cos + b_a * b_sin
             b_a = b_t
-        _store_pair(y_ptr + o_h * y_head + o_d, b_a, b_b, m, HALF, INTERLEAVED)
+        store_pair(y_ptr + o_h * y_head + o_d, b_a, b_b, m, HALF, INTERLEAVED)
 
 
 @triton.jit
@@ -119,11 +119,11 @@ def _backward_heads(
     EPS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of one token's heads, and add their terms to the sums for dweight."""
-    b_wa, b_wb = _weights(w_ptr, HALF, INTERLEAVED, BLOCK_D)
+    b_wa, b_wb = load_weights(w_ptr, HALF, INTERLEAVED, BLOCK_D)
     for h in tl.static_range(0, HEADS, BLOCK_H):
         o_h, o_d, m = _offsets(h, HEADS, HALF, INTERLEAVED, BLOCK_H, BLOCK_D)
-        b_a, b_b = _load_pair(x_ptr + o_h * x_head + o_d, m, HALF, INTERLEAVED)
-        b_ga, b_gb = _load_pair(dy_ptr + o_h * dy_head + o_d, m, HALF, INTERLEAVED)
+        b_a, b_b = load_pair(x_ptr + o_h * x_head + o_d, m, HALF, INTERLEAVED)
+        b_ga, b_gb = load_pair(dy_ptr + o_h * dy_head + o_d, m, HALF, INTERLEAVED)
         if ROPE:
             b_t = b_ga * b_cos + b_gb * b_sin
             b_gb = b_gb * b_cos - b_ga * b_sin
@@ -140,7 +140,7 @@ def _backward_heads(
         b_mean = tl.sum(b_ga * b_a + b_gb * b_b, axis=1)[:, None] / (2 * HALF)
         b_ga = (b_ga - b_a * b_mean) * b_r
         b_gb = (b_gb - b_b * b_mean) * b_r
-        _store_pair(dx_ptr + o_h * dx_head + o_d, b_ga, b_gb, m, HALF, INTERLEAVED)
+        store_pair(dx_ptr + o_h * dx_head + o_d, b_ga, b_gb, m, HALF, INTERLEAVED)
     return b_dwa, b_dwb
 
 
@@ -159,7 +159,7 @@ def qk_forward_kernel(
     b_cos = 0.0
     b_sin = 0.0
     if ROPE:
-        b_cos, b_sin = _angles(
+        b_cos, b_sin = load_angles(
             i_b, i_s, cos_ptr, sin_ptr, offset_ptr, offset, positions, table_stride,
             OFFSETS, HALF, TABLE_STEP, BLOCK_D,
         )  # fmt: skip
@@ -217,7 +217,7 @@ def qk_backward_kernel(
         b_cos = 0.0
         b_sin = 0.0
         if ROPE:
-            b_cos, b_sin = _angles(
+            b_cos, b_sin = load_angles(
                 i_b, i_s, cos_ptr, sin_ptr, offset_ptr, offset, positions, table_stride,
                 OFFSETS, HALF, TABLE_STEP, BLOCK_D,
             )  # fmt: skip

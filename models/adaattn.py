@@ -21,7 +21,7 @@ from models.configs.adaattn import AdaAttnConfig, check
 from models.costs.adaattn import costs
 from models.decode_state import Cache
 from models.family import Family
-from models.language_model import BlockOutput, LanguageModel, step_operators
+from models.language_model import DECODING, BlockOutput, LanguageModel, step_operators
 from models.layers.adaptive.ada_attention import AdaAttention
 from models.layers.adaptive.adaptation import PATIENCE, Adaptation
 from models.layers.adaptive.choice import Choice, Chosen
@@ -213,8 +213,7 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
     operators |= step_operators(workload, fuses_steps=True)
-    if workload not in ("decode", "generate"):
-        operators.add("adaptive_attention")
+    operators.add("rope_to_cache" if workload in DECODING else "adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:
         operators.add("low_rank")
     return frozenset(operators)

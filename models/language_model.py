@@ -47,6 +47,9 @@ def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
     return BlockOutput(x_BSE + output.x, output.loss, output.measured)
 
 
+DECODING = ("decode", "generate")  # workloads whose steps add a token to a cache
+
+
 def step_operators(workload: str, fuses_steps: bool = False) -> frozenset[str]:
     """Return the operators that a step calls besides those of its blocks.
 
@@ -236,6 +239,18 @@ class LanguageModel(Model):
             for index, layers in able.items()
             if all(isinstance(layer, Linear) for layer in layers)
         )
+
+    def set_fused_cache(self, fused: bool) -> None:
+        """Choose whether one operator prepares a decoded token's heads and writes them to a cache.
+
+        The results differ only by rounding. Layers without rotary positions, or that read only some
+        tokens, stay as they are. Raises ``ConfigurationError`` if no layer supports it.
+        """
+        layers = [layer for layer in self.blocks.modules() if hasattr(layer, "fuses_cache")]
+        if fused and not layers:
+            raise ConfigurationError("set_fused_cache: no layer can write to a cache directly")
+        for layer in layers:
+            layer.fuses_cache = fused  # type: ignore[assignment]
 
     def set_fused_loss(self, fused: bool) -> None:
         """Choose whether ``loss`` is computed from the residual stream without storing all logits.

@@ -31,7 +31,7 @@ from torch.nn import functional
 from models.configs.mamba2 import Mamba2Config, check
 from models.costs.mamba2 import costs
 from models.family import Family
-from models.language_model import BlockOutput, LanguageModel, step_operators
+from models.language_model import DECODING, BlockOutput, LanguageModel, step_operators
 from models.layers.attention import Attention, KVState, RotaryCache
 from models.layers.basic import INIT_STD, RMSNorm
 from models.layers.ssm import SSM, SSMState
@@ -170,11 +170,13 @@ def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     attention_free = not all(config.attends(index) for index in range(config.n_layers))
     names = {"rms_norm", "causal_conv1d", "gated_rms_norm"}
     names |= step_operators(workload, attention_free)
-    names.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
+    names.add("ssd_step" if workload in DECODING else "ssd_scan")
     if config.n_layers > 1:
         names.add("add_rms_norm")
     if config.attending:
         names |= {"attention", "rope"}
+        if workload in DECODING:
+            names.add("rope_to_cache")
     return frozenset(names)
 
 

@@ -93,12 +93,8 @@ class KVState:
         Chosen ``rows`` go after those that each sequence already has. Rows that do not count are
         written beyond them, ultimately into the one extra slot.
         """
-        if k_BGSD.dtype != self.both.dtype:
-            raise ValueError(
-                f"the cache holds {self.both.dtype}, but the layer computed {k_BGSD.dtype}; "
-                "create the cache under the same autocast as the calls that use it"
-            )
         n_new = k_BGSD.shape[2]
+        self._check_dtype(k_BGSD)
         if position is None:
             self.keys[:, :, :n_new].copy_(k_BGSD)
             self.values[:, :, :n_new].copy_(v_BGSD)
@@ -116,6 +112,36 @@ class KVState:
                 rows_S = position + torch.arange(n_new, device=position.device)
             self.both.index_copy_(2, rows_S, torch.cat((k_BGSD, v_BGSD), dim=1))
 
+    def append(
+        self,
+        qkv_B1X: Tensor,
+        rotary: RotaryCache,
+        position: Tensor,
+        q_weight_D: Tensor | None = None,
+        k_weight_D: Tensor | None = None,
+        matrix_ZDD: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Write one token by one operator; return queries (B, H, 1, D) and the length after it.
+
+        ``qkv_B1X`` are projected queries, keys and values. Queries and keys are normalised if there
+        are weights, rotated, and multiplied by each head's matrix if there is one.
+        """
+        self._check_dtype(qkv_B1X)
+        heads_BXD = qkv_B1X[:, 0].unflatten(-1, (-1, self.both.shape[3]))
+        q_BHD, length = kernels.rope_to_cache(
+            heads_BXD, self.both, rotary.cos_SR, rotary.sin_SR, position, q_weight_D, k_weight_D,
+            matrix_ZDD, eps,
+        )  # fmt: skip
+        return q_BHD[:, :, None], length
+
+    def _check_dtype(self, computed: Tensor) -> None:
+        if computed.dtype != self.both.dtype:
+            raise ValueError(
+                f"the cache holds {self.both.dtype}, but the layer computed {computed.dtype}; "
+                "create the cache under the same autocast as the calls that use it"
+            )
+
 
 @dataclass
 class SharedKV:
@@ -123,6 +149,12 @@ class SharedKV:
 
     keys: Tensor | None = None  # (B, G, T, D); None until they are computed
     values: Tensor | None = None
+
+
+def is_cached_step(x_BSE: Tensor, state: KVState | None, position: Tensor | None) -> bool:
+    """Return True if a call adds one token to each cached sequence, without gradients."""
+    cached = state is not None and position is not None
+    return cached and x_BSE.shape[1] == 1 and not torch.is_grad_enabled()
 
 
 Turn = Callable[..., tuple[Tensor, Tensor]]  # kernels.rope, or one that normalises too
@@ -205,7 +237,7 @@ class Attention(nn.Module):
 
     Without ``rotary`` positions matter only through the causal mask. A query sees the last
     ``window`` keys, 0: all. One linear makes queries, keys and values: under autocast its input is
-    cast once.
+    cast once. ``fuses_cache``: one operator rotates a decoded token and writes it to the cache.
     """
 
     def __init__(
@@ -223,6 +255,7 @@ class Attention(nn.Module):
         self.qkv = Linear(dim, (n_heads + 2 * n_kv_heads) * self.head_dim)
         self.out = Linear(n_heads * self.head_dim, dim, std_out)
         self.rotary = rotary
+        self.fuses_cache = False
         self.region: Region = WHOLE
         self.context: Context = FULL
 
@@ -262,26 +295,46 @@ class Attention(nn.Module):
         other, so the causal kernel runs without reading the cache. With ``rows``, ``x_BSE`` are
         those rows; ``shared`` holds the keys and values of another call.
         """
-        queries_only = shared is not None and shared.keys is not None
-        q_BHSD, k_BGSD, v_BGSD = self.heads(
-            self.region.enter(x_BSE, product=True),
-            position,
-            rows,
-            queries_only=queries_only,
-            lasting=shared is not None,
-        )
-        y_BHSD = attend(
-            q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window, self.context
-        )
+        x_BSE = self.region.enter(x_BSE, product=True)
+        if rows is None and shared is None and self._writes_directly(x_BSE, state, position):
+            y_BHSD = self._attend_directly(self.qkv(x_BSE), state, position)
+        else:
+            heads = self.heads(
+                x_BSE,
+                position,
+                rows,
+                queries_only=shared is not None and shared.keys is not None,
+                lasting=shared is not None,
+            )
+            y_BHSD = attend(*heads, state, position, rows, shared, self.window, self.context)
         return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
     def fused_step(
         self, x_BSE: Tensor, norm: RMSNorm, state: KVState | None, position: Tensor | None
     ) -> Tensor:
         """Return ``x + forward(norm(x))`` of a decoding step, fused into its two linear layers."""
-        heads = self.heads(x_BSE, position, norm=norm)
-        y_BHSD = attend(*heads, state, position, None, None, self.window, self.context)
+        if self._writes_directly(x_BSE, state, position):
+            y_BHSD = self._attend_directly(self.qkv.fused(x_BSE, norm), state, position)
+        else:
+            heads = self.heads(x_BSE, position, norm=norm)
+            y_BHSD = attend(*heads, state, position, None, None, self.window, self.context)
         return self.out.fused(y_BHSD.transpose(1, 2).flatten(2), residual=x_BSE)
+
+    def _writes_directly(
+        self, x_BSE: Tensor, state: KVState | None, position: Tensor | None
+    ) -> bool:
+        return (
+            self.fuses_cache and self.rotary is not None and is_cached_step(x_BSE, state, position)
+        )
+
+    def _attend_directly(
+        self, qkv_B1X: Tensor, state: KVState | None, position: Tensor | None
+    ) -> Tensor:
+        """Return attention (B, H, 1, D) of a token that one operator writes to the cache."""
+        assert self.rotary is not None and state is not None and position is not None
+        q_BH1D, length = state.append(qkv_B1X, self.rotary, position)
+        keys, values, window = state.keys, state.values, self.window or None
+        return kernels.attention(q_BH1D, keys, values, causal=True, window=window, kv_length=length)
 
     def heads(
         self,

@@ -103,11 +103,13 @@ def jit_functions() -> list[Any]:
     return list(functions.values())
 
 
-# In the form of ``BUGS`` in ``test_planted_bugs``, for the kernel of products of few rows.
+# In the form of ``BUGS`` in ``test_planted_bugs``, for kernels of decoding steps.
 LINEAR = "kernels.linear._kernels"
 SURROUNDED = {"rows": 3, "k": 100, "n": 33, "gated": True, "norm": True, "residual": True}
 FEW_ROWS = {"rows": 3, "k": 100, "n": 33, "bias": True}
-PRODUCT_BUGS = {
+CACHE = "kernels.rope_to_cache._kernels"
+TOKEN = {"batch": 5, "heads": 2, "kv_heads": 1, "dim": 24, "capacity": 6, "position": 3}
+DECODING_BUGS = {
     "linear: the last output is left out": (
         LINEAR,
         "m_n = o_n < n_outputs\n",
@@ -175,5 +177,47 @@ PRODUCT_BUGS = {
         "if HAS_RESIDUAL:",
         "if False:",
         SURROUNDED,
+    ),
+    "rope_to_cache: values are rotated": (
+        CACHE,
+        "if i_h >= Q_HEADS + KV_HEADS:",
+        "if i_h > Q_HEADS + KV_HEADS:",
+        TOKEN,
+    ),
+    "rope_to_cache: the second half is not rotated": (
+        CACHE,
+        "b_b = b_b * b_cos + b_a * b_sin",
+        "b_b = b_b * b_cos",
+        TOKEN,
+    ),
+    "rope_to_cache: keys have the weights of queries": (
+        CACHE,
+        "load_weights(k_weight_ptr",
+        "load_weights(q_weight_ptr",
+        TOKEN | {"norm": True},
+    ),
+    "rope_to_cache: only the first half is multiplied by the matrix": (
+        CACHE,
+        "b_bottom, b_y,",
+        "0.0 * b_bottom, b_y,",
+        TOKEN | {"matrix": True},
+    ),
+    "rope_to_cache: keys and values go to the next position": (
+        CACHE,
+        "position * cache_token",
+        "(position + 1) * cache_token",
+        TOKEN,
+    ),
+    "rope_to_cache: the length is without the new token": (
+        CACHE,
+        "tl.store(length_ptr, position + 1)",
+        "tl.store(length_ptr, position)",
+        TOKEN,
+    ),
+    "rope_to_cache: every program writes the first samples": (
+        CACHE,
+        "tl.program_id(1) * BLOCK_B + tl.arange",
+        "tl.arange",
+        TOKEN | {"batch": 17},
     ),
 }

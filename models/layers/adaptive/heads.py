@@ -25,8 +25,8 @@ from kernels.adaptive_attention import cut_and_rounded, prepared
 from models.layers.adaptive.choice import Choice
 from models.layers.adaptive.measurements import Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
-from models.layers.attention import KVState, RotaryCache
-from models.layers.basic import INIT_STD, Linear, RMSNorm
+from models.layers.attention import KVState, RotaryCache, is_cached_step
+from models.layers.basic import INIT_STD, Linear, RMSNorm, computed_dtype
 from models.parallel.context_parallel import FULL, Context, SavedBeside
 
 
@@ -57,7 +57,8 @@ class AdaptiveHeads(nn.Module):
     """Multi-head attention, (B, S, E) over (B, T, E), with a choice from the caller.
 
     With ``norm_eps``, queries and keys are normalised per head (arXiv 2010.04245), which bounds the
-    scores by sqrt(D) times the gains; with ``rotary``, rotated by their positions.
+    scores by sqrt(D) times the gains; with ``rotary``, rotated by their positions. ``fuses_cache``
+    as in ``models.layers.attention.Attention``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class AdaptiveHeads(nn.Module):
         self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
         self.out = Linear(dim, dim, std_out)
         self.rotary = rotary
+        self.fuses_cache = False
         self.context: Context = FULL
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
@@ -142,6 +144,10 @@ class AdaptiveHeads(nn.Module):
         in ``models.layers.attention.Attention``; with these, ``kv_length`` is the position after
         this call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.
         """
+        if q_BSE is k_BTE is v_BTE and self._writes_directly(q_BSE, choice, state, position):
+            assert mask is None and sight is None, "a step with a cache never adapts"
+            y = self._attend_directly(self.qkv(q_BSE), choice, state, position, kv_length)
+            return self.out(y.transpose(1, 2).flatten(2)), {}
         q, k, v = self._project(q_BSE, k_BTE, v_BTE)
         q, k = self._turned(q, k, position)
         measured: dict[str, Tensor] = {}
@@ -168,10 +174,54 @@ class AdaptiveHeads(nn.Module):
         kv_length: Tensor | None,
     ) -> Tensor:
         """Return ``x + forward(norm(x))`` of a decoding step, fused into its two linear layers."""
-        q, k, v = (t.transpose(1, 2) for t in self._split(self.qkv.fused(x_BSE, norm)))
-        q, k = _narrowed(*self._turned(q, k, position), choice)
-        y = self._attend(q, k, v, choice, None, state, position, kv_length)
+        qkv = self.qkv.fused(x_BSE, norm)
+        if self._writes_directly(x_BSE, choice, state, position):
+            y = self._attend_directly(qkv, choice, state, position, kv_length)
+        else:
+            q, k, v = (t.transpose(1, 2) for t in self._split(qkv))
+            q, k = _narrowed(*self._turned(q, k, position), choice)
+            y = self._attend(q, k, v, choice, None, state, position, kv_length)
         return self.out.fused(y.transpose(1, 2).flatten(2), residual=x_BSE)
+
+    def _writes_directly(
+        self,
+        x_BSE: Tensor,
+        choice: Choice | None,
+        state: KVState | None,
+        position: Tensor | None,
+    ) -> bool:
+        """Return True if one operator can write a token's keys as the choice wants them."""
+        can_write = self.fuses_cache and self.rotary is not None
+        if not can_write or not is_cached_step(x_BSE, state, position):
+            return False
+        rules = self.rules  # by which keys may be rounded before they are written
+        rounds = rules.adaptive_rank or rules.rounds(computed_dtype(x_BSE))
+        return choice is None or choice.cut or not rounds
+
+    def _attend_directly(
+        self,
+        qkv_BSX: Tensor,
+        choice: Choice | None,
+        state: KVState | None,
+        position: Tensor | None,
+        kv_length: Tensor | None,
+    ) -> Tensor:
+        """Return attention (B, H, 1, D) of a token that one operator writes to the cache."""
+        assert self.rotary is not None and state is not None and position is not None
+        matrix = None if choice is None else choice.to_both
+        norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        eps = 0.0
+        if self.q_norm is not None and self.k_norm is not None:
+            norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        q, length = state.append(qkv_BSX, self.rotary, position, *norms, matrix, eps)
+        return kernels.attention(
+            q,
+            state.keys,
+            state.values,
+            causal=True,
+            scale=self.scale,
+            kv_length=length if kv_length is None else kv_length,
+        )
 
     def _split(self, qkv_BSX: Tensor) -> tuple[Tensor, ...]:
         qkv_BSXD = qkv_BSX.unflatten(-1, (3 * self.n_heads, self.head_dim))

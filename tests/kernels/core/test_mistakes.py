@@ -24,6 +24,14 @@ def ssd(**other):
 
 
 TABLE = t(16, 4), t(16, 4)
+FIRST = torch.tensor(0)
+
+
+def to_cache(heads, cache, **more):
+    """Prepare the first token of a cache."""
+    return kernels.rope_to_cache(heads, cache, *TABLE, FIRST, **more)
+
+
 GATE, DOWN = t(4, 6, 8), t(4, 8, 6)  # of four experts, 8 wide, 6 inside
 
 
@@ -103,6 +111,27 @@ MISTAKES = {
     ),
     "fused_linear: it computes no gradients; call it under torch.no_grad()": (
         lambda: kernels.fused_linear(t(3, 8).requires_grad_(), t(5, 8))
+    ),
+    "rope_to_cache: expected heads [B, H + 2 G, D] and a cache [B, 2 G, T, D] with an even D, but "
+    "got (2, 4, 8) and (2, 3, 5, 8)": (lambda: to_cache(t(2, 4, 8), t(2, 3, 5, 8))),
+    "rope_to_cache: heads (2, 4, 8) need a cache [2, 2 G, T, 8] with 2 G at most 4, but it is "
+    "(2, 6, 5, 8)": (lambda: to_cache(t(2, 4, 8), t(2, 6, 5, 8))),
+    "rope_to_cache: the cache must have the dtype of the heads, torch.float32, but has "
+    "torch.float16": (lambda: to_cache(t(2, 4, 8), t(2, 2, 5, 8, dtype=torch.float16))),
+    "rope_to_cache: cos and sin must be [positions, 3], but are (16, 4) and (16, 4)": (
+        lambda: to_cache(t(2, 4, 6), t(2, 2, 5, 6))
+    ),
+    "rope_to_cache: position must be an int64 tensor with shape (), but is torch.float32 (1,)": (
+        lambda: kernels.rope_to_cache(t(2, 4, 8), t(2, 2, 5, 8), *TABLE, t(1))
+    ),
+    "rope_to_cache: q_weight and k_weight must both be [8] or None, but are (8,) and None": (
+        lambda: to_cache(t(2, 4, 8), t(2, 2, 5, 8), q_weight_D=t(8))
+    ),
+    "rope_to_cache: matrix must be torch.float32 (3, 8, 8), but is torch.float32 (4, 8, 8)": (
+        lambda: to_cache(t(2, 4, 8), t(2, 2, 5, 8), matrix_ZDD=t(4, 8, 8))
+    ),
+    "rope_to_cache: it computes no gradients; call it under torch.no_grad()": (
+        lambda: to_cache(t(2, 4, 8).requires_grad_(), t(2, 2, 5, 8))
     ),
     "linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
         lambda: kernels.linear(t(3, 8), t(5, 7))

@@ -1,5 +1,6 @@
 """Every family decodes in FP16 and BF16 as closely as its whole forward pass computes there."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -63,6 +64,30 @@ def test_fused_linear_layers_decode_the_same(form, monkeypatch):
     torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-10, atol=1e-10)
 
 
+CACHED = {  # layers that write to the cache directly
+    "hydra": 2, "hydra, depths": 1, "mamba2": 1, "adaattn": 2, "adaattn, narrow": 2, "moe": 2
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("form", CACHED)
+def test_a_token_that_one_operator_writes_to_the_cache_decodes_the_same(form, linear, monkeypatch):
+    # In FP64, AdaAttn's heads that adapt their precision round keys before they are written.
+    fields = {"adaptive_precision": False} if form.startswith("adaattn") else {}
+    _, exact, tokens_BS = twins(form, torch.bfloat16, **fields)
+    separate_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    monkeypatch.setattr(language_model, "is_for_few_rows", lambda x: True)  # also for FP64
+    if linear and form != "moe":
+        exact.set_fused_linear(True)
+    exact.set_fused_cache(True)
+    kernels.reset_usage()
+    fused_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    calls = sum(kernels.usage()["rope_to_cache"].values())
+    assert calls == CACHED[form] * PIECES.count(1)
+    torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-10, atol=1e-10)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("form", FUSED)
 def test_fused_linear_layers_err_at_most_twice_as_much_as_the_whole_pass(form):
@@ -70,7 +95,11 @@ def test_fused_linear_layers_err_at_most_twice_as_much_as_the_whole_pass(form):
     exact_BSV = in_pieces(exact, tokens_BS, (LENGTH,), exact.new_cache(2, LENGTH))
     whole_BSV = in_pieces(model, tokens_BS, (LENGTH,), model.new_cache(2, LENGTH))
     model.set_fused_linear(True)
+    if form in CACHED:
+        model.set_fused_cache(True)
+    kernels.reset_usage()
     fused_BSV = in_pieces(model, tokens_BS, PIECES, model.new_cache(2, LENGTH))
+    assert ("rope_to_cache" in kernels.usage()) == (form in CACHED)
     assert worst(fused_BSV, exact_BSV) <= 2 * worst(whole_BSV, exact_BSV)
 
 
@@ -105,6 +134,10 @@ def test_a_model_without_a_block_that_fuses_says_so():
     moe = FAMILIES["moe"].materialise(FAMILIES["moe"].presets["tiny"], seed=3)
     with pytest.raises(ConfigurationError, match="no block can fuse its linear layers"):
         moe.set_fused_linear(True)
+    config = dataclasses.replace(FAMILIES["hydra"].presets["tiny"], ccgqa=True)
+    convolved = FAMILIES["hydra"].materialise(config, seed=3)
+    with pytest.raises(ConfigurationError, match="no layer can write to a cache directly"):
+        convolved.set_fused_cache(True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on the GPU itself")

@@ -28,6 +28,7 @@ WHERE = {
     "cudnn_benchmark": ("own", "train"),
     "diffusion_steps": ("mahia", "forward"),
     "dynamic_depth": ("mahia", "forward"),
+    "fused_cache": ("hydra", "decode"),
     "fused_linear": ("hydra", "decode"),
     "in_place": ("moe", "forward"),
     "kernel_fourier_mix": ("mahia", "train"),

@@ -23,6 +23,7 @@ ELSEWHERE = {  # operators that a toggle of another name chooses
     "attention": "attention",
     "add_rms_norm": "fused_add_norm",
     "fused_linear": "fused_linear",
+    "rope_to_cache": "fused_cache",
     "linear_cross_entropy": "fused_loss",
     "quantized_matmul": "quantization",
 }
@@ -86,10 +87,13 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
     called = set(arm.record.usage)
     operators = FAMILIES[family].operators(arm.situation.config, workload)
-    if "fused_linear" in operators:  # it takes the place of operators beside it
-        fused = configuration(
-            family, workload, model=fields, toggles=usable | {"fused_linear": "torch"}
-        )
+    instead = {  # of other operators
+        toggle: "torch"
+        for toggle, operator in (("fused_linear", "fused_linear"), ("fused_cache", "rope_to_cache"))
+        if operator in operators
+    }
+    if instead:
+        fused = configuration(family, workload, model=fields, toggles=usable | instead)
         called |= set(stepped(fused).record.usage)
     assert called == operators
 
@@ -111,6 +115,7 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         ("mamba2", "prefill", "fused_add_norm", "torch", "add_rms_norm", "effective"),
         ("hydra", "train", "fused_add_norm", "torch", "add_rms_norm", "effective"),
         ("adaattn", "decode", "fused_add_norm", "torch", "add_rms_norm", "effective"),
+        ("moe", "decode", "fused_cache", "torch", "rope_to_cache", "effective"),
     ],
 )  # fmt: skip
 def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
@@ -317,6 +322,12 @@ def test_the_kernel_for_few_rows_says_what_it_needs(toggles, settings, reason):
     situation = resolve(wanted, CPU)
     blocked = needs_few_rows("triton", situation)
     assert (blocked is None) if not reason else (blocked is not None and reason in blocked.reason)
+
+
+def test_heads_that_round_their_keys_do_not_write_them_directly():
+    arm = stepped(configuration("adaattn", "decode", toggles={"fused_cache": "torch"}))
+    evidence = evidence_of(arm, "fused_cache")
+    assert (evidence.status, "rounded before" in evidence.text) == ("no effect", True)
 
 
 def test_quantized_layers_are_not_fused():

@@ -1,0 +1,34 @@
+"""Rotate a decoded token's queries and keys, and write keys and values to the cache, in one kernel.
+
+The kernel also includes norms of queries and keys, and AdaAttn's matrices of the heads. With few
+sequences, a kernel for each of these takes longer to start than to run. *PyTorch* computes the same
+in separate operators.
+"""
+
+from __future__ import annotations
+
+from models import LanguageModel
+from models.layers.adaptive.heads import AdaptiveHeads
+from workbench.runner.toggles._operator_toggle import operator_toggle
+
+
+def _switch(model: LanguageModel) -> None:
+    model.set_fused_cache(True)
+
+
+def _idle(model: LanguageModel) -> str:
+    if any(isinstance(layer, AdaptiveHeads) for layer in model.modules()):
+        return "no layer wrote to the cache directly: its keys are rounded before they are written"
+    return ""
+
+
+TOGGLE = operator_toggle(
+    "fused_cache",
+    "rope_to_cache",
+    "Fused cache writes",
+    __doc__,
+    group="Kernels",
+    off="Separate",
+    switch=_switch,
+    idle=_idle,
+)
