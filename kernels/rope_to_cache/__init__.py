@@ -211,7 +211,7 @@ def _triton(
 ) -> tuple[Tensor, Tensor]:
     (batch, count, dim), (cached, capacity) = heads.shape, cache.shape[1:3]
     q = torch.empty(batch, count - cached, dim, dtype=heads.dtype, device=heads.device)
-    length = torch.empty_like(position)
+    length = torch.empty((), dtype=position.dtype, device=position.device)
     heads, cos, sin = unit_stride(heads), cos.contiguous(), sin.contiguous()
     # Matrices are multiplied for 16 rows at least.
     samples = SAMPLES if matrix is not None else min(SAMPLES, power_of_two(batch))

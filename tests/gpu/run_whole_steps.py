@@ -13,7 +13,8 @@ more than ``LOSS`` is not timed. Blocks of steps alternate in random order. A ra
 best contender that is not ours, with a 95 % interval and a verdict by the window's rules. The
 settings with one operator by Triton show which kernels cost more under torch.compile than what
 Inductor fuses. *Fused* settings also fuse the loss, and additions with the norms after them. Writes
-JSON after each family. In decoding, *fused norms* leaves gates and norms out of linear layers.
+JSON after each family. In decoding, *fused norms* leaves gates and norms out of linear layers, and
+*not compiled* captures a step of separate kernels in a CUDA graph.
 ``--device cpu`` only tries the script out.
 """
 
@@ -64,6 +65,7 @@ SIZES = {"cuda": {"batch": 8, "sequence": 1024}, "cpu": {"batch": 2, "sequence":
 NEW_TOKENS = 128
 FUSED = {
     "fused_linear": "fused_linear",
+    "fused_cache": "rope_to_cache",
     "fused_loss": "linear_cross_entropy",
     "fused_add_norm": "add_rms_norm",
 }
@@ -108,6 +110,7 @@ def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
     if "fused_linear" in called:
         norms = GRAPHS | {"triton": "auto"} | fused | {"fused_linear": "off"}
         made["graphs, measured, fused norms"] = norms
+        made["not compiled, measured, fused"] = made["graphs, measured, fused"] | {"compile": "off"}
     if "swiglu" in called:
         made["reduce-overhead, fused"] |= {"triton_swiglu": "triton"}
     for name in sorted(called - {"attention", *FUSED.values()}):
