@@ -235,6 +235,8 @@ def makers(
                 arm.prepare()
                 with arm.watched():
                     arm.step()
+                for _ in range(3):  # reduce-overhead records a graph in the second step or third
+                    arm.step()
             idle = tuple(
                 f"{evidence.toggle}: {evidence.text}"
                 for evidence in arm.find_evidence()
