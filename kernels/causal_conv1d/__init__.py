@@ -384,7 +384,7 @@ def _cost(
     bias_D: Tensor | None,
     initial_state_BDW: Tensor | None,
     activation: str | None,
-    update_state: bool,
+    update_state: bool = False,
 ) -> Cost:
     n, width, x_bytes = x_BLD.numel(), weight_DW.shape[1], tensor_bytes(x_BLD)
     small = tensor_bytes(weight_DW, bias_D, initial_state_BDW)

@@ -358,7 +358,7 @@ def _written(*inputs: Any) -> tuple[str, ...]:
     return ("state_BHPN",) if inputs[-1] else ()
 
 
-def _cost(x_BHP: Tensor, state_BHPN: Tensor, update_state: bool, **rest: Any) -> Cost:
+def _cost(x_BHP: Tensor, state_BHPN: Tensor, update_state: bool = False, **rest: Any) -> Cost:
     small = tensor_bytes(*[t for t in rest.values() if isinstance(t, Tensor)])
     x, state, n = tensor_bytes(x_BHP), tensor_bytes(state_BHPN), state_BHPN.numel()
     # Per number of the state: G, its products with h, B and x, h' and its product with dy, and dh.
