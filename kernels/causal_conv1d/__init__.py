@@ -76,16 +76,19 @@ def causal_conv1d(
     initial_state_BDW: Tensor | None = None,
     *,
     activation: str | None = None,
+    update_state: bool = False,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Convolve each channel of ``x_BLD`` with its W weights (2 to 4), the last one for time t.
 
     ``bias_D`` and ``initial_state_BDW`` may be None for zeros; all may have other floating dtypes
     than x. ``activation``: None or "silu". Returns y [B, L, D] and the final state [B, D, W], both
-    of x's dtype; the inputs are not modified. For decoding, L is 1. ``impl``: auto, torch or
-    triton. Raises ``Mistake`` if the arguments do not fit together.
+    of x's dtype. For decoding, L is 1. ``update_state``: the final state is written over
+    ``initial_state_BDW``, which must have x's dtype and is returned; there are no gradients.
+    ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do not fit together, or
+    need a gradient of an update.
     """
-    return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation)
+    return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation, update_state)
 
 
 def _check(
@@ -94,6 +97,7 @@ def _check(
     bias: Tensor | None,
     state: Tensor | None,
     activation: str | None,
+    update: bool,
 ) -> None:
     op = "causal_conv1d"
     alike(op, "x weight bias initial_state", x, weight, bias, state)
@@ -115,6 +119,9 @@ def _check(
         )
     if activation not in ACTIVATIONS:
         raise Mistake(f"{op}: activation must be one of {ACTIVATIONS}, not {activation!r}")
+    if update and (state is None or state.dtype != x.dtype):
+        actual = None if state is None else state.dtype
+        raise Mistake(f"{op}: update_state needs an initial_state of {x.dtype}, not {actual}")
 
 
 def reference(
@@ -123,6 +130,7 @@ def reference(
     bias_D: Tensor | None = None,
     initial_state_BDW: Tensor | None = None,
     activation: str | None = None,
+    update_state: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the definition."""
     (batch, length, dim), width = x_BLD.shape, weight_DW.shape[1]
@@ -137,8 +145,10 @@ def reference(
     if bias_D is not None:
         p = p + bias_D.to(wide)
     y = torch.nn.functional.silu(p) if activation == "silu" else p
-    state = sequence[:, length:].transpose(1, 2).contiguous()
-    return y.to(x_BLD.dtype), state.to(x_BLD.dtype)
+    state = sequence[:, length:].transpose(1, 2)
+    if update_state and initial_state_BDW is not None:
+        return y.to(x_BLD.dtype), initial_state_BDW.copy_(state)
+    return y.to(x_BLD.dtype), state.contiguous().to(x_BLD.dtype)
 
 
 def _tiles(stages: int, device: int, dtype: torch.dtype, stretch: int, *_: Any) -> list[Tile]:
@@ -159,7 +169,9 @@ def _tiles(stages: int, device: int, dtype: torch.dtype, stretch: int, *_: Any) 
     return list(dict.fromkeys(tiles))
 
 
-_FORWARD = Tunable("causal_conv1d.forward", (causal_conv1d_forward_kernel,), partial(_tiles, 3))
+_FORWARD = Tunable(
+    "causal_conv1d.forward", (causal_conv1d_forward_kernel,), partial(_tiles, 3), in_place=True
+)
 _BACKWARD = Tunable("causal_conv1d.backward", (causal_conv1d_backward_kernel,), partial(_tiles, 4))
 
 
@@ -205,15 +217,23 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 @replayed
 def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    silu: bool,
+    update: bool = False,
 ) -> tuple[Tensor, Tensor]:
     (batch, length, dim), width = x.shape, weight.shape[1]
     y = blank(x)
-    final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
     x, weight = unit_stride(x), unit_stride(weight)
     key = _key(x, width, silu, 32)
-    tile = _FORWARD.tile(key, _forward, x, weight, bias, state, silu)
+    tile = _FORWARD.tile(key, _forward, x, weight, bias, state, silu, update)
     stretch, block, warps, stages, grid = _grid(x, tile)
+    target = state if update and state is not None and state.is_contiguous() else None
+    final = target
+    if final is None:
+        final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
     with on_device(x):
         launch_forward(
             grid,
@@ -227,12 +247,15 @@ def _forward(
             dim,
             *x.stride()[:2],
             weight.stride(0),
+            IN_PLACE=target is not None,
             STRETCH=stretch,
             STAGES=stages,
             BLOCK_D=block,
             num_warps=warps,
             **_constants(weight, bias, state, silu),
         )
+    if update and target is None and state is not None:
+        final = state.copy_(final)
     return y, final
 
 
@@ -311,9 +334,17 @@ class _CausalConv(torch.autograd.Function):
 
 
 def _triton(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    activation: str | None,
+    update: bool,
 ) -> tuple[Tensor, Tensor]:
-    return applied(_CausalConv, x, weight, bias, state, activation == "silu")
+    silu = activation == "silu"
+    if update:
+        return _forward(x, weight, bias, state, silu, True)
+    return applied(_CausalConv, x, weight, bias, state, silu)
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
@@ -339,7 +370,12 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
         "bias_D": bias if size.get("bias", True) else None,
         "initial_state_BDW": state if size.get("state", True) else None,
         "activation": size.get("activation", "silu"),
+        "update_state": size.get("update", False),
     }
+
+
+def _written(*inputs: Any) -> tuple[str, ...]:
+    return ("initial_state_BDW",) if inputs[-1] else ()
 
 
 def _cost(
@@ -348,24 +384,28 @@ def _cost(
     bias_D: Tensor | None,
     initial_state_BDW: Tensor | None,
     activation: str | None,
+    update_state: bool = False,
 ) -> Cost:
     n, width, x_bytes = x_BLD.numel(), weight_DW.shape[1], tensor_bytes(x_BLD)
     small = tensor_bytes(weight_DW, bias_D, initial_state_BDW)
     small += x_BLD.shape[0] * weight_DW.numel() * x_BLD.element_size()
     per = 2 * width + (4 if activation else 0)
-    return Cost(Work(2 * x_bytes + small, per * n), Work(3 * x_bytes + 2 * small, 3 * per * n))
+    backward = Work(3 * x_bytes + 2 * small, 3 * per * n)
+    return Cost(Work(2 * x_bytes + small, per * n), None if update_state else backward)
 
 
 def _sizes(random: Random) -> dict[str, Any]:
+    update = random.random() < 0.3
     return {
         "batch": random.randint(1, 2),
         "length": random.randint(1, 20),
         "dim": random.randint(1, 140),
         "width": random.choice(WIDTHS),
         "bias": random.random() < 0.7,
-        "state": random.random() < 0.7,
+        "state": update or random.random() < 0.7,
         "activation": random.choice(ACTIVATIONS),
-        "wide": random.random() < 0.3,
+        "wide": not update and random.random() < 0.3,
+        "update": update,
     }
 
 
@@ -396,6 +436,7 @@ OP = Operator(
         Huge(_case((1 << 9) + 3, 4096, 1024, state=False)),
         Huge(_case(1, (1 << 21) + 3, 1024, state=False), _last_rows),
     ),
+    written=_written,
     gradients=("x_BLD", "weight_DW", "bias_D", "initial_state_BDW"),
     cases=(
         Case("B2 L17 D20 W4", _case(2, 17, 20)),
@@ -405,6 +446,8 @@ OP = Operator(
             "B1 L37 D9 W3 bare",
             _case(1, 37, 9, 3, bias=False, state=False, activation=None, wide=True),
         ),
+        Case("B2 L1 D130 W4 update", _case(2, 1, 130, update=True)),
+        Case("B2 L40 D9 W3 update", _case(2, 40, 9, 3, update=True)),
         Case("B2 L0 D5 W4", _case(2, 0, 5)),
         Case("B8 S4096 D5376 W4", _case(8, 4096, 5376, state=False), bench=True),
         Case("B1 S65536 D5376 W4", _case(1, 65536, 5376, state=False), bench=True),

@@ -65,10 +65,16 @@ def causal_conv1d_forward_kernel(
     SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_STATE: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     STRETCH: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Compute rows of the stretch and, in the first one, the final state.
+
+    ``IN_PLACE``: the final state is written over the initial one, which other stretches, of at
+    least three rows, do not read.
+    """
     i_b = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1).to(tl.int64) * STRETCH
     o_d = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -100,10 +106,20 @@ def causal_conv1d_forward_kernel(
         _store_row(y_ptr, b_p, t + 3, length, dim, o_d, dim, SILU)
         b_1, b_2, b_3 = b_d, b_c, b_b
     if tl.program_id(1) == 0:
-        for w in range(0, W):
-            t = tl.cast(length, tl.int64) - W + w
-            b_x = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, HAS_STATE)
-            tl.store(final_ptr + (i_b * dim + o_d) * W + w, b_x, mask=m_d)
+        t = tl.cast(length, tl.int64) - W
+        b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, HAS_STATE)
+        b_b = _row(x_ptr, state_ptr, t + 1, length, x_row, o_d, dim, W, HAS_STATE)
+        b_c = _row(x_ptr, state_ptr, t + 2, length, x_row, o_d, dim, W, HAS_STATE)
+        b_d = _row(x_ptr, state_ptr, t + 3, length, x_row, o_d, dim, W, HAS_STATE)
+        if IN_PLACE:
+            tl.debug_barrier()  # the threads that store a row may not be those that load it
+        p_final = final_ptr + (i_b * dim + o_d) * W
+        tl.store(p_final, b_a, mask=m_d)
+        tl.store(p_final + 1, b_b, mask=m_d)
+        if W > 2:
+            tl.store(p_final + 2, b_c, mask=m_d)
+        if W > 3:
+            tl.store(p_final + 3, b_d, mask=m_d)
 
 
 launch_forward = launcher(causal_conv1d_forward_kernel)

@@ -237,7 +237,7 @@ def _ssm_of(
     group = {"group": inner // shape.groups} if shape.groups > 1 else {}
     yield "gated_rms_norm", {"rows": batch * length, "dim": inner} | group
     if decodes:
-        yield "ssd_step", scan
+        yield "ssd_step", scan | {"log": True, "update": True}
         return
     yield "ssd_scan", scan | {"length": length, "state": False}
     channels = inner + 2 * shape.groups * shape.state

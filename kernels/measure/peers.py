@@ -170,7 +170,12 @@ def _quack_linear_cross_entropy(
 
 
 def _fla_causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    activation: str | None,
+    update_state: bool,
 ) -> Any:
     from fla.modules.convolution import causal_conv1d
 
@@ -368,7 +373,7 @@ def _contiguous(title: str, *inputs: Any) -> str | None:
 
 
 def _convolution(
-    title: str, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, kind: Any
+    title: str, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, *_: Any
 ) -> str | None:
     if state is not None or weight.dtype != x.dtype:
         return f"{title} supports no initial state and needs a weight with the dtype of x"

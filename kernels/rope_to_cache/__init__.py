@@ -136,11 +136,6 @@ def _check(
             f"{op}: matrix must be {heads.dtype} {(turned, dim, dim)}, but is {matrix.dtype} "
             f"{tuple(matrix.shape)}"
         )
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad
-        for tensor in (heads, cache, q_weight, k_weight, matrix)
-    ):
-        raise Mistake(f"{op}: it computes no gradients; call it under torch.no_grad()")
 
 
 def reference(

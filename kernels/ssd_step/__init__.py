@@ -3,14 +3,15 @@
     dt = softplus(dt + dt_bias),    h' = exp(dt A) h + dt x B^T,    y = h' C + D x
 
 for each head with its state h [P, N]: Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060),
-equation 2. The new state is returned, and the old one is not modified. With f = exp(dt A) and G =
-dh' + dy C^T, the complete gradient of the new state, the gradients are
+equation 2. The new state is returned; decoding writes it over the old one. A may be given as
+log(-A), which is the parameter of models. With f = exp(dt A) and G = dh' + dy C^T, the complete
+gradient of the new state, the gradients are
 
     dh = f G,    dx = dt G B + D dy,    dB = sum of dt G^T x,    dC = sum of h'^T dy
     dD = dy . x,    dA = dt f <G, h>,    ddt = (x . G B + A f <G, h>) softplus'(dt + dt_bias)
 
 with the sums of dB and dC over the heads of a group, and those of dA, dD and dt_bias, whose terms
-are ddt, over samples.
+are ddt, over samples. The gradient of log(-A) is A dA.
 
 The backward pass recomputes h' from h, the only saved tensor: consecutive steps can be trained
 through, at the cost of one state each. The state is read and written once, backward read twice and
@@ -69,15 +70,21 @@ def ssd_step(
     dt_bias_H: Tensor | None = None,
     *,
     dt_softplus: bool = True,
+    log_decay: bool = False,
+    update_state: bool = False,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute one step: y [B, H, P] in x's dtype, and the new state [B, H, P, N] in the old one's.
 
-    The inputs are those of ``ssd_scan`` without L; all but ``dt_softplus`` get gradients, also
-    through the new state. ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do
-    not fit together.
+    The inputs are those of ``ssd_scan`` without L; all tensors get gradients, also through the new
+    state. ``log_decay``: ``A_H`` holds log(-A). ``update_state``: the new state is written over
+    ``state_BHPN``, which is returned; there are no gradients. ``impl``: auto, torch or triton.
+    Raises ``Mistake`` if the arguments do not fit together, or need a gradient of an update.
     """
-    return run(OP, impl, x_BHP, dt_BH, A_H, B_BGN, C_BGN, state_BHPN, D_H, dt_bias_H, dt_softplus)
+    return run(
+        OP, impl, x_BHP, dt_BH, A_H, B_BGN, C_BGN, state_BHPN, D_H, dt_bias_H,
+        dt_softplus, log_decay, update_state,
+    )  # fmt: skip
 
 
 def _check(
@@ -89,7 +96,7 @@ def _check(
     state: Tensor,
     d: Tensor | None,
     bias: Tensor | None,
-    softplus: bool,
+    *_: bool,
 ) -> None:
     validate("ssd_step", 3, x, dt, a, b, c, d, bias, state)
 
@@ -104,6 +111,8 @@ def reference(
     D_H: Tensor | None = None,
     dt_bias_H: Tensor | None = None,
     dt_softplus: bool = True,
+    log_decay: bool = False,
+    update_state: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the definition."""
     wide = accumulator(x_BHP.dtype)
@@ -111,12 +120,14 @@ def reference(
     x = x_BHP.to(wide)
     b_BHN, c_BHN = (t.to(wide).repeat_interleave(per_group, dim=1) for t in (B_BGN, C_BGN))
     dt = step_sizes(dt_BH, dt_bias_H, dt_softplus, wide)
-    fall = torch.exp(dt * A_H.to(wide))[..., None, None]
+    a = -A_H.to(wide).exp() if log_decay else A_H.to(wide)
+    fall = torch.exp(dt * a)[..., None, None]
     h = fall * state_BHPN.to(wide) + (dt[..., None] * x)[..., None] * b_BHN[:, :, None]
     y = (h * c_BHN[:, :, None]).sum(-1)
     if D_H is not None:
         y = y + x * D_H.to(wide)[:, None]
-    return y.to(x_BHP.dtype), h.to(state_BHPN.dtype)
+    new = state_BHPN.copy_(h) if update_state else h.to(state_BHPN.dtype)
+    return y.to(x_BHP.dtype), new
 
 
 def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
@@ -127,7 +138,7 @@ def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
     return [(rows, 4), (rows, 2), (rows, 8), (half, 2), (half, 4), (half, 1), (twice, 8)]
 
 
-_FORWARD = Tunable("ssd_step.forward", (ssd_step_kernel,), _tiles)
+_FORWARD = Tunable("ssd_step.forward", (ssd_step_kernel,), _tiles, in_place=True)
 _BACKWARD = Tunable("ssd_step.backward", (ssd_step_backward_kernel,), _tiles)
 
 
@@ -177,13 +188,18 @@ def _forward(
     d: Tensor | None,
     bias: Tensor | None,
     softplus: bool,
+    log_decay: bool,
+    update: bool = False,
 ) -> tuple[Tensor, Tensor]:
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
     y = blank(x)
-    new = blank(state)
+    in_place = update and state.is_contiguous()
+    new = state if in_place else blank(state)
     read = _laid_out(x, dt, a, b, c, state, d, bias)
     key = _key(x, b, state)
-    block_p, warps = _FORWARD.tile(key, _forward, x, dt, a, b, c, state, d, bias, softplus)
+    block_p, warps = _FORWARD.tile(
+        key, _forward, x, dt, a, b, c, state, d, bias, softplus, log_decay, update
+    )
     with on_device(x):
         launch_step(
             (cdiv(dim, block_p), heads, batch),
@@ -195,13 +211,17 @@ def _forward(
             P=dim,
             N=n_states,
             SOFTPLUS=softplus,
+            LOG_DECAY=log_decay,
             HAS_D=d is not None,
             HAS_BIAS=bias is not None,
+            IN_PLACE=in_place,
             BLOCK_P=block_p,
             BLOCK_N=power_of_two(n_states),
             num_warps=warps,
         )
-    return y, new
+    if update and not in_place:
+        state.copy_(new)
+    return y, state if update else new
 
 
 @replayed
@@ -217,6 +237,7 @@ def _backward(
     d: Tensor | None,
     bias: Tensor | None,
     softplus: bool,
+    log_decay: bool,
     need_state: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the inputs, dstate only if it is needed."""
@@ -233,7 +254,7 @@ def _backward(
     dy, read = unit_stride(dy), _laid_out(x, dt, a, b, c, state, d, bias)
     key = (*_key(x, b, state), need_state)
     block_p, warps = _BACKWARD.tile(
-        key, _backward, dy, dnew, x, dt, a, b, c, state, d, bias, softplus, need_state
+        key, _backward, dy, dnew, x, dt, a, b, c, state, d, bias, softplus, log_decay, need_state
     )
     with on_device(x):
         launch_backward(
@@ -253,6 +274,7 @@ def _backward(
             P=dim,
             N=n_states,
             SOFTPLUS=softplus,
+            LOG_DECAY=log_decay,
             HAS_D=d is not None,
             HAS_BIAS=bias is not None,
             HAS_DNEW=dnew is not None,
@@ -279,11 +301,12 @@ class _Step(torch.autograd.Function):
         d: Tensor | None,
         bias: Tensor | None,
         softplus: bool,
+        log_decay: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, dt, a, b, c, state, d, bias)
-        ctx.softplus = softplus
+        ctx.settings = softplus, log_decay
         absent_as_none(ctx)
-        return _forward(x, dt, a, b, c, state, d, bias, softplus)
+        return _forward(x, dt, a, b, c, state, d, bias, softplus, log_decay)
 
     @staticmethod
     @once_differentiable
@@ -291,12 +314,16 @@ class _Step(torch.autograd.Function):
         x, dt, a, b, c, state, d, bias = ctx.saved_tensors
         dy = torch.zeros_like(x) if dy is None else dy
         need_state = ctx.needs_input_grad[5]
-        gradients = _backward(dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state)
-        return *gradients, None
+        softplus, log_decay = ctx.settings
+        gradients = _backward(
+            dy, dnew, x, dt, a, b, c, state, d, bias, softplus, log_decay, need_state
+        )
+        return *gradients, None, None
 
 
 def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return applied(_Step, *arguments)
+    *inputs, update = arguments
+    return _forward(*arguments) if update else applied(_Step, *inputs)
 
 
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None:
@@ -317,15 +344,26 @@ _ORDER = {
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     drawn = random_inputs(case, device, dtype, seed, ())
-    softplus = case.sizes.get("softplus", True)
-    return {name: drawn[key] for name, key in _ORDER.items()} | {"dt_softplus": softplus}
+    sizes = case.sizes
+    if sizes.get("log"):
+        drawn["A"] = (-drawn["A"]).log()
+    return {name: drawn[key] for name, key in _ORDER.items()} | {
+        "dt_softplus": sizes.get("softplus", True),
+        "log_decay": sizes.get("log", False),
+        "update_state": sizes.get("update", False),
+    }
 
 
-def _cost(x_BHP: Tensor, state_BHPN: Tensor, **rest: Any) -> Cost:
+def _written(*inputs: Any) -> tuple[str, ...]:
+    return ("state_BHPN",) if inputs[-1] else ()
+
+
+def _cost(x_BHP: Tensor, state_BHPN: Tensor, update_state: bool = False, **rest: Any) -> Cost:
     small = tensor_bytes(*[t for t in rest.values() if isinstance(t, Tensor)])
     x, state, n = tensor_bytes(x_BHP), tensor_bytes(state_BHPN), state_BHPN.numel()
     # Per number of the state: G, its products with h, B and x, h' and its product with dy, and dh.
-    return Cost(Work(2 * x + small + 2 * state, 5 * n), Work(3 * (x + state) + 2 * small, 14 * n))
+    backward = Work(3 * (x + state) + 2 * small, 14 * n)
+    return Cost(Work(2 * x + small + 2 * state, 5 * n), None if update_state else backward)
 
 
 def _sizes(random: Random) -> dict[str, Any]:
@@ -339,6 +377,8 @@ def _sizes(random: Random) -> dict[str, Any]:
         "d": random.random() < 0.7,
         "bias": random.random() < 0.7,
         "wide": random.random() < 0.5,
+        "log": random.random() < 0.5,
+        "update": random.random() < 0.3,
     }
 
 
@@ -361,10 +401,13 @@ OP = Operator(
     sizes=_sizes,
     huge=(Huge(_case((1 << 14) + 3, 16, 64, 1, 128, wide=False)),),
     gradients=tuple(_ORDER),
+    written=_written,
     cases=(
         Case("B3 H6 P33 G2 N100", _case(3, 6, 33, 2, 100)),
         Case("B1 H1 P1 G1 N1", _case(1, 1, 1, 1, 1, d=False, bias=False)),
         Case("B2 H2 P64 G1 N128 narrow", _case(2, 2, 64, 1, 128, wide=False, softplus=False)),
+        Case("B2 H4 P9 G2 N20 log", _case(2, 4, 9, 2, 20, log=True)),
+        Case("B2 H4 P33 G2 N100 update", _case(2, 4, 33, 2, 100, log=True, update=True)),
         Case("B0 H4 P8 G2 N8", _case(0, 4, 8, 2, 8)),
         Case("B128 H80 P64 G1 N128", _case(128, 80, 64, 1, 128), bench=True),
         Case("B1 H80 P64 G1 N128", _case(1, 80, 64, 1, 128), bench=True),

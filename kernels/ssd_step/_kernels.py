@@ -13,6 +13,15 @@ from kernels.ssd_scan._kernels import soft_step
 
 
 @triton.jit
+def _decay(a_ptr, i_h, LOG_DECAY: tl.constexpr):
+    """Load A of a head, in FP64."""
+    a = tl.load(a_ptr + i_h).to(tl.float64)
+    if LOG_DECAY:
+        a = -tl.exp(a)
+    return a
+
+
+@triton.jit
 def _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS: tl.constexpr):
     """Load the step size of a head with its bias, before softplus."""
     raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
@@ -45,12 +54,17 @@ def ssd_step_kernel(
     P: tl.constexpr,
     N: tl.constexpr,
     SOFTPLUS: tl.constexpr,
+    LOG_DECAY: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute y and the new state, of ``BLOCK_P`` rows of one head's state."""
+    """Compute y and the new state, of ``BLOCK_P`` rows of one head's state.
+
+    ``IN_PLACE``: the new state is written over the old one.
+    """
     i_h = tl.program_id(1).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
     i_g = i_h // heads_per_group
@@ -61,7 +75,7 @@ def ssd_step_kernel(
     dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
     if SOFTPLUS:
         dt = soft_step(dt)
-    fall = tl.exp(dt.to(tl.float64) * tl.load(a_ptr + i_h).to(tl.float64)).to(tl.float32)
+    fall = tl.exp(dt.to(tl.float64) * _decay(a_ptr, i_h, LOG_DECAY)).to(tl.float32)
     b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
     b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0)
     b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0)
@@ -70,6 +84,8 @@ def ssd_step_kernel(
     m = m_p[:, None] & m_n[None, :]
     b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32) * fall
     b_state += (b_x * dt)[:, None] * b_b.to(tl.float32)[None, :]
+    if IN_PLACE:
+        tl.debug_barrier()  # of a small block, several threads load the same element
     tl.store(new_ptr + o_state, b_state, mask=m)
     b_y = tl.sum(b_state * b_c.to(tl.float32)[None, :], axis=1)
     if HAS_D:
@@ -112,6 +128,7 @@ def ssd_step_backward_kernel(
     P: tl.constexpr,
     N: tl.constexpr,
     SOFTPLUS: tl.constexpr,
+    LOG_DECAY: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_DNEW: tl.constexpr,
@@ -122,7 +139,7 @@ def ssd_step_backward_kernel(
     """Compute the gradients of one head of one sample.
 
     These are dx, ddt, the state's gradient if ``DSTATE``, and partial sums over heads (dB, dC [B,
-    H, N]) and over samples ([B, 3, H] of dA, dD, d dt_bias).
+    H, N]) and over samples ([B, 3, H] of dA or the gradient of log(-A), dD, d dt_bias).
     """
     i_h = tl.program_id(0).to(tl.int64)
     i_b = tl.program_id(1).to(tl.int64)
@@ -135,7 +152,7 @@ def ssd_step_backward_kernel(
     dt = raw
     if SOFTPLUS:
         dt = soft_step(raw)
-    a = tl.load(a_ptr + i_h).to(tl.float64)
+    a = _decay(a_ptr, i_h, LOG_DECAY)
     fall = tl.exp(dt.to(tl.float64) * a)
     b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0).to(tl.float32)
     b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0).to(tl.float32)
@@ -179,7 +196,10 @@ def ssd_step_backward_kernel(
         ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))
     tl.store(ddt_ptr + i_head, ddt.to(tl.float32))
     p_share = share_ptr + i_b * 3 * n_heads + i_h
-    tl.store(p_share, (stayed * fall * dt.to(tl.float64)).to(tl.float32))
+    da = stayed * fall * dt.to(tl.float64)
+    if LOG_DECAY:
+        da *= a
+    tl.store(p_share, da.to(tl.float32))
     tl.store(p_share + n_heads, dd.to(tl.float32))
     tl.store(p_share + 2 * n_heads, ddt.to(tl.float32))
 

@@ -81,13 +81,17 @@ class SSMState:
         """Return what cannot go back to a position."""
         return self.tensors()
 
-    def write(self, conv_BCW: Tensor, ssm_BHPN: Tensor) -> None:
-        """Replace both in place."""
-        if conv_BCW.dtype != self.conv.dtype:
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise ``ValueError`` if the convolved channels have another dtype than the cache."""
+        if dtype != self.conv.dtype:
             raise ValueError(
-                f"the cache holds {self.conv.dtype}, but the layer computed {conv_BCW.dtype}; "
+                f"the cache holds {self.conv.dtype}, but the layer computed {dtype}; "
                 "create the cache under the same autocast as the calls that use it"
             )
+
+    def write(self, conv_BCW: Tensor, ssm_BHPN: Tensor) -> None:
+        """Replace both in place."""
+        self.check_dtype(conv_BCW.dtype)
         self.conv.copy_(conv_BCW)
         self.ssm.copy_(ssm_BHPN)
 
@@ -219,8 +223,17 @@ class SSM(Sparing):
             conv_BCW, ssm_BHPN = state.conv, state.ssm
         elif self.context.ranks > 1:
             conv_BCW = self.context.before(xbc_BSC, self.rows_before).transpose(1, 2)
+        is_step = going_on and u_BSE.shape[1] == 1
+        updates = is_step and not torch.is_grad_enabled()  # in place, without gradients
+        if state is not None and updates:
+            state.check_dtype(xbc_BSC.dtype)
         xbc_BSC, conv_BCW = kernels.causal_conv1d(
-            xbc_BSC, self.conv_weight, self.conv_bias, conv_BCW, activation="silu"
+            xbc_BSC,
+            self.conv_weight,
+            self.conv_bias,
+            conv_BCW,
+            activation="silu",
+            update_state=updates,
         )
         states = size.n_groups * size.d_state
         x_BSI, bc_BSK = xbc_BSC.split((size.inner, 2 * states), dim=-1)
@@ -229,20 +242,22 @@ class SSM(Sparing):
         b_BSK, c_BSK = bc_BSK.split(states, dim=-1)
         x_BSHP = x_BSI.unflatten(-1, (size.n_heads, size.head_dim))
         b_BSGN, c_BSGN = (t.unflatten(-1, (size.n_groups, size.d_state)) for t in (b_BSK, c_BSK))
-        a_H = -torch.exp(self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)))
-        if state is not None and going_on and u_BSE.shape[1] == 1:
+        if state is not None and is_step:
             y_BHP, ssm_BHPN = kernels.ssd_step(
                 x_BSHP[:, 0],
                 dt_BSH[:, 0],
-                a_H,
+                self.A_log,
                 b_BSGN[:, 0],
                 c_BSGN[:, 0],
                 state.ssm,
                 self.D,
                 self.dt_bias,
+                log_decay=True,
+                update_state=updates,
             )
             y_BSI = y_BHP.flatten(1)[:, None]
         else:
+            a_H = -torch.exp(self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)))
             if self.context.ranks > 1:
                 ssm_BHPN = self._state_before(x_BSHP, dt_BSH, a_H, b_BSGN)
             y_BSHP, ssm_BHPN = kernels.ssd_scan(
@@ -257,7 +272,7 @@ class SSM(Sparing):
                 chunk=self.chunk,
             )
             y_BSI = y_BSHP.flatten(2)
-        if state is not None:
+        if state is not None and not updates:
             state.write(conv_BCW, ssm_BHPN)
         if self.normed_over:
             y_BSI = self._normed(y_BSI, z_BSI)

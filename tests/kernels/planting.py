@@ -103,7 +103,47 @@ def jit_functions() -> list[Any]:
     return list(functions.values())
 
 
-# In the form of ``BUGS`` in ``test_planted_bugs``, for kernels of decoding steps.
+# The following are in the form of ``BUGS`` in ``test_planted_bugs``.
+STEP = "kernels.ssd_step._kernels"
+DECODING = {"batch": 2, "heads": 4, "dim": 9, "groups": 2, "states": 20, "log": True}
+CONV = "kernels.causal_conv1d._kernels"
+CONV_STEP = {"batch": 2, "length": 1, "dim": 5, "width": 4, "update": True}
+STATE_BUGS = {
+    "ssd_step: the decay is the logarithm itself": (STEP, "a = -tl.exp(a)", "a = -a", DECODING),
+    "ssd_step: the gradient of the logarithm is that of A": (
+        STEP,
+        "        da *= a\n",
+        "        da *= 1.0\n",
+        DECODING,
+    ),
+    "ssd_step: the update is lost": (
+        STEP,
+        "tl.store(new_ptr + o_state, b_state, mask=m)",
+        "tl.store(new_ptr + o_state, b_state, mask=m & (not IN_PLACE))",
+        DECODING | {"update": True},
+    ),
+    "ssd_step: the last row is not updated": (
+        STEP,
+        "tl.store(new_ptr + o_state, b_state, mask=m)",
+        "tl.store(new_ptr + o_state, b_state, mask=m & (o_p < P - 1)[:, None])",
+        DECODING | {"update": True},
+    ),
+    "causal_conv1d: a row is loaded after another is stored over it": (
+        CONV,
+        "tl.debug_barrier()",
+        "tl.store(final_ptr + (i_b * dim + o_d) * W + 1, b_b, mask=m_d)\n"
+        "            b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, HAS_STATE)",
+        CONV_STEP,
+    ),
+    "causal_conv1d: the newest row is not updated": (
+        CONV,
+        "tl.store(p_final + 3, b_d, mask=m_d)",
+        "tl.store(p_final + 3, b_c, mask=m_d)",
+        CONV_STEP,
+    ),
+}
+
+# Of the other kernels of decoding steps.
 LINEAR = "kernels.linear._kernels"
 SURROUNDED = {"rows": 3, "k": 100, "n": 33, "gated": True, "norm": True, "residual": True}
 FEW_ROWS = {"rows": 3, "k": 100, "n": 33, "bias": True}

@@ -34,8 +34,14 @@ def smallest(op: Operator):
 
 
 def modest(op: Operator) -> Case:
-    """Return the smallest case whose tensors are not merely scalars."""
-    return min((c for c in op.cases if not c.bench and _work(c) >= LEAST_WORK), key=_work)
+    """Return the smallest case whose tensors are neither empty nor merely scalars."""
+    cases = (c for c in op.cases if not c.bench and _work(c) >= LEAST_WORK and not is_empty(op, c))
+    return min(cases, key=_work)
+
+
+def is_empty(op: Operator, case: Case) -> bool:
+    inputs = op.inputs(case, DEVICE, torch.float32, 0).values()
+    return not all(x.numel() for x in inputs if isinstance(x, torch.Tensor))
 
 
 @pytest.mark.parametrize(("op", "case", "dtype"), cases())

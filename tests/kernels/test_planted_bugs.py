@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from planting import DECODING_BUGS, lost_results, plant
+from planting import DECODING_BUGS, STATE_BUGS, lost_results, plant
 from subjects import DEVICE, DTYPES
 
 import kernels
@@ -58,6 +58,7 @@ BUGS = {
         NORM, "b_g *= b_w", "b_g *= 1.0", None,
     ),
     **DECODING_BUGS,
+    **STATE_BUGS,
     "swiglu: the second term of dgate is missing": (
         "kernels._gated", "slope = s + y * (1 - s)\n", "slope = s\n", None,
     ),
@@ -330,7 +331,7 @@ BUGS = {
         STEP_FEW,
     ),
     "ssd_step: dA is that of the decay": (
-        STEP, "(stayed * fall * dt.to(tl.float64))", "(stayed * fall)", STEP_FEW,
+        STEP, "stayed * fall * dt.to(tl.float64)", "stayed * fall", STEP_FEW,
     ),
     "ssd_step: only the last rows reach dD": (
         STEP, "dd += tl.sum", "dd = tl.sum", STEP_SIZES,

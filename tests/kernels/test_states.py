@@ -172,7 +172,7 @@ def test_a_convolution_in_pieces_is_the_whole_convolution(impl, width, cuts):
 
 
 def test_the_convolution_is_that_of_torch():
-    x, weight, bias, state, _ = inputs_of(
+    x, weight, bias, state, *_ = inputs_of(
         "causal_conv1d", batch=2, length=9, dim=3, width=4
     ).values()
     before = torch.cat((state[:, :, 1:], x.transpose(1, 2)), 2)
@@ -226,3 +226,49 @@ def test_a_step_size_that_is_no_number_is_seen_in_the_results(name, size):
         results = op.implementations[impl](*inputs.values())
         for result, other in zip(results, expected, strict=True):
             torch.testing.assert_close(result, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def steps(name: str, impl: str) -> list[dict[str, torch.Tensor]]:
+    """Return the inputs of three decoding steps, in the dtype that ``impl`` takes."""
+    op, sizes = OPS[name], {"batch": 2, "length": 1, "width": 4, **SIZES, "update": True}
+    sizes = sizes | {"length": 1, "log": True}
+    drawn = [op.inputs(Case("step", sizes), DEVICE, torch.float32, seed) for seed in range(3)]
+    wide = torch.float32 if impl == "triton" else torch.float64
+    return [
+        {n: x.to(wide) if isinstance(x, torch.Tensor) else x for n, x in step.items()}
+        for step in drawn
+    ]
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [(n, i) for n in ("ssd_step", "causal_conv1d") for i in implementations(OPS[n])],
+)
+def test_steps_that_update_a_state_leave_what_steps_that_return_one_compute(
+    name, impl, is_contiguous
+):
+    op = OPS[name]
+    state_name = op.written(True)[0]
+    inputs = steps(name, impl)
+    expected = inputs[0][state_name].clone()
+    memory = expected.new_zeros(*expected.shape[:-1], 2 * expected.shape[-1])
+    state = memory[..., ::2] if not is_contiguous else torch.empty_like(expected)
+    state.copy_(expected)
+    for step in inputs:
+        y, expected = op.function(**step | {state_name: expected, "update_state": False}, impl=impl)
+        before = state._version
+        actual, returned = op.function(**step | {state_name: state}, impl=impl)
+        assert returned is state and state._version > before
+        torch.testing.assert_close(actual, y)
+        torch.testing.assert_close(state, expected)
+    assert not memory[..., 1::2].any(), "nothing is written beside the state"
+
+
+@pytest.mark.parametrize("impl", implementations(OPS["ssd_step"]))
+def test_a_decay_may_be_given_as_its_logarithm(impl):
+    inputs = steps("ssd_step", impl)[0] | {"update_state": False}
+    decay = -inputs["A_H"].exp()
+    results = kernels.ssd_step(**inputs, impl=impl)
+    expected = kernels.ssd_step(**inputs | {"A_H": decay, "log_decay": False}, impl=impl)
+    torch.testing.assert_close(results, expected)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils._triton
+from test_kernels_compile import HOPPER, NoDriver
 
 import kernels
-from kernels import OPS, Operator
+from kernels import OPS, Case, Operator
 from kernels.core import dispatch
 from kernels.core.check import Exact
 from kernels.core.triton_helpers import INSTALLED, INTERPRETED
@@ -17,6 +18,14 @@ from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
 CPU = torch.device("cpu")
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
+WRITING = [  # calls that write into an input
+    pytest.param(op, case, id=f"{name}-{case.name}")
+    for name, op in OPS.items()
+    for case in op.cases
+    if not case.bench
+    and case.sizes["batch"]
+    and op.written(*op.inputs(case, CPU, torch.float32, 0).values())
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +49,46 @@ def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
     wrong = [str(c) for c in exact.judge(exact.results(compiled)) if not c.right]
     assert not wrong
     assert name in kernels.usage(), "the choice made while tracing is recorded"
+
+
+@pytest.mark.parametrize(("op", "case"), WRITING)
+def test_a_compiled_call_writes_into_its_input(op, case):
+    inputs = op.inputs(case, CPU, torch.float32, 0)
+    exact = Exact(op, inputs)
+    compiled = torch.compile(by_name(op, inputs), fullgraph=True)
+    for _ in range(2):
+        assert not [str(c) for c in exact.judge(exact.results(compiled)) if not c.right]
+    assert any(name.endswith("after the call") for name in exact.exact)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
+@pytest.mark.parametrize(("op", "case"), WRITING)
+def test_inductor_lets_a_kernel_write_into_an_input_and_copies_nothing(op, case, monkeypatch):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import decompose_triton_kernel_wrapper_functional
+    from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
+    from torch._inductor.fx_utils import FakeTensorUpdater
+    from torch._inductor.virtualized import V
+
+    graphs = []
+
+    def as_inductor(graph, inputs):
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            reinplace_inplaceable_ops(FakeTensorUpdater(graph), graph.graph)
+            decompose_triton_kernel_wrapper_functional(graph.graph)
+        graphs.append(graph.graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=as_inductor, keep_inference_input_mutations=True)
+    with torch.no_grad():
+        trace_on_fake_gpu(op, case, backend, monkeypatch)
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    assert called.count("triton_kernel_wrapper_mutation") == 1
+    assert not [name for name in called if "copy" in name or "clone" in name], called
 
 
 def test_calls_of_a_compiled_function_neither_recompile_nor_count():
@@ -85,17 +134,30 @@ def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly():
 )
 def test_the_triton_path_forward_and_backward_traces_to_one_graph(name, monkeypatch):
     """Traced on tensors that claim to be on a GPU; nothing is launched."""
-    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda *_, **__: True)
     op = OPS[name]
-    dispatch._missing_once.cache_clear()
-    monkeypatch.setattr(dispatch, "_missing_once", lambda *_: "")
-    inputs = op.inputs(op.cases[0], CPU, torch.float32, 0)
     graphs = []
 
     def keep(graph, _):
         graphs.append(graph)
         return graph.forward
 
+    trace_on_fake_gpu(op, op.cases[0], keep, monkeypatch)
+    assert len(graphs) == 1
+    code = str(graphs[0].print_readable(print_output=False))
+    launches = code.count("triton_kernel_wrapper") + code.count("ops.workbench.")
+    assert launches >= (2 if op.gradients else 1), "forward and backward kernels are in the graph"
+
+
+def trace_on_fake_gpu(op: Operator, case: Case, backend, monkeypatch) -> None:
+    """Compile a call of the Triton implementation on tensors that claim to be on a GPU."""
+    from triton.runtime import driver
+
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda *_, **__: True)
+    monkeypatch.setattr(driver, "_active", NoDriver(HOPPER))
+    dispatch._missing_once.cache_clear()
+    monkeypatch.setattr(dispatch, "_missing_once", lambda *_: "")
+    inputs = op.inputs(case, CPU, torch.float32, 0)
+    trained = op.differentiable(inputs)
     with torch._subclasses.FakeTensorMode() as mode:
         fake = {}
         for key, value in inputs.items():
@@ -104,15 +166,10 @@ def test_the_triton_path_forward_and_backward_traces_to_one_graph(name, monkeypa
                 value = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device="cuda"
                 )
-                if key in op.gradients:
-                    value.requires_grad_()
+                value.requires_grad_(key in trained)
             fake[key] = value
-        with kernels.using(**{name: "triton"}):
-            torch.compile(by_name(op, fake), fullgraph=True, backend=keep)(*fake.values())
-    assert len(graphs) == 1
-    code = str(graphs[0].print_readable(print_output=False))
-    launches = code.count("triton_kernel_wrapper") + code.count("ops.workbench.")
-    assert launches >= (2 if op.gradients else 1), "forward and backward kernels are in the graph"
+        with kernels.using(**{op.name: "triton"}):
+            torch.compile(by_name(op, fake), fullgraph=True, backend=backend)(*fake.values())
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")

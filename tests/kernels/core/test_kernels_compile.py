@@ -132,7 +132,7 @@ def call(op: Operator, case: Case, dtype) -> None:
     implementation = op.implementations["triton"]
     with FakeTensorMode() as mode:
         inputs = without_memory(op, case, dtype, mode)
-        leaves = [inputs[n].requires_grad_() for n in op.gradients if inputs.get(n) is not None]
+        leaves = [inputs[n].requires_grad_() for n in op.differentiable(inputs)]
         refused = implementation.refuses and implementation.refuses(*inputs.values())
         assert not refused, refused
         live = [y for y in as_tuple(implementation(*inputs.values())) if y.requires_grad]
@@ -173,6 +173,18 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
     op = OPS[name]
     launches = compiled(HOPPER, op, largest(op, dtype), dtype)
     assert_fit(launches, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("ssd_step", {"heads": 24, "dim": 64, "groups": 1, "states": 128, "log": True}),
+        ("causal_conv1d", {"length": 1, "dim": 1792, "width": 4}),
+    ],
+)
+def test_the_kernels_of_a_decoding_step_compile_for_hopper(compiled, name, sizes):
+    case = Case("decode", sizes | {"batch": 1, "update": True})
+    assert_fit(compiled(HOPPER, OPS[name], case, torch.bfloat16), HOPPER)
 
 
 def test_a_router_of_many_experts_compiles_with_the_product_of_torch(compiled):

@@ -130,9 +130,8 @@ MISTAKES = {
     "rope_to_cache: matrix must be torch.float32 (3, 8, 8), but is torch.float32 (4, 8, 8)": (
         lambda: to_cache(t(2, 4, 8), t(2, 2, 5, 8), matrix_ZDD=t(4, 8, 8))
     ),
-    "rope_to_cache: it computes no gradients; call it under torch.no_grad()": (
-        lambda: to_cache(t(2, 4, 8).requires_grad_(), t(2, 2, 5, 8))
-    ),
+    "rope_to_cache: a call that writes into cache_BYTD computes no gradients; make it under "
+    "torch.no_grad()": (lambda: to_cache(t(2, 4, 8).requires_grad_(), t(2, 2, 5, 8))),
     "linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
         lambda: kernels.linear(t(3, 8), t(5, 7))
     ),
@@ -195,6 +194,32 @@ MISTAKES = {
     ),
     "causal_conv1d: activation must be one of (None, 'silu'), not 'relu'": (
         lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), activation="relu")
+    ),
+    "causal_conv1d: update_state needs an initial_state of torch.float32, not None": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), update_state=True)
+    ),
+    "causal_conv1d: update_state needs an initial_state of torch.float32, not torch.float16": (
+        lambda: kernels.causal_conv1d(
+            t(2, 5, 8), t(8, 4), None, t(2, 8, 4).half(), update_state=True
+        )
+    ),
+    "causal_conv1d: a call that writes into initial_state_BDW computes no gradients; make it under "
+    "torch.no_grad()": (
+        lambda: kernels.causal_conv1d(
+            t(2, 5, 8).requires_grad_(), t(8, 4), None, t(2, 8, 4), update_state=True
+        )
+    ),
+    "ssd_step: a call that writes into state_BHPN computes no gradients; make it under "
+    "torch.no_grad()": (
+        lambda: kernels.ssd_step(
+            t(2, 8, 4),
+            t(2, 8),
+            t(8).requires_grad_(),
+            t(2, 1, 3),
+            t(2, 1, 3),
+            t(2, 8, 4, 3),
+            update_state=True,
+        )
     ),
     "ssd_scan: expected x [B, L, H, P] and dt [B, L, H], but got (2, 5, 8, 4) and (2, 5, 7)": (
         lambda: kernels.ssd_scan(*ssd(dt=t(2, 5, 7)))

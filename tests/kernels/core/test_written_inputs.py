@@ -37,7 +37,7 @@ def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> d
     }
 
 
-OP = Operator(
+OP: Operator = Operator(
     name="add_to",
     function=lambda *args: dispatch.run(OP, None, *args),
     reference=add_in_place,

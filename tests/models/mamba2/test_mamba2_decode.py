@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import FAMILIES
+from models.layers.ssm import SSMState
 
 MAMBA2 = FAMILIES["mamba2"]
 LENGTH = 20
@@ -128,3 +129,46 @@ def test_a_cache_of_another_dtype_is_refused(attention_every):
     cache = model.new_cache(2, LENGTH, dtype=torch.float16)
     with pytest.raises(ValueError, match=r"cache holds torch\.float16, but the layer computed"):
         model(tokens(), cache=cache)
+    with pytest.raises(ValueError, match=r"cache holds torch\.float16, but the layer computed"):
+        model(tokens(sequence=1), cache=cache, position=at(0))
+    assert not any(tensor.any() for tensor in cache.tensors())
+
+
+def test_a_step_updates_the_state_in_place_and_with_gradients_it_writes_it_after(monkeypatch):
+    model, tokens_BS = small(attention_every=0), tokens(sequence=7)
+    written = []
+    write = SSMState.write
+    monkeypatch.setattr(SSMState, "write", lambda *args: written.append(1) or write(*args))
+    states = {}
+    for trains in (False, True):
+        with torch.set_grad_enabled(trains):
+            cache = model.new_cache(2, LENGTH)
+            model(tokens_BS[:, :6], cache=cache)
+            written.clear()
+            logits = model(tokens_BS[:, 6:], cache=cache, position=at(6))
+            assert len(written) == (2 if trains else 0), "layers that wrote"
+            assert logits.requires_grad == trains
+            states[trains] = cache.tensors()
+    with torch.no_grad():
+        complete = model.new_cache(2, LENGTH)
+        model(tokens_BS, cache=complete)
+    for tensors in states.values():
+        for actual, expected in zip(tensors, complete.tensors(), strict=True):
+            torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_compiled_step_leaves_the_state_of_an_eager_one():
+    torch._dynamo.reset()
+    model, tokens_BS = small(torch.float32, attention_every=0), tokens(sequence=9)
+    caches = []
+    for step in (model, torch.compile(model, fullgraph=True)):
+        cache = model.new_cache(2, LENGTH)
+        cache.mark_static()
+        model(tokens_BS[:, :6], cache=cache)
+        for i in range(6, 9):
+            step(tokens_BS[:, i : i + 1], cache=cache, position=at(i))
+        caches.append(cache.tensors())
+    for actual, expected in zip(*caches, strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.any()
