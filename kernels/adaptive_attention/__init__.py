@@ -58,6 +58,7 @@ from kernels.core.operator import (
     Work,
     accumulator,
     alike,
+    always,
     autocast_dtype,
     random_tensor,
     same_device,
@@ -356,6 +357,8 @@ OP = Operator(
         "torch": Implementation(_attention, stated_ulps=RECOMPUTED_ULPS),
         "manual": Implementation(reference),
     },
+    # Inductor cuts and rounds where it makes queries and keys, and plain attention is faster.
+    fused_by_compiler=always,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

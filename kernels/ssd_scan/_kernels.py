@@ -20,12 +20,17 @@ from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit
+def wide_soft_step(raw):
+    """Apply softplus to step sizes, in FP64."""
+    wide = tl.minimum(raw, 20.0).to(tl.float64)
+    soft = tl.where(raw < -16.0, tl.exp(wide), tl.log(1.0 + tl.exp(wide)))
+    return tl.where(raw <= 20.0, soft, raw)  # NaN stays NaN, of which the minimum is 20
+
+
+@triton.jit
 def soft_step(raw):
     """Apply softplus to step sizes, exact to FP32 where 1 + exp would lose digits."""
-    wide = tl.minimum(raw, 20.0).to(tl.float64)
-    soft = tl.log(1.0 + tl.exp(wide)).to(tl.float32)
-    soft = tl.where(raw < -16.0, tl.exp(wide).to(tl.float32), soft)
-    return tl.where(raw <= 20.0, soft, raw)  # NaN stays NaN, of which the minimum is 20
+    return wide_soft_step(raw).to(tl.float32)
 
 
 @triton.jit

@@ -247,7 +247,7 @@ def _backward(
     db = torch.empty(batch, heads, n_states, dtype=shared, device=x.device)
     dc = torch.empty_like(db)
     dstate = blank(state) if need_state else None
-    share = torch.empty(batch, 3 * heads, dtype=torch.float32, device=x.device)
+    share = torch.empty(batch, 3 * heads, dtype=torch.float64, device=x.device)
     da = blank(a)
     dd = None if d is None else blank(d)
     dbias = None if bias is None else blank(bias)

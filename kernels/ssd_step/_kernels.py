@@ -2,14 +2,14 @@
 
 Forward, a program processes some rows of one head's state. Backward, it processes all of them block
 by block, because the head's ddt and its rows of dB and dC are sums over them. Sums that may cancel,
-those of ddt, dA and dD, are in FP64.
+those of ddt, dA and dD, are in FP64, and so are step sizes: decays magnify their rounding.
 """
 
 from __future__ import annotations
 
 from kernels.core.launch import launcher
 from kernels.core.triton_helpers import tl, triton
-from kernels.ssd_scan._kernels import soft_step
+from kernels.ssd_scan._kernels import wide_soft_step
 
 
 @triton.jit
@@ -23,10 +23,10 @@ def _decay(a_ptr, i_h, LOG_DECAY: tl.constexpr):
 
 @triton.jit
 def _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS: tl.constexpr):
-    """Load the step size of a head with its bias, before softplus."""
-    raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
+    """Load the step size of a head with its bias, before softplus, in FP64."""
+    raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float64)
     if HAS_BIAS:
-        raw += tl.load(bias_ptr + i_h).to(tl.float32)
+        raw += tl.load(bias_ptr + i_h).to(tl.float64)
     return raw
 
 
@@ -72,10 +72,11 @@ def ssd_step_kernel(
     o_n = tl.arange(0, BLOCK_N)
     m_p = o_p < P
     m_n = o_n < N
-    dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
+    wide_dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
     if SOFTPLUS:
-        dt = soft_step(dt)
-    fall = tl.exp(dt.to(tl.float64) * _decay(a_ptr, i_h, LOG_DECAY)).to(tl.float32)
+        wide_dt = wide_soft_step(wide_dt)
+    fall = tl.exp(wide_dt * _decay(a_ptr, i_h, LOG_DECAY)).to(tl.float32)
+    dt = wide_dt.to(tl.float32)
     b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
     b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0)
     b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0)
@@ -149,11 +150,12 @@ def ssd_step_backward_kernel(
     o_n = tl.arange(0, BLOCK_N)
     m_n = o_n < N
     raw = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
-    dt = raw
+    wide_dt = raw
     if SOFTPLUS:
-        dt = soft_step(raw)
+        wide_dt = wide_soft_step(raw)
+    dt = wide_dt.to(tl.float32)
     a = _decay(a_ptr, i_h, LOG_DECAY)
-    fall = tl.exp(dt.to(tl.float64) * a)
+    fall = tl.exp(wide_dt * a)
     b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0).to(tl.float32)
     b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0).to(tl.float32)
     b_db = tl.zeros([BLOCK_N], dtype=tl.float32)
@@ -193,15 +195,15 @@ def ssd_step_backward_kernel(
     tl.store(dc_ptr + i_head * N + o_n, b_dc, mask=m_n)
     ddt = came + stayed * fall * a
     if SOFTPLUS:
-        ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))
+        ddt *= 1.0 / (1.0 + tl.exp(-raw))
     tl.store(ddt_ptr + i_head, ddt.to(tl.float32))
     p_share = share_ptr + i_b * 3 * n_heads + i_h
-    da = stayed * fall * dt.to(tl.float64)
+    da = stayed * fall * wide_dt
     if LOG_DECAY:
         da *= a
-    tl.store(p_share, da.to(tl.float32))
-    tl.store(p_share + n_heads, dd.to(tl.float32))
-    tl.store(p_share + 2 * n_heads, ddt.to(tl.float32))
+    tl.store(p_share, da)
+    tl.store(p_share + n_heads, dd)
+    tl.store(p_share + 2 * n_heads, ddt)
 
 
 launch_backward = launcher(ssd_step_backward_kernel)

@@ -324,14 +324,14 @@ BUGS = {
         STEP, "ddt = came + stayed * fall * a", "ddt = came + 0 * stayed", STEP_FEW,
     ),
     "ssd_step: the slope of softplus is forgotten": (
-        STEP, "ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))", "ddt *= 1.0", STEP_FEW,
+        STEP, "ddt *= 1.0 / (1.0 + tl.exp(-raw))", "ddt *= 1.0", STEP_FEW,
     ),
     "ssd_step: the bias gets what A gets": (
         STEP, "tl.store(p_share + 2 * n_heads, ddt", "tl.store(p_share + 2 * n_heads, stayed",
         STEP_FEW,
     ),
     "ssd_step: dA is that of the decay": (
-        STEP, "stayed * fall * dt.to(tl.float64)", "stayed * fall", STEP_FEW,
+        STEP, "stayed * fall * wide_dt", "stayed * fall", STEP_FEW,
     ),
     "ssd_step: only the last rows reach dD": (
         STEP, "dd += tl.sum", "dd = tl.sum", STEP_SIZES,
