@@ -174,9 +174,14 @@ class Operator:
     fused_by_compiler: Callable[..., bool] = never
     written: Callable[..., tuple[str, ...]] = no_inputs
 
+    @functools.cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs in the order of the reference's signature."""
+        return tuple(inspect.signature(self.reference).parameters)
+
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the positional arguments of one call by the names that ``cost`` takes."""
-        return dict(zip(inspect.signature(self.reference).parameters, args, strict=False))
+        return dict(zip(self.input_names, args, strict=False))
 
     def differentiable(self, inputs: Inputs) -> tuple[str, ...]:
         """Return the names of the inputs that get a gradient."""
@@ -188,8 +193,7 @@ class Operator:
         """Return the tensors that a call with these arguments writes into, by name."""
         if self.written is no_inputs:
             return {}
-        named = self.named(args)
-        return {name: named[name] for name in self.written(*args)}
+        return {name: args[self.input_names.index(name)] for name in self.written(*args)}
 
     def with_copies(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of a call with copies of the tensors that it writes into.

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-COPIES = frozenset(("_to_copy", "clone"))  # of arguments, as are products: no launch writes to them
+COPIES = frozenset(("_to_copy", "clone"))  # of arguments, as are products: replayed before launches
 LIKE = frozenset(("dtype", "memory_format"))  # options of a copy that is replayed
 VIEWS = frozenset(("as_strided", "expand", "permute", "select", "slice", "squeeze", "t"))
 VIEWS |= frozenset(("transpose", "unsqueeze", "view", "_unsafe_view"))
@@ -86,7 +86,10 @@ class Recorder(TorchDispatchMode):
             make = _empty(result, self._arguments)
             self._add_allocation(_zeros(make) if name in ZEROS else make, result, name in EMPTY)
         elif (
-            name in COPIES and any(args[0] is x for x in self._arguments) and options.keys() <= LIKE
+            name in COPIES
+            and any(args[0] is x for x in self._arguments)
+            and options.keys() <= LIKE
+            and not self._is_launched(args[0])
         ):
             slot, _ = self._slots[id(args[0])]
             self._add_allocation(_copy(slot, options), result, False)
@@ -160,9 +163,15 @@ class Recorder(TorchDispatchMode):
         )
 
     def _is_argument(self, x: Tensor) -> bool:
-        """Return True if it is an argument, or a view of one in its dtype."""
+        """Return True if it is an argument, or a view of one in its dtype, before a launch."""
         slot, _ = self._slots.get(id(x), (0, 0))
-        return 0 < slot < len(self._arguments) and self._arguments[slot].dtype == x.dtype
+        is_one = 0 < slot < len(self._arguments) and self._arguments[slot].dtype == x.dtype
+        return is_one and not self._is_launched(x)
+
+    def _is_launched(self, x: Tensor) -> bool:
+        """Return True if a launch got its memory, and may have written into it."""
+        slot, _ = self._slots[id(x)]
+        return any(slot == used for _, at in self._launches for used, _ in at)
 
     def _add_allocation(self, make: Make, tensor: Tensor, temporary: bool) -> None:
         self._slots[id(tensor)] = (len(self._arguments) + len(self._allocations), 0)

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from stubbed_triton import stubbed
 
-from kernels import Case, Cost, Operator, Work
-from kernels.core import dispatch, implementation_timing
-from kernels.core.check import Exact, end_of_huge
+import kernels
+from kernels import OPS, Case, Cost, Operator, Work
+from kernels.core import dispatch, implementation_timing, replay
+from kernels.core.check import Exact, as_tuple, end_of_huge
 from kernels.core.operator import Huge, Implementation
+from kernels.core.recorder import Recorder
+from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 from kernels.measure.bench import leaves_of
 
 CPU = torch.device("cpu")
@@ -132,3 +136,47 @@ def test_autograd_refuses_a_graph_whose_saved_values_a_kernel_wrote_over(drawn, 
             y.backward()
     else:
         y.backward()
+
+
+@pytest.mark.skipif(not INSTALLED or INTERPRETED, reason="needs Triton outside its interpreter")
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        pytest.param(op, case, id=f"{name}-{case.name}")
+        for name, op in OPS.items()
+        for case in op.cases
+        if not case.bench and op.written(*op.inputs(case, CPU, torch.float32, 0).values())
+    ],
+)
+def test_a_replay_writes_into_the_tensor_that_it_is_given(op, case, monkeypatch):
+    with stubbed() as driver, torch.no_grad(), kernels.using(**{op.name: "triton"}):
+        for number in range(replay.BEFORE + 4):
+            arguments = op.inputs(case, CPU, torch.bfloat16, number)
+            written = op.written_tensors(tuple(arguments.values()))
+            versions = {name: x._version for name, x in written.items()}
+            driver.launches.clear()
+            with monkeypatch.context() as patch:
+                if number > replay.BEFORE + 1:
+                    patch.setitem(dispatch.OPS, op.name, None)  # nothing is decided again
+                results = as_tuple(op.function(**arguments))
+            launched = [
+                value.data_ptr() if isinstance(value, torch.Tensor) else value
+                for launch in driver.launches
+                for value in launch
+            ]
+            for name, x in written.items():
+                assert any(result is x for result in results)
+                assert x.data_ptr() in launched
+                assert x._version > versions[name]
+
+
+@pytest.mark.skipif(not INSTALLED or INTERPRETED, reason="needs Triton outside its interpreter")
+def test_a_copy_of_what_a_launch_may_have_written_is_not_replayed_before_the_launch():
+    recorder = Recorder(0, operators=0)
+    x = recorder.add_argument(torch.ones(4))
+    with recorder:
+        before = x.clone()
+        recorder.launched(lambda *_: None, None, (1, 1, 1), (x, before), (), 0, ())
+        assert not recorder.rejected
+        x.clone()
+    assert recorder.rejected == "aten.clone.default"
