@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import OPS, Operator
+from kernels import OPS, Case, Operator
+from kernels.core.operator import no_inputs
 from kernels.core.triton_helpers import INTERPRETED
 from kernels.measure.bench import leaves_of
 
@@ -67,3 +68,20 @@ def fitting(op: Operator, inputs: dict[str, Any]) -> dict[str, Any]:
         for name in implementations(op)
         if not (refuses := op.implementations[name].refuses) or refuses(*arguments) is None
     }
+
+
+def _writes(op: Operator, case: Case) -> bool:
+    """Return True if the call writes into an input, and Triton's kernel accepts it."""
+    if op.written is no_inputs:
+        return False
+    inputs = op.inputs(case, torch.device("cpu"), torch.float32, 0).values()
+    refuses = op.implementations["triton"].refuses
+    return bool(op.written(*inputs)) and refuses is not None and not refuses(*inputs)
+
+
+WRITING = [
+    pytest.param(op, case, id=f"{name}-{case.name}")
+    for name, op in OPS.items()
+    for case in op.cases
+    if not case.bench and _writes(op, case)
+]

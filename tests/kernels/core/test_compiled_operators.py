@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils._triton
+from subjects import WRITING
 from test_kernels_compile import HOPPER, NoDriver
 
 import kernels
@@ -18,20 +19,6 @@ from kernels.core.triton_helpers import INSTALLED, INTERPRETED
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
 CPU = torch.device("cpu")
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
-
-
-def writes(op, case):
-    """Return True if the call writes into an input, and Triton's kernel accepts it."""
-    inputs = op.inputs(case, CPU, torch.float32, 0).values()
-    return op.written(*inputs) and not op.implementations["triton"].refuses(*inputs)
-
-
-WRITING = [
-    pytest.param(op, case, id=f"{name}-{case.name}")
-    for name, op in OPS.items()
-    for case in op.cases
-    if not case.bench and writes(op, case)
-]
 
 
 @pytest.fixture(autouse=True)
