@@ -9,7 +9,7 @@ from stubbed_triton import stubbed
 from subjects import WRITING
 
 import kernels
-from kernels import OPS, Case, Cost, Operator, Work
+from kernels import Case, Cost, Operator, Work
 from kernels.core import dispatch, implementation_timing, replay
 from kernels.core.check import Exact, as_tuple, end_of_huge
 from kernels.core.operator import Huge, Implementation
