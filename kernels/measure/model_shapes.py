@@ -147,8 +147,8 @@ def _model_of(name: str) -> str:
 
 def _title(sizes: dict[str, Any], models: list[str]) -> str:
     short = {
-        "batch": "B", "length": "S", "keys": "T", "heads": "H", "kv_heads": "G", "dim": "D",
-        "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
+        "batch": "B", "length": "S", "keys": "T", "capacity": "T", "heads": "H",
+        "kv_heads": "G", "dim": "D", "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
         "groups": "groups ", "states": "N", "n": "-> ", "window": "window ",
     }  # fmt: skip
     parts = [f"{sizes['rows']}"] if "rows" in sizes else []
@@ -220,6 +220,9 @@ def _heads_of(
     position = {"offset": CACHED - 1, "on_device": True} if decodes else {}
     if shape.rotary:
         yield "qk_norm_rope" if shape.qk_norm else "rope", heads | position
+    if shape.rotary and decodes:
+        cache = {"capacity": CACHED, "position": CACHED - UNUSED, "norm": shape.qk_norm}
+        yield "rope_to_cache", heads | cache
     for window in dict.fromkeys((None, shape.window)):
         keys = {"keys": CACHED, "kv_length": CACHED - UNUSED} if decodes else {"keys": length}
         if window is None or window < keys["keys"]:

@@ -1,10 +1,10 @@
 """Heads of one new token for attention with a cache, in one launch.
 
-    q, k, v = heads,    q' = R (norm(q)) M_q,    cache[position] = R (norm(k)) M_k, v
+    q, k, v = heads,    q' = R(norm(q)) M,    cache[position] = R(norm(k)) M and v
 
-R rotates by the token's position (``rope``). norm (``qk_norm``) and the matrices M of each head are
-optional. In a decoding step all of these are small, and a kernel for each of them takes longer to
-start than to run.
+R rotates by the token's position (``rope``). The norm (``qk_norm``) and a matrix M for each head
+are optional. In a decoding step all of these are small, and a kernel for each of them takes longer
+to start than to run.
 
 There are no gradients: decoding has none.
 """
@@ -31,6 +31,7 @@ from kernels.core.operator import (
     alike,
     cdiv,
     random_tensor,
+    same_device,
     tensor_bytes,
     unit_stride,
     without_autocast,
@@ -75,8 +76,8 @@ def rope_to_cache(
     ``eps``. ``matrix_ZDD``: each head of Z = H + G is multiplied by its matrix, from the right.
 
     Returns the queries [B, H, D], and ``position + 1``, the number of positions that they see.
-    ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do not fit
-    together or need a gradient, and ``Unavailable`` for an implementation that cannot run.
+    ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do not fit together or need
+    a gradient, and ``Unavailable`` for an implementation that cannot run.
     """
     return run(
         OP, impl, heads_BXD, cache_BYTD, cos_SR, sin_SR, position, q_weight_D, k_weight_D,
@@ -98,6 +99,7 @@ def _check(
     op = "rope_to_cache"
     alike(op, "heads cache cos sin q_weight k_weight matrix", heads, cache, cos, sin, q_weight,
           k_weight, matrix)  # fmt: skip
+    same_device(op, heads, position=position)
     if heads.dim() != 3 or cache.dim() != 4 or cache.shape[1] % 2 or heads.shape[2] % 2:
         raise Mistake(
             f"{op}: expected heads [B, H + 2 G, D] and a cache [B, 2 G, T, D] with an even D, but "
@@ -341,7 +343,7 @@ OP = Operator(
     cost=_cost,
     sizes=_sizes,
     written=lambda *inputs: ("cache_BYTD",),
-    huge=(Huge(_case(4099, 2, 2, 64, 2048).sizes),),
+    huge=(Huge(_case(4099, 2, 2, 64, 2048).sizes | {"position": 5}),),
     cases=(
         _case(2, 6, 3, 20, 7),
         _case(1, 1, 1, 2, 1),

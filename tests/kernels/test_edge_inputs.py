@@ -293,15 +293,3 @@ def test_the_loss_of_a_single_token_is_not_computed_by_libraries(name):
     )
     inputs = weight, torch.tensor([3]), -100, "mean"
     assert peers._SUPPORT["linear_cross_entropy"](title, x[None], *inputs) is None
-
-
-@pytest.mark.parametrize("impl", ["torch", *(["triton"] if INTERPRETED else [])])
-@pytest.mark.parametrize("name", ["rope", "qk_norm_rope"])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotated_heads_are_laid_out_by_tokens_as_the_next_projection_reads_them(
-    name, interleaved, impl
-):
-    op = OPS[name]
-    inputs = op.inputs(op.cases[0], torch.device("cpu"), torch.float32, 0)
-    heads = op.function(**inputs | {"interleaved": interleaved}, impl=impl)
-    assert all(x_BHSD.transpose(1, 2).is_contiguous() for x_BHSD in heads)
