@@ -147,8 +147,8 @@ def _model_of(name: str) -> str:
 
 def _title(sizes: dict[str, Any], models: list[str]) -> str:
     short = {
-        "batch": "B", "length": "S", "keys": "T", "capacity": "T", "heads": "H",
-        "kv_heads": "G", "dim": "D", "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
+        "batch": "B", "length": "S", "keys": "T", "capacity": "T", "heads": "H", "kv_heads": "G",
+        "dim": "D", "words": "V", "experts": "E", "k": "k", "width": "F", "group": "group ",
         "groups": "groups ", "states": "N", "n": "-> ", "window": "window ",
     }  # fmt: skip
     parts = [f"{sizes['rows']}"] if "rows" in sizes else []
