@@ -49,11 +49,13 @@ def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
 def test_compiled_heads_are_laid_out_by_tokens_as_the_next_projection_reads_them(name, interleaved):
     op = OPS[name]
     inputs = op.inputs(op.cases[0], CPU, torch.float32, 0) | {"interleaved": interleaved}
-    for x_BHSD in torch.compile(by_name(op, inputs), fullgraph=True)(*inputs.values()):
+    compiled = torch.compile(by_name(op, inputs), fullgraph=True, backend="aot_eager")
+    for x_BHSD in compiled(*inputs.values()):
         assert x_BHSD.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize(("op", "case"), WRITING)
+# Inductor compiles for seconds: the last case of each operator.
+@pytest.mark.parametrize(("op", "case"), {case.values[0].name: case for case in WRITING}.values())
 def test_a_compiled_call_writes_into_its_input(op, case):
     inputs = op.inputs(case, CPU, torch.float32, 0)
     exact = Exact(op, inputs)
