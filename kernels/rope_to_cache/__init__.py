@@ -343,7 +343,7 @@ OP = Operator(
     cost=_cost,
     sizes=_sizes,
     written=lambda *inputs: ("cache_BYTD",),
-    huge=(Huge(_case(4099, 2, 2, 64, 2048).sizes | {"position": 5}),),
+    huge=(Huge({**_case(4099, 2, 2, 64, 2048).sizes, "position": 5}),),
     cases=(
         _case(2, 6, 3, 20, 7),
         _case(1, 1, 1, 2, 1),
