@@ -36,7 +36,7 @@ def runs(monkeypatch) -> list[torch.dtype | None]:
 
 def request(precision: str = "amp_bf16", **toggles: str) -> Configuration:
     toggles = {"precision": precision, **toggles}
-    return configuration("mamba2", "train", batch=2, toggles=toggles)
+    return configuration("mamba2", "train", batch=2, model={"n_layers": 2}, toggles=toggles)
 
 
 def check(variant: Variant, shared: SharedReference | None = None):
