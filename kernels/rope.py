@@ -93,10 +93,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     wide = x.to(cos.dtype)
     a, b = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
     turned = [a * cos - b * sin, b * cos + a * sin]
-    by_tokens = torch.compiler.is_compiling()
+    by_tokens = torch.compiler.is_compiling() and x.is_cuda
     if by_tokens:
         # Attention's output has the order of its queries, and projections read it by tokens.
-        # Inductor writes them in that order at no cost; eager attention on a CPU copies them.
+        # Inductor writes them in that order at no cost; attention on a CPU would copy them.
         turned = [t.transpose(1, 2) for t in turned]
     y = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
     return (y.transpose(1, 2) if by_tokens else y).to(x.dtype)

@@ -233,7 +233,7 @@ def _attention(
     if isinstance(factor, Tensor):
         scale = q.shape[-1] ** -0.5
         q = (q * (factor / scale)).to(q.dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and q.is_cuda:
         # Attention's output and its gradient have the order of q, and projections read and write
         # them by tokens. Inductor writes q in that order at no cost.
         q = q.transpose(1, 2).contiguous().transpose(1, 2)

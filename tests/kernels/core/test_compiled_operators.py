@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils._triton
-from subjects import WRITING
+from subjects import WRITING, pretend_to_compile
 from test_kernels_compile import HOPPER, NoDriver
 
 import kernels
@@ -46,12 +46,19 @@ def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
 
 @pytest.mark.parametrize("name", ["rope", "qk_norm_rope"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_compiled_heads_are_laid_out_by_tokens_as_the_next_projection_reads_them(name, interleaved):
+def test_compiled_heads_are_laid_out_by_tokens_as_the_next_projection_reads_them(
+    name, interleaved, monkeypatch
+):
     op = OPS[name]
     inputs = op.inputs(op.cases[0], CPU, torch.float32, 0) | {"interleaved": interleaved}
-    compiled = torch.compile(by_name(op, inputs), fullgraph=True, backend="aot_eager")
-    for x_BHSD in compiled(*inputs.values()):
-        assert x_BHSD.transpose(1, 2).is_contiguous()
+    pretend_to_compile(monkeypatch)
+    with torch._subclasses.FakeTensorMode():
+        arguments = {
+            n: torch.empty_strided(x.shape, x.stride(), device="cuda") if torch.is_tensor(x) else x
+            for n, x in inputs.items()
+        }
+        for x_BHSD in op.reference(*arguments.values()):
+            assert x_BHSD.transpose(1, 2).is_contiguous()
 
 
 # Inductor compiles for seconds: the last case of each operator.

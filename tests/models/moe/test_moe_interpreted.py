@@ -49,8 +49,8 @@ with torch.no_grad(), kernels.using(all="triton", attention="manual"):
         model.blocks[0].mixture.workspace = given
         outputs.append(model(tokens))
 assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
-# The order, hidden states, rows and outputs of one layer of experts, made once and taken twice.
-assert (workspace.made, workspace.taken) == (4, 8), (workspace.made, workspace.taken)
+# The order, hidden states, rows and outputs of one layer of experts, allocated once, used twice.
+assert (workspace.allocations, workspace.requests) == (4, 8), vars(workspace)
 print("agree", len(results["torch"]))
 """
 
