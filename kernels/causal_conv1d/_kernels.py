@@ -72,8 +72,8 @@ def causal_conv1d_forward_kernel(
 ):
     """Compute rows of the stretch and, in the first one, the final state.
 
-    ``IN_PLACE``: the final state is written over the initial one, which other stretches, of at
-    least three rows, do not read.
+    ``IN_PLACE``: the final state is written over the initial one. Other stretches do not read that,
+    because a stretch has at least three rows.
     """
     i_b = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1).to(tl.int64) * STRETCH

@@ -163,13 +163,13 @@ class Recorder(TorchDispatchMode):
         )
 
     def _is_argument(self, x: Tensor) -> bool:
-        """Return True if it is an argument, or a view of one in its dtype, before a launch."""
+        """Return True if x is an argument or its view, in its dtype, that no launch has used."""
         slot, _ = self._slots.get(id(x), (0, 0))
         is_one = 0 < slot < len(self._arguments) and self._arguments[slot].dtype == x.dtype
         return is_one and not self._is_launched(x)
 
     def _is_launched(self, x: Tensor) -> bool:
-        """Return True if a launch got its memory, and may have written into it."""
+        """Return True if a launch used the memory of x, which it may have written."""
         slot, _ = self._slots[id(x)]
         return any(slot == used for _, at in self._launches for used, _ in at)
 

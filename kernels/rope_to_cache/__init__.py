@@ -50,8 +50,8 @@ from kernels.rope import reference as rotated
 from kernels.rope import table
 from kernels.rope_to_cache._kernels import launch
 
-WIDEST = 128  # of a head with a matrix, half of which a program multiplies at once
-SAMPLES = 16  # of a program
+WIDEST = 128  # width of a head with a matrix: a program multiplies half of it at once
+SAMPLES = 16  # that a program computes at most
 
 
 def rope_to_cache(
@@ -151,46 +151,19 @@ def reference(
     matrix_ZDD: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the definition."""
-    wide, groups = accumulator(heads_BXD.dtype), cache_BYTD.shape[1] // 2
+    """Compute the definition; matrices are multiplied in the dtype of the heads."""
+    groups = cache_BYTD.shape[1] // 2
     n_queries = heads_BXD.shape[1] - 2 * groups
-    q, k, v = (x[:, :, None].to(wide) for x in heads_BXD.split((n_queries, groups, groups), dim=1))
+    q, k, v = heads_BXD[:, :, None].split((n_queries, groups, groups), dim=1)
     if q_weight_D is not None and k_weight_D is not None:
-        q, k = normalised(q, q_weight_D, eps), normalised(k, k_weight_D, eps)
-    q, k = rotated(q, k, cos_SR, sin_SR, False, position)
+        wide = accumulator(heads_BXD.dtype)  # without rounding in between, as in ``qk_norm_rope``
+        q, k = normalised(q.to(wide), q_weight_D, eps), normalised(k.to(wide), k_weight_D, eps)
+    q, k = (x.to(heads_BXD.dtype) for x in rotated(q, k, cos_SR, sin_SR, False, position))
     if matrix_ZDD is not None:
-        with without_autocast(q):
-            # As its implementations, which multiply in the dtype of the heads.
-            q, k = (x.to(heads_BXD.dtype).to(wide) for x in (q, k))
-            both = torch.cat((q, k), dim=1) @ matrix_ZDD.to(wide)
-            q, k = both.split((n_queries, groups), dim=1)
-    new = torch.cat((k, v), dim=1).to(cache_BYTD.dtype)
-    cache_BYTD.index_copy_(2, position.reshape(1), new)
-    return q[:, :, 0].to(heads_BXD.dtype), position + 1
-
-
-def _torch(
-    heads: Tensor,
-    cache: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    matrix: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    groups = cache.shape[1] // 2
-    q, k, v = heads[:, :, None].split((heads.shape[1] - 2 * groups, groups, groups), dim=1)
-    if q_weight is not None and k_weight is not None:
-        wide = accumulator(heads.dtype)  # without rounding in between, as in ``qk_norm_rope``
-        q, k = normalised(q.to(wide), q_weight, eps), normalised(k.to(wide), k_weight, eps)
-    q, k = (x.to(heads.dtype) for x in rotated(q, k, cos, sin, False, position))
-    if matrix is not None:
-        with without_autocast(heads):
-            both_ZBD = torch.bmm(torch.cat((q, k), dim=1)[:, :, 0].transpose(0, 1), matrix)
-        q, k = both_ZBD.transpose(0, 1)[:, :, None].split((q.shape[1], groups), dim=1)
-    cache.index_copy_(2, position.reshape(1), torch.cat((k, v), dim=1))
+        with without_autocast(heads_BXD):
+            both_ZBD = torch.bmm(torch.cat((q, k), dim=1)[:, :, 0].transpose(0, 1), matrix_ZDD)
+        q, k = both_ZBD.transpose(0, 1)[:, :, None].split((n_queries, groups), dim=1)
+    cache_BYTD.index_copy_(2, position.reshape(1), torch.cat((k, v), dim=1))
     return q[:, :, 0], position + 1
 
 
@@ -210,7 +183,7 @@ def _triton(
     q = torch.empty(batch, count - cached, dim, dtype=heads.dtype, device=heads.device)
     length = torch.empty((), dtype=position.dtype, device=position.device)
     heads, cos, sin = unit_stride(heads), cos.contiguous(), sin.contiguous()
-    # Matrices are multiplied for 16 rows at least.
+    # A matrix is multiplied with 16 rows or more.
     samples = SAMPLES if matrix is not None else min(SAMPLES, power_of_two(batch))
     with on_device(heads):
         launch(
@@ -337,7 +310,7 @@ OP = Operator(
     check=_check,
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
-        "torch": Implementation(_torch),
+        "torch": Implementation(reference),
     },
     inputs=_inputs,
     cost=_cost,

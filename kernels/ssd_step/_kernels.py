@@ -86,7 +86,7 @@ def ssd_step_kernel(
     b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32) * fall
     b_state += (b_x * dt)[:, None] * b_b.to(tl.float32)[None, :]
     if IN_PLACE:
-        tl.debug_barrier()  # of a small block, several threads load the same element
+        tl.debug_barrier()  # in a small block, several threads load the same element
     tl.store(new_ptr + o_state, b_state, mask=m)
     b_y = tl.sum(b_state * b_c.to(tl.float32)[None, :], axis=1)
     if HAS_D:

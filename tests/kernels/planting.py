@@ -143,7 +143,7 @@ STATE_BUGS = {
     ),
 }
 
-# Of the other kernels of decoding steps.
+# Bugs in the other kernels of decoding steps.
 LINEAR = "kernels.linear._kernels"
 SURROUNDED = {"rows": 3, "k": 100, "n": 33, "gated": True, "norm": True, "residual": True}
 FEW_ROWS = {"rows": 3, "k": 100, "n": 33, "bias": True}

@@ -61,7 +61,7 @@ def test_compiled_heads_are_laid_out_by_tokens_as_the_next_projection_reads_them
             assert x_BHSD.transpose(1, 2).is_contiguous()
 
 
-# Inductor compiles for seconds: the last case of each operator.
+# Inductor takes seconds for a call, so that only the last case of each operator is compiled.
 @pytest.mark.parametrize(("op", "case"), {case.values[0].name: case for case in WRITING}.values())
 def test_a_compiled_call_writes_into_its_input(op, case):
     inputs = op.inputs(case, CPU, torch.float32, 0)

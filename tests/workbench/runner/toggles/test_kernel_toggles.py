@@ -87,13 +87,13 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
     arm = stepped(configuration(family, workload, model=fields, toggles=usable))
     called = set(arm.record.usage)
     operators = FAMILIES[family].operators(arm.situation.config, workload)
-    instead = {  # of other operators
+    replacing = {  # toggles whose operator replaces other operators
         toggle: "torch"
         for toggle, operator in (("fused_linear", "fused_linear"), ("fused_cache", "rope_to_cache"))
         if operator in operators
     }
-    if instead:
-        fused = configuration(family, workload, model=fields, toggles=usable | instead)
+    if replacing:
+        fused = configuration(family, workload, model=fields, toggles=usable | replacing)
         called |= set(stepped(fused).record.usage)
     assert called == operators
 
