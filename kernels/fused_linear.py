@@ -1,4 +1,4 @@
-"""Product of a few rows with a weight matrix, with what surrounds it in a decoding step.
+"""Product with a weight matrix, with what surrounds it in a decoding step or a feed-forward layer.
 
     y = norm(x) W^T + r,  norm(x) = w * x / sqrt(mean(x^2) + eps)   (arXiv 1910.07467)
 
@@ -11,7 +11,9 @@ factor for a row is known after the last number, and multiplies the products.
 
 In FP16 the numbers before that factor may be too large, so that the kernel refuses it with a norm.
 
-There are no gradients: training has many rows.
+That kernel is for a few rows. For many rows there is one with a gate alone, on Hopper.
+
+There are no gradients: they need the product, which is not stored.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ from kernels.linear._few_rows import (
     multiply_few_rows,
 )
 from kernels.linear._kernels import linear_few_rows_kernel
+from kernels.linear._many_rows import gate_many_rows, is_for_many_rows
 
+MOST_ROWS = 64  # that the kernel for few rows takes; it reads the weight again for each 16
 _PARTS = ("norm", "residual", "gated")  # that a product may have around it
 
 
@@ -136,7 +140,7 @@ _TILES = Tunable("fused_linear.few_rows", (linear_few_rows_kernel,), few_rows_ti
 
 
 @replayed
-def _triton(
+def _few_rows(
     x: Tensor,
     weight: Tensor,
     norm: Tensor | None,
@@ -147,14 +151,46 @@ def _triton(
     width = len(weight) // 2 if gated else len(weight)
     y = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     key = (*few_rows_key(x, weight), gated)
-    tile = _TILES.tile(key, _triton, x, weight, norm, residual, gated, eps)
+    tile = _TILES.tile(key, _few_rows, x, weight, norm, residual, gated, eps)
     multiply_few_rows(tile, x, weight, y, norm=norm, residual=residual, gated=gated, eps=eps)
     return y
 
 
-def _refuses(x: Tensor, weight: Tensor, norm: Tensor | None, *_: Any) -> str | None:
+def _is_gate_of_many_rows(
+    x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None, gated: bool
+) -> bool:
+    return gated and norm is None and residual is None and is_for_many_rows(x, weight)
+
+
+def _triton(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+    eps: float,
+) -> Tensor:
+    if _is_gate_of_many_rows(x, weight, norm, residual, gated):
+        return gate_many_rows(x, weight)
+    return _few_rows(x, weight, norm, residual, gated, eps)
+
+
+def _refuses(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+    eps: float,
+) -> str | None:
     if norm is not None and x.dtype == torch.float16:
         return "x times the norm's weight may overflow torch.float16 before it is normalised"
+    many = x.numel() > MOST_ROWS * x.shape[-1]
+    if many and not _is_gate_of_many_rows(x, weight, norm, residual, gated):
+        return (
+            f"supports up to {MOST_ROWS} rows; more rows need a gate alone, 16 bits, widths that "
+            "are multiples of 8, and Hopper"
+        )
     return few_rows_refusal(x, weight)
 
 
@@ -213,6 +249,7 @@ OP = Operator(
         Huge(
             {"rows": 2, "k": 65536, "n": 16400} | dict.fromkeys(_PARTS, True), _end, torch.bfloat16
         ),
+        Huge({"rows": 32896, "k": 65536, "n": 8, "gated": True}, dtype=torch.bfloat16),
     ),
     cases=(
         _case(1, 33, 7),
@@ -224,5 +261,7 @@ OP = Operator(
         _case(8, 768, 1536, "norm", bench=True),
         _case(8, 768, 2048, "norm gated", bench=True),
         _case(8, 2048, 768, "residual", bench=True),
+        _case(8192, 768, 2048, "gated", bench=True),
+        _case(4096, 4096, 14336, "gated", bench=True),
     ),
 )

@@ -130,7 +130,7 @@ def construct(config: HydraConfig) -> LanguageModel:
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
     names = {"rms_norm", "add_rms_norm", "swiglu", "attention"}
-    names |= step_operators(workload, fuses_steps=not config.ccgqa)
+    names |= step_operators(workload, fuses_steps=not config.ccgqa, fuses_gates=True)
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
     if workload in DECODING and not config.ccgqa:
         names.add("rope_to_cache")

@@ -50,14 +50,19 @@ def _run_fused(block: Any, x_BSE: Tensor, *inputs: Any) -> BlockOutput:
 DECODING = ("decode", "generate")  # workloads whose steps add a token to a cache
 
 
-def step_operators(workload: str, fuses_steps: bool = False) -> frozenset[str]:
+def step_operators(
+    workload: str, fuses_steps: bool = False, fuses_gates: bool = False
+) -> frozenset[str]:
     """Return the operators that a step calls besides those of its blocks.
 
-    ``fuses_steps``: a block has a ``fused_step``.
+    ``fuses_steps``: a block has a ``fused_step``. ``fuses_gates``: it has a ``SwiGLUMLP``.
     """
-    operators = {"train": {"linear_cross_entropy"}, "forward": set(), "prefill": {"linear"}}
-    decoding = {"linear", "fused_linear"} if fuses_steps else {"linear"}
-    return frozenset(operators.get(workload, decoding))  # of the last token alone
+    if workload == "train":
+        return frozenset({"linear_cross_entropy"})
+    operators = set() if workload == "forward" else {"linear"}  # of the last token alone
+    if fuses_gates or (fuses_steps and workload in DECODING):
+        operators.add("fused_linear")
+    return frozenset(operators)
 
 
 ENTRIES = ("forward", "branches", "fused_step")  # methods of a block that a model may call
@@ -220,19 +225,23 @@ class LanguageModel(Model):
         self.fused_add_norm = fused
 
     def set_fused_linear(self, fused: bool) -> None:
-        """Choose whether linear layers of a decoding step include what surrounds them.
+        """Choose whether linear layers without gradients include what surrounds them.
 
-        That is the norm before them, and the gate or addition after them. The results differ only
-        by rounding. Steps of many rows, in FP16 or with wider weights stay as they are, and so do
-        blocks with quantized layers; ``fused_linear`` has the indices of the other blocks. Raises
-        ``ConfigurationError`` if no block supports it.
+        In a decoding step that is the norm before them, and the gate or addition after them; in
+        other passes the gate alone. The results differ only by rounding. Steps of many rows, in
+        FP16 or with wider weights stay as they are, and so do blocks with quantized layers;
+        ``fused_linear`` has the indices of the other blocks. Raises ``ConfigurationError`` if no
+        block supports it.
         """
+        gated = [layer for layer in self.blocks.modules() if hasattr(layer, "fuses_gate")]
+        for layer in gated:
+            layer.fuses_gate = fused  # type: ignore[assignment]
         able = {
             index: [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
             for index, block in enumerate(self.blocks)
             if fused and getattr(block, "can_fuse_step", False)
         }
-        if fused and not able:
+        if fused and not able and not gated:
             raise ConfigurationError("set_fused_linear: no block can fuse its linear layers")
         self.fused_linear = frozenset(
             index

@@ -50,7 +50,9 @@ def operators(config: MoEConfig, workload: str) -> frozenset[str]:
         operators.add("swiglu")
     if workload in DECODING:
         operators.add("rope_to_cache")
-    return frozenset(operators | step_operators(workload))
+    return frozenset(
+        operators | step_operators(workload, fuses_gates=bool(config.num_shared_experts))
+    )
 
 
 PRESETS = {

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import hardware
+from kernels._hopper import HALF, WARPS, is_hopper
 from kernels.attention._flash_kernels import FEWEST_ROWS
 from kernels.attention._hopper_dkdv_kernels import attention_hopper_dkdv_kernel
 from kernels.attention._hopper_dq_kernels import attention_hopper_dq_kernel
-from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
+from kernels.attention._hopper_kernels import attention_hopper_kernel
 from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
 from kernels.attention._order import heads_together
 from kernels.core.autograd import needs_gradient
 from kernels.core.launch import launcher
 from kernels.core.operator import by_tokens, cdiv
-from kernels.core.triton_helpers import GLUON, describable, head_strides, on_device, sm_count
+from kernels.core.triton_helpers import describable, head_strides, on_device, sm_count
 from kernels.core.tuning import Key, Tile, Tunable
 
 DIMS = (64, 128)
@@ -78,7 +77,7 @@ def takes(
         dim in DIMS
         and length * _packed(q, k) >= 2 * HALF
         and (keys >= length or not causal)
-        and _is_hopper(q.get_device())
+        and is_hopper(q.get_device())
         and describable(q, k, v)
     )
 
@@ -162,12 +161,6 @@ def _split(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
         return longest * blocks / split + (PART * tiles + ADDING if split > 1 else 0)
 
     return min((n for n in range(1, heads + 1) if heads % n == 0), key=time)
-
-
-@functools.cache
-def _is_hopper(device: int) -> bool:
-    """Return True if a GPU multiplies by warp groups from shared memory; later ones do not."""
-    return GLUON and device >= 0 and hardware.of_gpu(device).capability[0] == 9
 
 
 def forward(

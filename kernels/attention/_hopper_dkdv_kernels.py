@@ -5,7 +5,7 @@ that in ``_hopper_dq_kernels`` over blocks of keys for 128 rows. Normalisers and
 dout`` are in the order of the packed rows of a group, so that they can be fetched like blocks.
 """
 
-from kernels.attention._hopper_kernels import (
+from kernels._hopper import (
     barriers,
     describe,
     load_box,
@@ -13,10 +13,9 @@ from kernels.attention._hopper_kernels import (
     multiplied,
     multiply,
     store_block,
-    tile_of_turn,
     tma,
-    turns,
 )
+from kernels.attention._hopper_kernels import tile_of_turn, turns
 from kernels.attention._order import hopper_tile_coordinates
 from kernels.core.triton_helpers import gl, gluon
 

@@ -3,7 +3,7 @@
 Like ``_hopper_dkdv_kernels``, with queries and keys exchanged.
 """
 
-from kernels.attention._hopper_kernels import (
+from kernels._hopper import (
     barriers,
     describe,
     fetch,
@@ -11,14 +11,10 @@ from kernels.attention._hopper_kernels import (
     mbarrier,
     multiplied,
     multiply,
-    part_of_keys,
-    seen,
     store_block,
-    tile_of_rows,
-    tile_of_turn,
     tma,
-    turns,
 )
+from kernels.attention._hopper_kernels import part_of_keys, seen, tile_of_rows, tile_of_turn, turns
 from kernels.core.triton_helpers import gl, gluon
 
 

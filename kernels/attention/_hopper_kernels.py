@@ -12,18 +12,20 @@ number of blocks that a program has read: it decides which of the ``STAGES`` buf
 and the phase of that buffer's barriers.
 """
 
+from kernels._hopper import (
+    barriers,
+    describe,
+    fence,
+    fetch,
+    mbarrier,
+    meet,
+    multiplied,
+    multiply,
+    store_box,
+    tma,
+)
 from kernels.attention._order import hopper_tile_coordinates
-from kernels.core.triton_helpers import gl, gluon, hopper
-
-mbarrier, tma = hopper.mbarrier, hopper.tma
-fence, multiply, multiplied = (
-    hopper.fence_async_shared, hopper.warpgroup_mma, hopper.warpgroup_mma_wait,
-)  # fmt: skip
-# Triton 3.6 has other names for these.
-meet = getattr(gl, "barrier", None) or gl.thread_barrier
-load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-HALF, WARPS = 64, 4  # rows and warps of each of the two groups
+from kernels.core.triton_helpers import gl, gluon
 
 
 @gluon.jit
@@ -239,26 +241,6 @@ def _compute(
 
 
 @gluon.jit
-def store_block(b_x, desc, at, box):
-    """Write a block through shared memory, after the previous write from there is complete."""
-    ROWS: gl.constexpr = b_x.shape[0]
-    D: gl.constexpr = b_x.shape[1]
-    tma.store_wait(0)
-    meet()
-    box.reshape([ROWS, D]).store(b_x.to(box.dtype))
-    fence()
-    meet()
-    store_box(desc, at, box)
-
-
-@gluon.jit
-def fetch(desc, at, box, full, BYTES: gl.constexpr):
-    """Begin to fetch one block, and let ``full`` wait for it."""
-    mbarrier.expect(full, BYTES)
-    load_box(desc, at, full, box)
-
-
-@gluon.jit
 def _fetch_all(
     q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars, batch, length, keys,
     window,
@@ -291,27 +273,6 @@ def _fetch_all(
             mbarrier.wait(v_empty.index(stage), before)
             fetch(v_desc, from_keys, v_smem.index(stage), v_full.index(stage), BYTES)
             count += 1
-
-
-@gluon.jit
-def describe(
-    ptr, batch, rows, columns, in_batch, in_row, in_column,
-    D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Describe boxes [1, ROWS, COLUMNS, D] of a tensor [batch, rows, columns, D] by strides."""
-    box: gl.constexpr = [1, ROWS, COLUMNS, D]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, ptr.dtype.element_ty)
-    shape = [batch, rows, columns, D]
-    return tma.make_tensor_descriptor(ptr, shape, [in_batch, in_row, in_column, 1], box, layout)
-
-
-@gluon.jit
-def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
-    """Allocate ``NUMBER`` barriers, each for that many arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(made.index(i), count=COUNT)
-    return made
 
 
 @gluon.jit(do_not_specialize=["batch", "length", "keys", "window"])

@@ -65,9 +65,9 @@ class Linear(nn.Linear):
         residual: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Return ``residual + W norm(x)`` of a decoding step, in one operator.
+        """Return ``residual + W norm(x)``, without gradients, in one operator.
 
-        (B, 1, in) and a residual (B, 1, out) -> (B, 1, out). ``gated``: the first half of the
+        (B, S, in) and a residual (B, S, out) -> (B, S, out). ``gated``: the first half of the
         product is a gate, and the result ``silu(gate) * other half`` is half as wide.
         """
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
@@ -151,6 +151,7 @@ class SwiGLUMLP(nn.Module):
         self.gate_up = Linear(dim, 2 * hidden)
         self.down = Linear(hidden, dim, std_out)
         self.region: Region = WHOLE
+        self.fuses_gate = False  # see LanguageModel.set_fused_linear
 
     def division(self) -> Division:
         """Shard by columns of the feed-forward width."""
@@ -165,8 +166,16 @@ class SwiGLUMLP(nn.Module):
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """Compute (B, S, E) -> (B, S, E)."""
-        hidden = kernels.swiglu(self.gate_up(self.region.enter(x_BSE, product=True)))
-        return self.region.leave(self.down(hidden))
+        x_BSE = self.region.enter(x_BSE, product=True)
+        return self.region.leave(self.down(self._gated(x_BSE)))
+
+    def _gated(self, x_BSE: Tensor) -> Tensor:
+        """Return ``silu(gate x) * up x``: (B, S, E) -> (B, S, F)."""
+        layer = self.gate_up  # a quantized one multiplies in its own way
+        fuses = self.fuses_gate and isinstance(layer, Linear) and not torch.is_grad_enabled()
+        if fuses and computed_dtype(x_BSE) == x_BSE.dtype == layer.weight.dtype:
+            return layer.fused(x_BSE, gated=True)
+        return kernels.swiglu(layer(x_BSE))  # type: ignore[no-any-return]
 
 
 def computed_dtype(x: Tensor) -> torch.dtype:

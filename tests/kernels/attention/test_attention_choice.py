@@ -22,7 +22,7 @@ def inputs(batch, length, heads, groups, dim, *, trained=False, keys=None, **mor
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch):
-    monkeypatch.setattr(_hopper, "_is_hopper", lambda _: True)
+    monkeypatch.setattr(_hopper, "is_hopper", lambda _: True)
     monkeypatch.setattr(_hopper, "describable", lambda *_: True)
 
 

@@ -20,6 +20,7 @@ from kernels.attention import _flash, _hopper
 from kernels.core import dispatch, triton_helpers, tuning
 from kernels.core.check import as_tuple
 from kernels.core.operator import Inputs
+from kernels.linear import _many_rows
 
 pytestmark = [
     pytest.mark.skipif(not triton_helpers.INSTALLED, reason="Triton is not installed"),
@@ -86,9 +87,10 @@ def compiled(monkeypatch):
 
     def compile_for(capability, op: Operator, case: Case, dtype, describable=True, own=True):
         describable = describable and capability >= HOPPER
-        for module in (_flash, _hopper):
+        for module in (_flash, _hopper, _many_rows):
             monkeypatch.setattr(module, "describable", lambda *_: describable)
-        monkeypatch.setattr(_hopper, "_is_hopper", lambda _: own and capability == HOPPER)
+        for module in (_hopper, _many_rows):
+            monkeypatch.setattr(module, "is_hopper", lambda _: own and capability == HOPPER)
         launches.clear()
         driver.set_active(NoDriver(capability))
         monkeypatch.setattr(JITFunction, "run", compile_only)
@@ -185,6 +187,17 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 def test_the_kernels_of_a_decoding_step_compile_for_hopper(compiled, name, sizes):
     case = Case("decode", sizes | {"batch": 1, "update": True})
     assert_fit(compiled(HOPPER, OPS[name], case, torch.bfloat16), HOPPER)
+
+
+@pytest.mark.skipif(not triton_helpers.GLUON, reason="this Triton has no groups of warps")
+@pytest.mark.parametrize("rows", [8192, 200])  # tiles of 128 outputs, and of 64
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gated_product_of_many_rows_compiles_for_hopper(compiled, rows, dtype):
+    case = Case("many rows", {"rows": rows, "k": 768, "n": 2048, "gated": True})
+    launches = compiled(HOPPER, OPS["fused_linear"], case, dtype)
+    assert_fit(launches, HOPPER)
+    assert [name for name, *_ in launches] == ["gated_many_rows_kernel"]
+    assert not any(stack for *_, stack in launches)
 
 
 def test_a_router_of_many_experts_compiles_with_the_product_of_torch(compiled):
