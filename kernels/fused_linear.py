@@ -159,7 +159,7 @@ def _few_rows(
 def _is_gate_of_many_rows(
     x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None, gated: bool
 ) -> bool:
-    return gated and norm is None and residual is None and is_for_many_rows(x, weight)
+    return gated and norm is None and residual is None and is_for_many_rows(x, weight, 2)
 
 
 def _triton(

@@ -212,8 +212,9 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
-    operators |= step_operators(workload, fuses_steps=True, fuses_gates=True)
-    operators.add("rope_to_cache" if workload in DECODING else "adaptive_attention")
+    operators |= step_operators(workload, fuses_steps=True, fuses_gates=True, fuses_heads=True)
+    if workload not in DECODING:
+        operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:
         operators.add("low_rank")
     return frozenset(operators)

@@ -23,7 +23,7 @@ from models.configs.hydra import HydraConfig, check
 from models.costs.hydra import costs
 from models.decode_state import State
 from models.family import Family
-from models.language_model import DECODING, LanguageModel, step_operators
+from models.language_model import LanguageModel, step_operators
 from models.layers.attention import Attention, RotaryCache, SharedKV
 from models.layers.basic import RMSNorm, SwiGLUMLP, TransformerBlock, mlp_width, residual_std
 from models.layers.ccgqa import CCGQA
@@ -130,10 +130,9 @@ def construct(config: HydraConfig) -> LanguageModel:
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
     names = {"rms_norm", "add_rms_norm", "swiglu", "attention"}
-    names |= step_operators(workload, fuses_steps=not config.ccgqa, fuses_gates=True)
+    grouped = not config.ccgqa
+    names |= step_operators(workload, fuses_steps=grouped, fuses_gates=True, fuses_heads=grouped)
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
-    if workload in DECODING and not config.ccgqa:
-        names.add("rope_to_cache")
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")
         by_token = config.mixture_of_recursions and config.recursion_routing == "token"

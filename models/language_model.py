@@ -51,15 +51,19 @@ DECODING = ("decode", "generate")  # workloads whose steps add a token to a cach
 
 
 def step_operators(
-    workload: str, fuses_steps: bool = False, fuses_gates: bool = False
-) -> frozenset[str]:
+    workload: str, *, fuses_steps: bool = False, fuses_gates: bool = False,
+    fuses_heads: bool = False,
+) -> frozenset[str]:  # fmt: skip
     """Return the operators that a step calls besides those of its blocks.
 
     ``fuses_steps``: a block has a ``fused_step``. ``fuses_gates``: it has a ``SwiGLUMLP``.
+    ``fuses_heads``: it has rotary positions, and may read all tokens.
     """
     if workload == "train":
         return frozenset({"linear_cross_entropy"})
     operators = set() if workload == "forward" else {"linear"}  # of the last token alone
+    if fuses_heads:
+        operators.add("rope_to_cache" if workload in DECODING else "qkv_rope")
     if fuses_gates or (fuses_steps and workload in DECODING):
         operators.add("fused_linear")
     return frozenset(operators)
@@ -260,6 +264,19 @@ class LanguageModel(Model):
             raise ConfigurationError("set_fused_cache: no layer can write to a cache directly")
         for layer in layers:
             layer.fuses_cache = fused  # type: ignore[assignment]
+
+    def set_fused_heads(self, fused: bool) -> None:
+        """Choose whether one operator projects tokens to heads, and normalises and rotates them.
+
+        The results differ only by rounding. Calls with gradients, of tokens after others in a cache
+        or of chosen tokens, and layers without rotary positions stay as they are. Raises
+        ``ConfigurationError`` if no layer supports it.
+        """
+        layers = [layer for layer in self.blocks.modules() if hasattr(layer, "fuses_heads")]
+        if fused and not layers:
+            raise ConfigurationError("set_fused_heads: no layer can rotate the heads it projects")
+        for layer in layers:
+            layer.fuses_heads = fused  # type: ignore[assignment]
 
     def set_fused_loss(self, fused: bool) -> None:
         """Choose whether ``loss`` is computed from the residual stream without storing all logits.

@@ -169,14 +169,14 @@ def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
     attention_free = not all(config.attends(index) for index in range(config.n_layers))
     names = {"rms_norm", "causal_conv1d", "gated_rms_norm"}
-    names |= step_operators(workload, attention_free)
+    names |= step_operators(
+        workload, fuses_steps=attention_free, fuses_heads=bool(config.attending)
+    )
     names.add("ssd_step" if workload in DECODING else "ssd_scan")
     if config.n_layers > 1:
         names.add("add_rms_norm")
     if config.attending:
         names |= {"attention", "rope"}
-        if workload in DECODING:
-            names.add("rope_to_cache")
     return frozenset(names)
 
 

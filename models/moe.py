@@ -14,7 +14,7 @@ from models.configs.moe import MoEConfig, check
 from models.costs.moe import active_parameters, costs
 from models.execution.cuda_graph import CUDAGraphInference
 from models.family import Family
-from models.language_model import DECODING, LanguageModel, step_operators
+from models.language_model import LanguageModel, step_operators
 from models.layers.mixture import MixtureOfExperts, make_blocks
 from models.model import Metric
 from models.moe_optimized import FullyOptimizedMoESystem
@@ -48,11 +48,8 @@ def operators(config: MoEConfig, workload: str) -> frozenset[str]:
     operators = {"rms_norm", "rope", "attention", "moe_gating", "moe_experts"}
     if config.num_shared_experts:
         operators.add("swiglu")
-    if workload in DECODING:
-        operators.add("rope_to_cache")
-    return frozenset(
-        operators | step_operators(workload, fuses_gates=bool(config.num_shared_experts))
-    )
+    gates = config.num_shared_experts > 0
+    return frozenset(operators | step_operators(workload, fuses_gates=gates, fuses_heads=True))
 
 
 PRESETS = {

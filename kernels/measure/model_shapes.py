@@ -180,6 +180,9 @@ def _sizes_of(
         yield "add_rms_norm", {"rows": rows, "dim": shape.hidden}
     if shape.mlp and shape.gated and not shape.experts:
         yield "geglu" if shape.gelu else "swiglu", {"rows": rows, "dim": shape.mlp}
+        if not decodes and not shape.gelu:
+            sizes = {"rows": rows, "k": shape.hidden, "n": shape.mlp, "gated": True}
+            yield "fused_linear", sizes
     if decodes:
         yield from _products_of(shape, batch)
     if shape.heads:
@@ -223,6 +226,8 @@ def _heads_of(
     if shape.rotary and decodes:
         cache = {"capacity": CACHED, "position": CACHED - UNUSED, "norm": shape.qk_norm}
         yield "rope_to_cache", heads | cache
+    elif shape.rotary:
+        yield "qkv_rope", heads | {"width": shape.hidden, "norm": shape.qk_norm}
     for window in dict.fromkeys((None, shape.window)):
         keys = {"keys": CACHED, "kv_length": CACHED - UNUSED} if decodes else {"keys": length}
         if window is None or window < keys["keys"]:

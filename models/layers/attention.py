@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.rope import table
-from models.layers.basic import INIT_STD, Linear, RMSNorm
+from models.layers.basic import INIT_STD, Linear, RMSNorm, can_fuse
 from models.layers.routing import Rows
 from models.parallel.context_parallel import FULL, Context, SavedBeside
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region
@@ -238,6 +238,7 @@ class Attention(nn.Module):
     Without ``rotary`` positions matter only through the causal mask. A query sees the last
     ``window`` keys, 0: all. One linear makes queries, keys and values: under autocast its input is
     cast once. ``fuses_cache``: one operator rotates a decoded token and writes it to the cache.
+    ``fuses_heads``: one operator projects the tokens of a sequence and rotates them.
     """
 
     def __init__(
@@ -255,7 +256,7 @@ class Attention(nn.Module):
         self.qkv = Linear(dim, (n_heads + 2 * n_kv_heads) * self.head_dim)
         self.out = Linear(n_heads * self.head_dim, dim, std_out)
         self.rotary = rotary
-        self.fuses_cache = False
+        self.fuses_cache = self.fuses_heads = False
         self.region: Region = WHOLE
         self.context: Context = FULL
 
@@ -351,6 +352,12 @@ class Attention(nn.Module):
         ``lasting``: the values outlive this call. ``norm``: the linear layer normalises first.
         """
         heads, groups = self.n_heads, self.n_kv_heads
+        rotary, consecutive = self.rotary, position is None and rows is None and not lasting
+        if self.fuses_heads and consecutive and rotary and can_fuse(self.qkv, x_BSE):
+            return kernels.qkv_rope(  # type: ignore[no-any-return]
+                x_BSE, self.qkv.weight, rotary.cos_SR, rotary.sin_SR, heads, groups,
+                offset=self.context.start(x_BSE.shape[1]),
+            )  # fmt: skip
         if queries_only:
             q_BSHD = self.qkv.part(x_BSE, 0, heads * self.head_dim)
             q_BSHD = q_BSHD.unflatten(-1, (heads, self.head_dim))

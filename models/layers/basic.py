@@ -171,11 +171,19 @@ class SwiGLUMLP(nn.Module):
 
     def _gated(self, x_BSE: Tensor) -> Tensor:
         """Return ``silu(gate x) * up x``: (B, S, E) -> (B, S, F)."""
-        layer = self.gate_up  # a quantized one multiplies in its own way
-        fuses = self.fuses_gate and isinstance(layer, Linear) and not torch.is_grad_enabled()
-        if fuses and computed_dtype(x_BSE) == x_BSE.dtype == layer.weight.dtype:
-            return layer.fused(x_BSE, gated=True)
-        return kernels.swiglu(layer(x_BSE))  # type: ignore[no-any-return]
+        if self.fuses_gate and can_fuse(self.gate_up, x_BSE):
+            return self.gate_up.fused(x_BSE, gated=True)
+        return kernels.swiglu(self.gate_up(x_BSE))  # type: ignore[no-any-return]
+
+
+def can_fuse(layer: nn.Module, x: Tensor) -> bool:
+    """Return True if an operator may multiply ``x`` by the layer's weight, without gradients.
+
+    A quantized layer multiplies in its own way, and autocast casts what a layer receives.
+    """
+    if not isinstance(layer, Linear) or torch.is_grad_enabled():
+        return False
+    return computed_dtype(x) == x.dtype == layer.weight.dtype
 
 
 def computed_dtype(x: Tensor) -> torch.dtype:

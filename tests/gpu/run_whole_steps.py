@@ -66,6 +66,7 @@ NEW_TOKENS = 128
 FUSED = {
     "fused_linear": "fused_linear",
     "fused_cache": "rope_to_cache",
+    "fused_heads": "qkv_rope",
     "fused_loss": "linear_cross_entropy",
     "fused_add_norm": "add_rms_norm",
 }

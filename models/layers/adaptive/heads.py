@@ -26,7 +26,7 @@ from models.layers.adaptive.choice import Choice
 from models.layers.adaptive.measurements import Sight, longest, look, sampled
 from models.layers.adaptive.rules import Rules
 from models.layers.attention import KVState, RotaryCache, is_cached_step
-from models.layers.basic import INIT_STD, Linear, RMSNorm, computed_dtype
+from models.layers.basic import INIT_STD, Linear, RMSNorm, can_fuse, computed_dtype
 from models.parallel.context_parallel import FULL, Context, SavedBeside
 
 
@@ -58,7 +58,7 @@ class AdaptiveHeads(nn.Module):
 
     With ``norm_eps``, queries and keys are normalised per head (arXiv 2010.04245), which bounds the
     scores by sqrt(D) times the gains; with ``rotary``, rotated by their positions. ``fuses_cache``
-    as in ``models.layers.attention.Attention``.
+    and ``fuses_heads`` as in ``models.layers.attention.Attention``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AdaptiveHeads(nn.Module):
         self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
         self.out = Linear(dim, dim, std_out)
         self.rotary = rotary
-        self.fuses_cache = False
+        self.fuses_cache = self.fuses_heads = False
         self.context: Context = FULL
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
@@ -148,8 +148,7 @@ class AdaptiveHeads(nn.Module):
             assert mask is None and sight is None, "a step with a cache never adapts"
             y = self._attend_directly(self.qkv(q_BSE), choice, state, position, kv_length)
             return self.out(y.transpose(1, 2).flatten(2)), {}
-        q, k, v = self._project(q_BSE, k_BTE, v_BTE)
-        q, k = self._turned(q, k, position)
+        q, k, v = self._heads(q_BSE, k_BTE, v_BTE, position)
         measured: dict[str, Tensor] = {}
         if sight is not None and choice is not None:
             measured["rows"] = sampled(q, k, sight)
@@ -209,10 +208,7 @@ class AdaptiveHeads(nn.Module):
         """Return attention (B, H, 1, D) of a token that one operator writes to the cache."""
         assert self.rotary is not None and state is not None and position is not None
         matrix = None if choice is None else choice.to_both
-        norms: tuple[Tensor | None, Tensor | None] = (None, None)
-        eps = 0.0
-        if self.q_norm is not None and self.k_norm is not None:
-            norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        norms, eps = self._norms()
         q, length = state.append(qkv_BSX, self.rotary, position, *norms, matrix, eps)
         return kernels.attention(
             q,
@@ -226,6 +222,26 @@ class AdaptiveHeads(nn.Module):
     def _split(self, qkv_BSX: Tensor) -> tuple[Tensor, ...]:
         qkv_BSXD = qkv_BSX.unflatten(-1, (3 * self.n_heads, self.head_dim))
         return qkv_BSXD.split(self.n_heads, dim=2)
+
+    def _heads(
+        self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor, position: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, normalised and rotated, and values."""
+        rotary, consecutive = self.rotary, q_BSE is k_BTE is v_BTE and position is None
+        if not (self.fuses_heads and consecutive and rotary and can_fuse(self.qkv, q_BSE)):
+            q, k, v = self._project(q_BSE, k_BTE, v_BTE)
+            return *self._turned(q, k, position), v
+        norms, eps = self._norms()
+        return kernels.qkv_rope(  # type: ignore[no-any-return]
+            q_BSE, self.qkv.weight, rotary.cos_SR, rotary.sin_SR, self.n_heads,
+            self.n_heads, *norms, eps, self.context.start(q_BSE.shape[1]),
+        )  # fmt: skip
+
+    def _norms(self) -> tuple[tuple[Tensor | None, Tensor | None], float]:
+        """Return the gains of the norms of queries and keys, and their epsilon."""
+        if self.q_norm is None or self.k_norm is None:
+            return (None, None), 0.0
+        return (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
 
     def _project(
         self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor

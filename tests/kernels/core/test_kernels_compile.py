@@ -196,7 +196,21 @@ def test_the_gated_product_of_many_rows_compiles_for_hopper(compiled, rows, dtyp
     case = Case("many rows", {"rows": rows, "k": 768, "n": 2048, "gated": True})
     launches = compiled(HOPPER, OPS["fused_linear"], case, dtype)
     assert_fit(launches, HOPPER)
-    assert [name for name, *_ in launches] == ["gated_many_rows_kernel"]
+    assert [name for name, *_ in launches] == ["linear_many_rows_kernel"]
+    assert not any(stack for *_, stack in launches)
+
+
+@pytest.mark.skipif(not triton_helpers.GLUON, reason="this Triton has no groups of warps")
+@pytest.mark.parametrize(
+    ("heads", "dim", "norm", "batch"),  # a tile of 128 columns, and of 256
+    [(12, 64, True, 8), (32, 128, False, 4), (6, 32, True, 1)],
+)
+def test_heads_are_rotated_in_their_projection_on_hopper(compiled, heads, dim, norm, batch):
+    sizes = {"batch": batch, "length": 1024, "heads": heads, "kv_heads": 2, "dim": dim}
+    case = Case("heads", sizes | {"width": 768, "norm": norm})
+    launches = compiled(HOPPER, OPS["qkv_rope"], case, torch.bfloat16)
+    assert_fit(launches, HOPPER)
+    assert [name for name, *_ in launches] == ["linear_many_rows_kernel"]
     assert not any(stack for *_, stack in launches)
 
 

@@ -106,6 +106,20 @@ def test_fused_linear_layers_err_at_most_twice_as_much_as_the_whole_pass(form):
     assert worst(fused_BSV, exact_BSV) <= 2 * worst(whole_BSV, exact_BSV)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("form", CACHED)
+def test_heads_that_their_projection_rotates_are_the_same(form):
+    fields = {"adaptive_precision": False} if form.startswith("adaattn") else {}  # as above
+    _, exact, tokens_BS = twins(form, torch.bfloat16, **fields)
+    separate_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    exact.set_fused_heads(True)
+    kernels.reset_usage()
+    fused_BSV = in_pieces(exact, tokens_BS, PIECES, exact.new_cache(2, LENGTH))
+    # Only the first piece is at the start of the sequence.
+    assert kernels.usage()["qkv_rope"] == {"torch": CACHED[form]}
+    torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("case", "gates"),
     [
@@ -147,6 +161,8 @@ def test_a_model_without_a_block_that_fuses_says_so():
     convolved = FAMILIES["hydra"].materialise(config, seed=3)
     with pytest.raises(ConfigurationError, match="no layer can write to a cache directly"):
         convolved.set_fused_cache(True)
+    with pytest.raises(ConfigurationError, match="no layer can rotate the heads it projects"):
+        convolved.set_fused_heads(True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on the GPU itself")

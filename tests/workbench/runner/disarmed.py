@@ -29,6 +29,7 @@ WHERE = {
     "diffusion_steps": ("mahia", "forward"),
     "dynamic_depth": ("mahia", "forward"),
     "fused_cache": ("hydra", "decode"),
+    "fused_heads": ("hydra", "forward"),
     "fused_linear": ("hydra", "decode"),
     "in_place": ("moe", "forward"),
     "kernel_fourier_mix": ("mahia", "train"),

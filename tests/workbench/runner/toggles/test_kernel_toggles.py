@@ -24,6 +24,7 @@ ELSEWHERE = {  # operators that a toggle of another name chooses
     "add_rms_norm": "fused_add_norm",
     "fused_linear": "fused_linear",
     "rope_to_cache": "fused_cache",
+    "qkv_rope": "fused_heads",
     "linear_cross_entropy": "fused_loss",
     "quantized_matmul": "quantization",
 }
@@ -89,7 +90,8 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
     operators = FAMILIES[family].operators(arm.situation.config, workload)
     replacing = {  # toggles whose operator replaces other operators
         toggle: "torch"
-        for toggle, operator in (("fused_linear", "fused_linear"), ("fused_cache", "rope_to_cache"))
+        for toggle in ("fused_linear", "fused_cache", "fused_heads")
+        for operator in [next(name for name, chosen in ELSEWHERE.items() if chosen == toggle)]
         if operator in operators
     }
     if replacing:
@@ -116,6 +118,7 @@ def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, w
         ("hydra", "train", "fused_add_norm", "torch", "add_rms_norm", "effective"),
         ("adaattn", "decode", "fused_add_norm", "torch", "add_rms_norm", "effective"),
         ("moe", "decode", "fused_cache", "torch", "rope_to_cache", "effective"),
+        ("adaattn", "forward", "fused_heads", "torch", "qkv_rope", "effective"),
     ],
 )  # fmt: skip
 def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(

@@ -90,6 +90,9 @@ def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
         ("mamba2", "decode", "fused_linear", "torch"),
         ("adaattn", "decode", "fused_cache", "triton"),
         ("mamba2", "decode", "fused_cache", "triton"),
+        ("hydra", "forward", "fused_linear", "triton"),
+        ("hydra", "forward", "fused_heads", "triton"),
+        ("adaattn", "forward", "fused_heads", "triton"),
         ("hydra", "forward", "window", "32"),
     ],
 )
@@ -97,6 +100,7 @@ def test_fused_kernels_run_and_are_right(family, workload, toggle, option):
     # On a GPU "auto" chooses these too.
     is_default = toggle in ("triton_moe_experts", "triton_ssd_step", "triton_linear")
     status = "as default" if is_default else "effective"
-    precision = {"precision": "bf16"} if toggle in ("fused_linear", "fused_cache") else HALF
+    needs_weights = toggle in ("fused_linear", "fused_cache", "fused_heads")
+    precision = {"precision": "bf16"} if needs_weights else HALF
     toggles = precision | {toggle: option}
     judged(configuration(family, workload, sequence=64, toggles=toggles), toggle, status)
