@@ -242,6 +242,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
+    plain=_torch,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

@@ -262,6 +262,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, no_fp64),
         "torch": Implementation(_torch),
     },
+    plain=_torch,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

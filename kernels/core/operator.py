@@ -152,7 +152,9 @@ class Operator:
     and writes again what a fusion keeps in registers.
     ``written`` takes the inputs by position and returns the names of the tensors that this call
     writes into, in the reference and in every implementation. Such a call has no gradients. Code
-    that runs a call only to compare or time it passes ``with_copies``.
+    that runs a call only to compare or time it passes ``with_copies``. ``plain`` is what the
+    benchmark compiles to compare with, where that is not the reference: plain torch, if the
+    reference multiplies matrices in a wider dtype than the inputs have.
     """
 
     name: str
@@ -173,6 +175,7 @@ class Operator:
     standard: Callable[..., tuple[str, str]] | None = None
     fused_by_compiler: Callable[..., bool] = never
     written: Callable[..., tuple[str, ...]] = no_inputs
+    plain: Callable[..., Any] | None = None
 
     @functools.cached_property
     def input_names(self) -> tuple[str, ...]:

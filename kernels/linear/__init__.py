@@ -165,6 +165,7 @@ OP = Operator(
         "triton": Implementation(_triton, missing, few_rows_refusal, replayed=True),
         "torch": Implementation(_torch),
     },
+    plain=_torch,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

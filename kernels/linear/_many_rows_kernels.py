@@ -63,28 +63,42 @@ def _gate(b_acc):
 
 
 @gluon.jit
+def _halves(b_acc, D: gl.constexpr):
+    """Return both halves [ROWS, HEADS, D / 2] of the heads in a block's columns."""
+    ROWS: gl.constexpr = b_acc.shape[0]
+    HEADS: gl.constexpr = b_acc.shape[1] // D
+    return b_acc.reshape((ROWS, HEADS, 2, D // 2)).permute((0, 1, 3, 2)).split()
+
+
+@gluon.jit
+def _angles(b_acc, o_m, cos_ptr, sin_ptr, length, offset, table_stride, D: gl.constexpr):
+    """Return cosines and sines [ROWS, 1, D / 2] for the halves of ``b_acc``, of any values.
+
+    Rows, from ``o_m`` on, are tokens of sequences of that ``length``, from position ``offset`` on.
+    """
+    b_a, _ = _halves(b_acc, D)
+    table: gl.constexpr = gl.SliceLayout(1, b_a.type.layout)  # [ROWS, D / 2]
+    o_row = o_m + gl.arange(0, b_a.shape[0], layout=gl.SliceLayout(1, table))
+    o_r = gl.arange(0, D // 2, layout=gl.SliceLayout(0, table))
+    o_t = (o_row % length + offset)[:, None] * table_stride + o_r[None, :]
+    b_cos = gl.load(cos_ptr + o_t).to(gl.float32).expand_dims(1)
+    return b_cos, gl.load(sin_ptr + o_t).to(gl.float32).expand_dims(1)
+
+
+@gluon.jit
 def _turn(
-    b_acc, o_m, o_n, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, length, offset, table_stride,
+    b_acc, b_cos, b_sin, o_n, q_norm_ptr, k_norm_ptr,
     Q_HEADS: gl.constexpr, K_HEADS: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
     """Return the heads of a block with queries and keys normalised and rotated, values unchanged.
 
-    Its first row is ``o_m`` and its first column ``o_n``, the start of a head. Rows are tokens of
-    sequences of that ``length``, from position ``offset`` on.
+    Its first column, ``o_n``, is the start of a head.
     """
     ROWS: gl.constexpr = b_acc.shape[0]
     HEADS: gl.constexpr = b_acc.shape[1] // D
     R: gl.constexpr = D // 2
-    halves = b_acc.reshape((ROWS, HEADS, 2, R)).permute((0, 1, 3, 2))
-    b_a, b_b = halves.split()
-    layout: gl.constexpr = b_a.type.layout
-    table: gl.constexpr = gl.SliceLayout(1, layout)  # [ROWS, R]
-    gain: gl.constexpr = gl.SliceLayout(0, layout)  # [HEADS, R]
-    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, table))
-    o_r = gl.arange(0, R, layout=gl.SliceLayout(0, table))
-    o_t = (o_row % length + offset)[:, None] * table_stride + o_r[None, :]
-    b_cos = gl.load(cos_ptr + o_t).to(gl.float32).expand_dims(1)
-    b_sin = gl.load(sin_ptr + o_t).to(gl.float32).expand_dims(1)
+    b_a, b_b = _halves(b_acc, D)
+    gain: gl.constexpr = gl.SliceLayout(0, b_a.type.layout)  # [HEADS, R]
     o_head = o_n // D + gl.arange(0, HEADS, layout=gl.SliceLayout(1, gain))
     m_turn = (o_head < Q_HEADS + K_HEADS).expand_dims(1).expand_dims(0)
     b_c = b_a
@@ -107,7 +121,7 @@ def _turn(
 
 @gluon.jit
 def _compute(
-    WHICH: gl.constexpr, y_desc, x_all, w_all, y_all, full, empty, rows, width, k,
+    WHICH: gl.constexpr, y_ptr, x_all, w_all, y_all, full, empty, rows, width, k,
     cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, length, offset, table_stride,
     Q_HEADS: gl.constexpr, K_HEADS: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
     TOGETHER: gl.constexpr, STAGES: gl.constexpr,
@@ -120,6 +134,7 @@ def _compute(
     N: gl.constexpr = PARTS * WIDTH
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     y_box = y_all.index(WHICH)
+    y_desc = _describe(y_ptr, rows, width, width, HALF, WIDTH)
     n_blocks = gl.cdiv(k, K)
     count = 0
     n_tiles = gl.cdiv(rows, 2 * HALF) * gl.cdiv(width, WIDTH)
@@ -127,6 +142,10 @@ def _compute(
         o_m, o_n = _first(tile, rows, width, 2 * HALF, WIDTH, TOGETHER)
         o_m += WHICH * HALF
         b_acc = gl.zeros((HALF, N), gl.float32, layout)
+        if PARTS == 1:  # loaded while blocks are multiplied
+            b_cos, b_sin = _angles(
+                b_acc, o_m, cos_ptr, sin_ptr, length, offset, table_stride, D
+            )  # fmt: skip
         for i_k in range(n_blocks):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), (count // STAGES) & 1)
@@ -141,8 +160,7 @@ def _compute(
             b_y = _gate(b_acc)
         else:
             b_y = _turn(
-                b_acc, o_m, o_n, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, length, offset,
-                table_stride, Q_HEADS, K_HEADS, D, EPS,
+                b_acc, b_cos, b_sin, o_n, q_norm_ptr, k_norm_ptr, Q_HEADS, K_HEADS, D, EPS
             )  # fmt: skip
         tma.store_wait(0)  # of the tile before
         meet()
@@ -155,7 +173,7 @@ def _compute(
 
 @gluon.jit
 def _fetch_all(
-    x_desc, w_desc, x_all, w_all, full, empty, rows, width, k,
+    x_ptr, w_ptr, x_row, w_part, w_row, x_all, w_all, full, empty, rows, width, k,
     TOGETHER: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fetch all blocks, in one warp."""
@@ -164,6 +182,8 @@ def _fetch_all(
     WIDTH: gl.constexpr = w_all.shape[2]
     K: gl.constexpr = w_all.shape[3]
     BYTES: gl.constexpr = (2 * HALF + PARTS * WIDTH) * K * 2
+    x_desc = _describe(x_ptr, rows, k, x_row, HALF, K)
+    w_desc = _describe_parts(w_ptr, width, k, w_part, w_row, PARTS, WIDTH, K)
     count = 0
     n_tiles = gl.cdiv(rows, 2 * HALF) * gl.cdiv(width, WIDTH)
     for tile in range(gl.program_id(0), n_tiles, gl.num_programs(0)):
@@ -192,25 +212,26 @@ def linear_many_rows_kernel(
     A gated product has no heads: their arguments are None and 0.
     """
     dtype: gl.constexpr = x_ptr.dtype.element_ty
-    x_desc = _describe(x_ptr, rows, k, x_row, HALF, K)
-    w_desc = _describe_parts(w_ptr, width, k, w_part, w_row, PARTS, WIDTH, K)
-    y_desc = _describe(y_ptr, rows, width, width, HALF, WIDTH)
-    x_all = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, K], x_desc.layout)
-    w_all = gl.allocate_shared_memory(dtype, [STAGES, PARTS, WIDTH, K], w_desc.layout)
-    y_all = gl.allocate_shared_memory(dtype, [2, HALF, WIDTH], y_desc.layout)
+    x_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, K], dtype)
+    w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PARTS, WIDTH, K], dtype)
+    y_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, WIDTH], dtype)
+    x_all = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, K], x_layout)
+    w_all = gl.allocate_shared_memory(dtype, [STAGES, PARTS, WIDTH, K], w_layout)
+    y_all = gl.allocate_shared_memory(dtype, [2, HALF, WIDTH], y_layout)
     full, empty = barriers(STAGES, 1), barriers(STAGES, 2)
     gl.warp_specialize([
         (_compute, (
-            0, y_desc, x_all, w_all, y_all, full, empty, rows, width, k, cos_ptr, sin_ptr,
+            0, y_ptr, x_all, w_all, y_all, full, empty, rows, width, k, cos_ptr, sin_ptr,
             q_norm_ptr, k_norm_ptr, length, offset, table_stride, Q_HEADS, K_HEADS, D, EPS,
             TOGETHER, STAGES,
         )),
         (_compute, (
-            1, y_desc, x_all, w_all, y_all, full, empty, rows, width, k, cos_ptr, sin_ptr,
+            1, y_ptr, x_all, w_all, y_all, full, empty, rows, width, k, cos_ptr, sin_ptr,
             q_norm_ptr, k_norm_ptr, length, offset, table_stride, Q_HEADS, K_HEADS, D, EPS,
             TOGETHER, STAGES,
         )),
         (_fetch_all, (
-            x_desc, w_desc, x_all, w_all, full, empty, rows, width, k, TOGETHER, STAGES,
+            x_ptr, w_ptr, x_row, w_part, w_row, x_all, w_all, full, empty, rows, width, k,
+            TOGETHER, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Benchmark of an operator: every implementation, the compiled reference and installed peers.
+"""Benchmark of an operator: every implementation, compiled plain torch and installed peers.
 
 Each is first compared with the reference: wrong results are not timed. Every measurement is a
 ``Row``.
@@ -25,7 +25,7 @@ from kernels.measure.peers import PEERS, peers
 from kernels.measure.rounds import Enough, alternate
 from kernels.measure.timing import kernel_us
 
-COMPILED = "torch.compile"  # the reference, compiled
+COMPILED = "torch.compile"  # the reference or plain torch, compiled
 REFERENCE = "reference"
 TUNED, HEURISTIC = "triton", "triton, heuristic"  # where both are timed
 BOTH = "forward and backward"
@@ -367,7 +367,11 @@ def _subjects(
                 continue
         yield name, peer, ""
     if op.large_reference is None and wanted(COMPILED):
-        yield COMPILED, torch.compile(own_code(op.reference), fullgraph=True, dynamic=False), ""
+        yield (
+            COMPILED,
+            torch.compile(own_code(op.plain or op.reference), fullgraph=True, dynamic=False),
+            "",
+        )
 
 
 def _directions(

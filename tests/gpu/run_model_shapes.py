@@ -188,7 +188,7 @@ def warm(subject: ShapeCase, device: torch.device) -> None:
         calls = [i for n, i in op.implementations.items() if is_ours(n)]
         calls += peers(op.name).values()
         if op.large_reference is None:
-            calls.append(torch.compile(op.reference, fullgraph=True, dynamic=False))
+            calls.append(torch.compile(op.plain or op.reference, fullgraph=True, dynamic=False))
         for call in calls:
             with contextlib.suppress(Exception):
                 run_once(op, call, inputs, trains=not subject.case.forward_only)

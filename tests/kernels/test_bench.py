@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import OPS, Implementation
 from kernels.measure import rounds as rounds_module
@@ -207,3 +208,28 @@ def test_before_every_block_the_inputs_are_as_they_were():
 def test_no_round_begins_after_the_deadline():
     results = alternate([lambda: None], "cpu", describe_failure=str, deadline=time.monotonic() - 1)
     assert (results[0].us, results[0].problem) == ([], "not timed: out of time")
+
+
+class Products(TorchDispatchMode):
+    """Record the dtypes in which matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
+            self.dtypes.add(args[-1].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if op.large_reference is None])
+def test_what_is_compiled_multiplies_in_the_dtype_of_the_torch_implementation(name):
+    op = OPS[name]
+    inputs = op.inputs(op.cases[0], CPU, torch.bfloat16, 0)
+    seen = []
+    for call in (op.plain or op.reference, op.implementations["torch"]):
+        with Products() as products, torch.no_grad():
+            call(*op.with_copies(tuple(inputs.values())))
+        seen.append(products.dtypes)
+    assert seen[0] == seen[1]
