@@ -213,7 +213,10 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
     operators |= step_operators(workload, fuses_steps=True)
-    operators.add("rope_to_cache" if workload in DECODING else "adaptive_attention")
+    if workload not in DECODING:
+        operators.add("adaptive_attention")
+    elif not config.rules.rounds(torch.bfloat16):  # keys that are rounded are written separately
+        operators.add("rope_to_cache")
     if workload in ("forward", "train") and config.adaptive_rank:
         operators.add("low_rank")
     return frozenset(operators)

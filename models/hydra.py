@@ -129,10 +129,12 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "add_rms_norm", "swiglu", "attention"}
-    names |= step_operators(workload, fuses_steps=not config.ccgqa)
+    fuses_steps = config.computes_all_tokens and not config.ccgqa
+    names = {"rms_norm", "swiglu", "attention"} | step_operators(workload, fuses_steps)
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
-    if workload in DECODING and not config.ccgqa:
+    if config.computes_all_tokens:
+        names.add("add_rms_norm")
+    if workload in DECODING and fuses_steps:
         names.add("rope_to_cache")
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")

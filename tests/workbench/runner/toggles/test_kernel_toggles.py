@@ -32,11 +32,12 @@ FIELDS = {
         {},
         {"ccgqa": True},
         {"mixture_of_depths": True},
+        {"mixture_of_depths": True, "depth_every": 1},
         {"mixture_of_recursions": True},
         {"mixture_of_recursions": True, "recursion_routing": "token"},
     ),
     "mamba2": ({}, {"attention_every": 0}, {"n_layers": 1, "attention_every": 1}),
-    "adaattn": ({}, {"adaptive_rank": False}),
+    "adaattn": ({}, {"adaptive_rank": False}, {"allow_fp8": True}),
     "mahia": ({}, {"use_fourier": False}, {"use_moe": True}),
     "moe": ({}, {"num_shared_experts": 1}),
 }
