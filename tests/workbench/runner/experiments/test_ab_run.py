@@ -284,8 +284,7 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(context, sma
     comparison, _ = recorded(context)
     assert comparison.verdict == "UNDECIDED" and comparison.facts["pairs"] == 0
     reason = comparison.facts["reasons"][-1]
-    assert reason.startswith("void and not counted: ")
-    assert reason.endswith(" blocks: a compile happened during the block")
+    assert "not counted" in reason and reason.endswith(": a compile happened during the block")
 
 
 @pytest.mark.parametrize(

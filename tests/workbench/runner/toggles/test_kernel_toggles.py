@@ -325,6 +325,23 @@ def test_the_kernel_for_few_rows_says_what_it_needs(toggles, settings, reason):
     assert (blocked is None) if not reason else (blocked is not None and reason in blocked.reason)
 
 
+@pytest.mark.parametrize(
+    ("family", "operator", "toggle", "title"),
+    [
+        ("hydra", "rope", "fused_cache", "fused cache writes"),
+        ("adaattn", "qk_norm_rope", "fused_cache", "fused cache writes"),
+        ("hydra", "swiglu", "fused_linear", "fused linear layers"),
+    ],
+)
+def test_an_operator_that_another_option_includes_is_not_called_with_the_reason(
+    family, operator, toggle, title
+):
+    toggles = {"precision": "bf16", toggle: "torch", name(operator): "torch"}
+    finding = evidence_of(stepped(configuration(family, "decode", toggles=toggles)), name(operator))
+    text = f"no step called {operator}, which is a part of {title}"
+    assert (finding.status, finding.text) == ("no effect", text)
+
+
 def test_heads_that_round_their_keys_do_not_write_them_directly():
     arm = stepped(configuration("adaattn", "decode", toggles={"fused_cache": "torch"}))
     evidence = evidence_of(arm, "fused_cache")
