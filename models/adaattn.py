@@ -212,8 +212,15 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     The PyTorch form of ``adaptive_attention`` calls ``attention``, too.
     """
     operators = {"rms_norm", "add_rms_norm", "swiglu", "qk_norm_rope", "attention"}
-    operators |= step_operators(workload, fuses_steps=True, fuses_gates=True, fuses_heads=True)
-    if workload not in DECODING:
+    decodes = workload in DECODING
+    fuses_heads = not decodes or not config.rules.rounds(torch.bfloat16)
+    operators |= step_operators(
+        workload,
+        fuses_steps=True,
+        fuses_gates=True,
+        fuses_heads=fuses_heads,  # keys that are rounded are written separately
+    )
+    if not decodes:
         operators.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:
         operators.add("low_rank")

@@ -129,10 +129,12 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def operators(config: HydraConfig, workload: str) -> frozenset[str]:
     """Return the operators that a step of the workload calls."""
-    names = {"rms_norm", "add_rms_norm", "swiglu", "attention"}
-    grouped = not config.ccgqa
-    names |= step_operators(workload, fuses_steps=grouped, fuses_gates=True, fuses_heads=grouped)
+    fuses = config.computes_all_tokens and not config.ccgqa
+    names = {"rms_norm", "swiglu", "attention"}
+    names |= step_operators(workload, fuses_steps=fuses, fuses_gates=True, fuses_heads=fuses)
     names |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
+    if config.computes_all_tokens:
+        names.add("add_rms_norm")
     if config.mixture_of_depths or config.mixture_of_recursions:
         names.add("token_scatter")
         by_token = config.mixture_of_recursions and config.recursion_routing == "token"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.attention._masks import RECOMPUTED_ULPS
+from kernels.attention._masks import RECOMPUTED_ULPS, has_groups
 from kernels.core import triton_helpers
 from kernels.core.autograd import needs_gradient
 from kernels.core.operator import (
@@ -48,7 +48,7 @@ def _call(
     run = flex_attention
     if q.is_cuda and not torch.compiler.is_compiling():
         run = _compiled(q.dtype, q.shape, k.shape, mask is None, q.requires_grad)
-    return run(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return run(q, k, v, block_mask=mask, scale=scale, enable_gqa=has_groups(q, k))
 
 
 def _mask_mod(

@@ -70,6 +70,14 @@ def square(q: Tensor, k: Tensor, window: int | None, kv_length: Tensor | None) -
     return window is None and kv_length is None and q.shape[2] == k.shape[2]
 
 
+def has_groups(q: Tensor, k: Tensor) -> bool:
+    """Return True if query heads share keys.
+
+    The branch makes it a constant where ``torch.compile`` has symbols for numbers of heads.
+    """
+    return True if q.shape[1] != k.shape[1] else False  # noqa: SIM210  a symbol is no bool
+
+
 def reference(
     q_BHSD: Tensor,
     k_BGTD: Tensor,

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import hardware
 from kernels.attention import _cudnn_gradient
-from kernels.attention._masks import RECOMPUTED_ULPS, square, trivial, visible
+from kernels.attention._masks import RECOMPUTED_ULPS, has_groups, square, trivial, visible
 from kernels.core.autograd import needs_gradient
 from kernels.core.operator import Implementation, traced_as_constant, unit_stride
 
@@ -82,7 +82,7 @@ def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
         is_causal, mask = _masking(q, k, causal, window, kv_length)
         # torch may choose cuDNN, which returns no tensor at all for an empty one.
         used = SDPBackend.MATH if backend is None and _empty(q, k) else backend
-        grouped = q.shape[1] != k.shape[1]
+        grouped = has_groups(q, k)
         if grouped and backend == SDPBackend.EFFICIENT_ATTENTION:
             # This backend has no grouped heads: it alone must copy keys and values.
             repeats = q.shape[1] // k.shape[1]
@@ -224,7 +224,7 @@ def _ask(
     if empty or torch.compiler.is_compiling():
         return empty
     is_causal, mask = _masking(q, k, causal, window, kv_length)
-    grouped = q.shape[1] != k.shape[1]
+    grouped = has_groups(q, k)
     if grouped and can_use is can_use_efficient_attention:
         shape = (k.shape[0], q.shape[1], *k.shape[2:])
         k, v = k[:, :1].expand(shape), v[:, :1].expand(shape)

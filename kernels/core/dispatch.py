@@ -70,17 +70,27 @@ def _first(op: Operator, x: Any) -> str:
 def _computed(op_name: str, choice: str, *args: Any) -> Any:
     op = OPS[op_name]
     op.check(*args)
-    if op.written is not no_inputs and torch.is_grad_enabled():
-        _check_needs_no_gradient(op, args)
+    if op.written is not no_inputs:
+        _check_writable(op, args)
     name = _choose(op, args) if choice == "auto" else _checked(op, choice, args)
     if _watch is not None:
         return _watch(op, name, args)
     return op.implementations[name].call(*args)
 
 
-def _check_needs_no_gradient(op: Operator, args: tuple[Any, ...]) -> None:
-    written = op.written(*args)
-    if written and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+def _check_writable(op: Operator, args: tuple[Any, ...]) -> None:
+    written = op.written_tensors(args)
+    for name, tensor in written.items():
+        if any(
+            size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise Mistake(
+                f"{op.name}: cannot write into {name}, whose elements share memory; make a copy of "
+                "the expanded tensor"
+            )
+    if not written or not torch.is_grad_enabled():
+        return
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
         raise Mistake(
             f"{op.name}: a call that writes into {' and '.join(written)} computes no gradients; "
             "make it under torch.no_grad()"

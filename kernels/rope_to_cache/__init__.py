@@ -71,9 +71,10 @@ def rope_to_cache(
 
     ``heads_BXD`` has H query heads, then G key heads and G value heads. ``cache_BYTD`` has Y = 2 G
     heads, keys first, for T positions; its row ``position`` (int64, [], on the device, less than T)
-    is overwritten. ``cos_SR`` and ``sin_SR``: the table of ``rope``, R = D/2, for halves. With
-    ``q_weight_D`` and ``k_weight_D`` queries and keys are normalised first, as in ``qk_norm`` with
-    ``eps``. ``matrix_ZDD``: each head of Z = H + G is multiplied by its matrix, from the right.
+    is overwritten; at T or later, Triton writes nothing and returns NaN. ``cos_SR`` and ``sin_SR``:
+    the table of ``rope``, R = D/2, for halves. With ``q_weight_D`` and ``k_weight_D`` queries and
+    keys are normalised first, as in ``qk_norm`` with ``eps``. ``matrix_ZDD``: each head of Z = H +
+    G is multiplied by its matrix, from the right.
 
     Returns the queries [B, H, D], and ``position + 1``, the number of positions that they see.
     ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do not fit together or need
@@ -199,7 +200,7 @@ def _triton(
             q,
             length,
             batch,
-            len(cos),
+            min(len(cos), capacity),  # without a row in the cache, queries are NaN
             capacity,
             cos.stride(0),
             *heads.stride()[:2],

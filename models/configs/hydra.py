@@ -139,6 +139,11 @@ class HydraConfig(fields.RoundedVocabulary):
         return self.mixture_of_depths and (index + 1) % self.depth_every == 0
 
     @property
+    def computes_all_tokens(self) -> bool:
+        """True if any block outside of a recursion computes all tokens."""
+        return self.mixture_of_recursions or not all(map(self.routes_depth, range(self.n_layers)))
+
+    @property
     def applied_layers(self) -> int:
         """Maximum number of layers that compute a token."""
         return self.recursions * self.n_layers + 2 if self.mixture_of_recursions else self.n_layers

@@ -65,6 +65,19 @@ def test_a_target_out_of_range_makes_the_loss_nan(target):
     assert dx.isnan().all(1).tolist() == [False, True, False]
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="torch raises an error on the CPU")
+@pytest.mark.parametrize("position", [-1, 5, 7, 1 << 40])
+@pytest.mark.parametrize("matrix", [None, torch.ones(3, 4, 4)])
+def test_queries_of_a_token_without_a_row_in_the_cache_are_nan(position, matrix):
+    table, cache, at = torch.ones(8, 2), torch.randn(2, 2, 5, 4), torch.tensor(position)
+    before = cache.clone()
+    q, _ = kernels.rope_to_cache(
+        torch.randn(2, 4, 4), cache, table, table, at, matrix_ZDD=matrix, impl="triton"
+    )
+    assert q.isnan().all()
+    assert torch.equal(cache, before)
+
+
 @pytest.mark.parametrize("impl", LOSSES)
 def test_the_loss_of_one_token_needs_no_dimension_of_tokens(impl):
     x, weight, target = torch.randn(8), torch.randn(11, 8), torch.tensor(3)

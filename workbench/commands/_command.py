@@ -66,16 +66,18 @@ class Command:
 def load(path: Path) -> Session:
     """Load the session of a file, or of another profiler's trace.
 
-    Raises ``Mistaken`` where there is none, else ``SessionError``.
+    Raises ``Mistaken`` if there is no such file, and ``SessionError`` if it is no session.
     """
     from sessions.storage import foreign, hdf5
 
     try:
         return foreign.load(path) if is_foreign(path) else hdf5.load(path)
-    except SessionError:
+    except SessionError as error:
         with contextlib.suppress(OSError):  # which the first error names
             if not path.exists():
                 raise Mistaken(f"{path}: there is no such file") from None
+            if not path.is_file():
+                raise Mistaken(str(error)) from None
         raise
 
 

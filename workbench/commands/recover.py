@@ -48,7 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise Mistaken(f"{path}: there is no such file") from None
     except OSError as error:
-        raise Failed(f"{path} cannot be read: {error.strerror}") from None
+        kind = Mistaken if isinstance(error, IsADirectoryError) else Failed
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise Failed(f"{error}") from None
     hdf5.save(session, output)

@@ -56,6 +56,14 @@ class OwnModelError(RuntimeError):
         self.detail = detail
 
 
+class Explained(RuntimeError):  # noqa: N818 - named by what it carries
+    """An error that was explained when it was raised: its traceback would keep tensors."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.sentence)
+        self.failure = failure
+
+
 class RankError(RuntimeError):
     """A worker failed, in one sentence; ``failure`` is the worker's own report, if it sent one."""
 
@@ -93,6 +101,8 @@ def explain(error: BaseException) -> Failure:
             fix="Correct the file and run again. The log has the traceback.",
             detail=error.detail,
         )
+    if isinstance(error, Explained):
+        return error.failure
     if isinstance(error, RankError):
         return _failure_of_rank(error, first, detail)
     if lacks_memory(error):

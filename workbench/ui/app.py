@@ -156,4 +156,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         # Not of Path, which raises where a folder may not be entered.
         if not os.path.exists(path):  # noqa: PTH110
             parser.error(f"{path}: there is no such file")
+        if os.path.isdir(path):  # noqa: PTH112
+            parser.error(f"{path} is a folder; name a file in it")
     return arguments

@@ -229,3 +229,17 @@ def test_no_kernel_calls_a_method_of_a_number():
     assert len(sources) > 40
     for source in sources:
         assert list(numbers_with_methods(source.read_text(encoding="utf-8"))) == [], source
+
+
+def test_numbers_of_heads_may_be_symbols_of_a_compiled_call():
+    """A model whose weights are gathered in the step has them, with dynamic shapes."""
+
+    def call(heads_BXSD, queries, groups):
+        q, k, v = heads_BXSD.split((queries, groups, groups), dim=1)
+        return kernels.attention(q, k, v, backend="sdpa")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+    for queries, groups in ((4, 2), (3, 3)):
+        heads_BXSD = torch.randn(2, queries + 2 * groups, 5, 8)
+        expected = call(heads_BXSD, queries, groups)
+        torch.testing.assert_close(compiled(heads_BXSD, queries, groups), expected)

@@ -139,6 +139,17 @@ def test_autograd_refuses_a_graph_whose_saved_values_a_kernel_wrote_over(drawn, 
         y.backward()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("op", "case"), WRITING)
+def test_a_call_does_not_write_into_elements_that_share_memory(op, case):
+    """PyTorch refuses it too, but a kernel would leave what its last program wrote."""
+    arguments = op.inputs(case, CPU, torch.float32, 0)
+    (name,) = op.written(*arguments.values())
+    arguments[name] = arguments[name][..., :1].expand_as(arguments[name])
+    with pytest.raises(kernels.Mistake, match=f"cannot write into {name}, whose elements share"):
+        op.function(**arguments)
+
+
 @pytest.mark.skipif(not INSTALLED or INTERPRETED, reason="needs Triton outside its interpreter")
 @pytest.mark.parametrize(("op", "case"), WRITING)
 def test_a_replay_writes_into_the_tensor_that_it_is_given(op, case, monkeypatch):

@@ -1,12 +1,17 @@
-"""Any requested sizes give a model that runs and has the counted size, or one sentence."""
+"""Any requested sizes give a model that runs and has the counted size, or one sentence.
+
+Its decoding steps that fuse operators equal separate ones.
+"""
 
 import random
 
 import pytest
 import torch
+from halves import in_pieces
 from peak_bytes import drawn
 
-from models import FAMILIES, ConfigurationError
+import kernels
+from models import FAMILIES, ConfigurationError, language_model
 
 VALUES = {
     int: (0, 1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 64, 256),
@@ -71,3 +76,91 @@ def test_what_overwrites_memory_is_refused_in_training_before_anything_is_alloca
         "choose an inference workload"
     )
     family.check_memory(config, workload="prefill", **step)
+
+
+SWITCHES = {  # of a model, and the operators that they make it call
+    "set_fused_cache": "rope_to_cache",
+    "set_fused_linear": "fused_linear",
+    "set_fused_add_norm": "add_rms_norm",
+}
+FIELDS = {
+    "hydra": {
+        "window": (0, 1, 3, 100),
+        "mixture_of_depths": (False, False, True),
+        "depth_every": (1, 2),
+        "depth_capacity": (0.2, 1.0),
+        "mixture_of_recursions": (False, False, True),
+        "recursions": (2,),
+        "recursion_routing": ("expert", "token"),
+        "recursion_kv": ("share", "recursion"),
+        "ccgqa": (False, False, False, True),
+    },
+    "mamba2": {
+        "head_dim": (1, 2, 4),
+        "d_state": (1, 5, 16),
+        "n_groups": (1, 2),
+        "d_conv": (2, 3, 4),
+        "attention_every": (0, 1, 2),
+        "window": (0, 1, 3),
+    },
+    "adaattn": {
+        "adaptive_rank": (False, True),
+        "adaptive_precision": (False, True),
+        "allow_fp8": (False, True),
+    },
+    "moe": {
+        "hidden_dim": (4, 16),
+        "num_experts": (3,),
+        "top_k": (1, 2),
+        "gating": ("topk", "noisy_topk", "dense"),
+        "num_shared_experts": (0, 1),
+        "in_place": (False, True),
+        "reuse_buffers": (False, True),
+        "window": (0, 1, 3),
+    },
+}
+LENGTH, PIECES = 7, (1, 2, 1, 1, 2)
+STEPPED = 25  # models of each family
+
+
+def draw_config(family, rng):
+    """Draw a small configuration, also with heads of two elements; None if it is refused."""
+    heads, width = rng.choice((1, 2, 3, 6)), rng.choice((2, 4, 6, 10))
+    fields = {name: rng.choice(values) for name, values in FIELDS[family.name].items()}
+    fields |= {"n_layers": rng.choice((1, 2, 3)), "n_heads": heads}
+    fields["input_dim" if family.name == "moe" else "dim"] = heads * width
+    if family.name != "adaattn":
+        fields["n_kv_heads"] = rng.choice([n for n in (1, 2, 3, 6) if heads % n == 0])
+    try:
+        return family.configure("tiny", fields)
+    except ConfigurationError:
+        return None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fused_steps_decode_the_same_for_any_sizes(name, monkeypatch):
+    monkeypatch.setattr(language_model, "is_for_few_rows", lambda x: True)  # also for FP64
+    family, rng, built = FAMILIES[name], random.Random(0), 0
+    while built < STEPPED:
+        config = draw_config(family, rng)
+        if config is None:
+            continue
+        built += 1
+        model = family.materialise(config, dtype=torch.float64, seed=3).eval()
+        batch, mode = rng.choice((1, 3)), rng.choice((torch.no_grad, torch.inference_mode))
+        tokens_BS = torch.randint(0, 256, (batch, LENGTH))
+        first = rng.choice((None, torch.tensor(0)))  # a prefill, or a step with an empty cache
+        with mode():
+            caches = [model.new_cache(batch, LENGTH) for _ in range(2)]
+            separate_BSV = in_pieces(model, tokens_BS, PIECES, caches[0], first)
+            offered = family.operators(config, "decode")
+            switched = [switch for switch, operator in SWITCHES.items() if operator in offered]
+            for switch in switched:
+                getattr(model, switch)(True)
+            kernels.reset_usage()
+            fused_BSV = in_pieces(model, tokens_BS, PIECES, caches[1], first)
+        torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-9, atol=1e-9, msg=str(config))
+        for ours, theirs in zip(*(cache.tensors() for cache in caches), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=str(config))
+        if "set_fused_cache" in switched and name != "adaattn":  # which rounds keys in FP64
+            assert "rope_to_cache" in kernels.usage(), config

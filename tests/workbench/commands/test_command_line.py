@@ -132,7 +132,7 @@ def test_a_missing_file_is_a_mistake_and_a_damaged_one_a_failure(line, tmp_path,
     assert code == 1 and err.count("\n") == 1
     assert f"{damaged}: it is truncated" in err and "copy it again" in err
     code, err = call(tmp_path)
-    assert code == 1 and "it is a folder" in err
+    assert code == 2 and "it is a folder" in err
     assert not list(tmp_path.glob("out*"))
 
 

@@ -375,7 +375,7 @@ def test_what_is_no_journal_cannot_be_recovered(pair, tmp_path, capsys):
     output = ["-o", str(tmp_path / "out.h5")]
     assert main(["recover", str(pair[0]), *output]) == 1
     assert f"{pair[0]}: no message in it; a journal has" in capsys.readouterr().err
-    assert main(["recover", str(tmp_path), *output]) == 1
+    assert main(["recover", str(tmp_path), *output]) == 2
     assert "cannot be read: Is a directory" in capsys.readouterr().err
     assert not (tmp_path / "out.h5").exists()
 

@@ -46,7 +46,7 @@ from workbench.runner.config.values import LONGEST_S
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired.blocks import TimedBlock
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Explained, Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
 
@@ -75,17 +75,29 @@ class OptimizeRun:
         return 0 if self._bench is None else self._bench.alternation.steps
 
     def execute(self) -> None:
-        """Search to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        """Search to the end.
+
+        Raises ``Mistake``, ``Cancelled``, ``RunEnded``, what is fatal, or ``Explained`` if the
+        start configuration cannot be measured.
+        """
         search, verdicts = self.prepare()
         try:
             verdict.load()
             search.run()
             verdicts.run()
         except StartFailed as error:
-            raise Mistake(f"the start configuration cannot be measured: {error}") from None
+            raise Explained(self._failure_of_start(str(error))) from None
         finally:
             self._context.watchdog.active = False
             self._report("", final=True)
+
+    def _failure_of_start(self, reason: str) -> protocol.Failure:
+        """Return the failure that ended the search, as another run would report it."""
+        failure = None if self._bench is None else self._bench.failure
+        if failure is None or failure.sentence != reason:  # its numbers are at fault
+            failure = protocol.Failure(kind="model", sentence=reason)
+        sentence = f"The start configuration cannot be measured: {failure.sentence}"
+        return msgspec.structs.replace(failure, sentence=sentence)
 
     # What is asked
 

@@ -27,6 +27,7 @@ from sessions.studies.optimization.space import (
     Measurement,
     Point,
 )
+from workbench import protocol
 from workbench.runner.config.availability import blocked_options, require_unblocked
 from workbench.runner.config.resolve import resolve
 from workbench.runner.context import RunnerContext
@@ -73,6 +74,7 @@ class RunnerBench:
         self._usable: dict[Point, tuple[Point | None, str]] = {}
         self.energy = EnergyCounter(context.device)
         self._step_joules = math.nan  # of the latest block
+        self.failure: protocol.Failure | None = None  # of the latest candidate that failed
         # Shares of the candidates' steps in which the GPU waits for launches, by number.
         self._waiting: dict[int, float] = {}
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
@@ -344,6 +346,7 @@ class RunnerBench:
             if isinstance(error, (Cancelled, RunEnded)) or is_fatal(error):
                 raise
             failure = explain(error)
+        self.failure = failure
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
         state = OUT_OF_MEMORY if failure.kind == "out-of-memory" else FAILED
         contender.variant = None

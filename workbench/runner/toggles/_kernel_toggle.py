@@ -84,6 +84,8 @@ def kernel_toggle(
         build.choose_kernel(operator, option)
 
     def evidence(option: str, observed: Observed) -> Finding:
+        if not observed.record.usage.get(operator):
+            return no_effect(_why_uncalled(operator, observed.situation))
         finding = (
             measured_finding(operator, observed.record)
             if option == AUTO
@@ -159,6 +161,17 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
     if not situation.on_gpu:
         return NEEDS_GPU
     return Blocked(missing, "Run `workbench doctor` to see what to install.")
+
+
+def _why_uncalled(operator: str, situation: Situation) -> str:
+    """Return why no step called the operator: another option computes it, or the model does not."""
+    from workbench.runner.toggles import all_toggles
+
+    for toggle in all_toggles().values():
+        if operator in toggle.includes and situation.option(toggle.name) != toggle.off:
+            title = toggle.title[0].lower() + toggle.title[1:]
+            return f"no step called {operator}, which is a part of {title}"
+    return f"this model never calls {operator}"
 
 
 def usage_finding(operator: str, implementation: str, record: StepRecord) -> Finding:

@@ -38,6 +38,7 @@ def operator_toggle(
     group: str,
     off: str,
     switch: Callable[[Any], None],
+    includes: Collection[str] = (),
     unfused: Collection[str] = (),
     idle: Callable[[Any], str] = lambda model: "",
     presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
@@ -47,8 +48,8 @@ def operator_toggle(
     """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 
     ``switch(model)`` makes a model of the bundled families call the operator. ``idle(model)``
-    returns why no step called it; empty if the reason is unknown. ``memory`` as of ``Toggle``,
-    ``needs`` as of ``kernel_toggle``.
+    returns why no step called it; empty if the reason is unknown. ``includes`` and ``memory`` as of
+    ``Toggle``, ``needs`` as of ``kernel_toggle``.
     """
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
@@ -78,6 +79,7 @@ def operator_toggle(
         evidence=evidence,
         blocked=blocked,
         bundled=PARTS,
+        includes=includes,
         traits=triton_traits(options.keys() - unfused),
         presets=presets,
         memory=memory,

@@ -150,6 +150,7 @@ class Toggle:
     bundled: str = ""  # why it cannot act on a user's model; empty if it can
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it adds to a user's model
+    includes: Collection[str] = ()  # operators that steps may not call then: it computes them too
     traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
     alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

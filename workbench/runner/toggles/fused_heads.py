@@ -40,6 +40,7 @@ TOGGLE = operator_toggle(
     __doc__,
     group="Kernels",
     off="Separate",
+    includes=("rope", "qk_norm_rope"),
     switch=_switch,
     idle=_idle,
     needs=_needs,

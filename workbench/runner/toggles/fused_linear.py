@@ -50,6 +50,7 @@ TOGGLE = operator_toggle(
     __doc__,
     group="Kernels",
     off="Separate",
+    includes=("linear", "rms_norm", "swiglu"),
     switch=_switch,
     idle=_idle,
     needs=_needs,

@@ -39,6 +39,7 @@ SAME_AS_OFF = (
     "the same as without this option",
     "outputs and operators are identical with the option off",
     "no rank was reduced",
+    "which is a part of fused",
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from recording_wire import RecordingWire
 
+from models import ConfigurationError
 from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
@@ -39,7 +40,7 @@ from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired import blocks, interleaving
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.run import RunEnded
-from workbench.runner.failures import Cancelled, Mistake
+from workbench.runner.failures import Cancelled, Explained, Mistake, OwnModelError, explain
 from workbench.runner.instruments import energy
 from workbench.runner.instruments.cpu_energy import CpuEnergy
 from workbench.runner.numerics import comparison, training_curve
@@ -266,6 +267,29 @@ def test_whoever_ends_it_keeps_what_was_measured(context, small, command, error)
     assert len(study.tables["blocks"]["round"]) >= 1
     assert study.facts["final"] and not study.facts["complete"]
     assert best_row(study)["title"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "fix"),
+    [
+        (OwnModelError("net.py, line 1: invalid syntax", "    ^"), "model", "Correct the file"),
+        (torch.OutOfMemoryError("Tried to allocate 2.00 GiB."), "out-of-memory", "Use a smaller"),
+        (ConfigurationError("own: net.py has no function build()"), "mistake", ""),
+    ],
+)
+def test_a_start_that_fails_is_reported_as_in_any_other_run(
+    context, small, monkeypatch, error, kind, fix
+):
+    def built(*_):
+        raise error
+
+    monkeypatch.setattr(context.variants, "_build", built)
+    with pytest.raises(Explained) as raised:
+        optimize(context, small)
+    failure, alone = explain(raised.value), explain(error)
+    assert failure.kind == alone.kind == kind
+    assert failure.fix == alone.fix and failure.fix.startswith(fix)
+    assert failure.sentence == f"The start configuration cannot be measured: {alone.sentence}"
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,12 @@ FIELDS = {
         {},
         {"ccgqa": True},
         {"mixture_of_depths": True},
+        {"mixture_of_depths": True, "depth_every": 1},
         {"mixture_of_recursions": True},
         {"mixture_of_recursions": True, "recursion_routing": "token"},
     ),
     "mamba2": ({}, {"attention_every": 0}, {"n_layers": 1, "attention_every": 1}),
-    "adaattn": ({}, {"adaptive_rank": False}),
+    "adaattn": ({}, {"adaptive_rank": False}, {"allow_fp8": True}),
     "mahia": ({}, {"use_fourier": False}, {"use_moe": True}),
     "moe": ({}, {"num_shared_experts": 1}),
 }
@@ -325,6 +326,25 @@ def test_the_kernel_for_few_rows_says_what_it_needs(toggles, settings, reason):
     situation = resolve(wanted, CPU)
     blocked = needs_few_rows("triton", situation)
     assert (blocked is None) if not reason else (blocked is not None and reason in blocked.reason)
+
+
+@pytest.mark.parametrize(
+    ("family", "operator", "toggle", "title", "workload"),
+    [
+        ("hydra", "rope", "fused_cache", "fused cache writes", "decode"),
+        ("adaattn", "qk_norm_rope", "fused_cache", "fused cache writes", "decode"),
+        ("hydra", "swiglu", "fused_linear", "fused linear layers", "decode"),
+        ("hydra", "swiglu", "fused_linear", "fused linear layers", "forward"),
+        ("adaattn", "qk_norm_rope", "fused_heads", "fused projection of heads", "forward"),
+    ],
+)
+def test_an_operator_that_another_option_includes_is_not_called_with_the_reason(
+    family, operator, toggle, title, workload
+):
+    toggles = {"precision": "bf16", toggle: "torch", name(operator): "torch"}
+    finding = evidence_of(stepped(configuration(family, workload, toggles=toggles)), name(operator))
+    text = f"no step called {operator}, which is a part of {title}"
+    assert (finding.status, finding.text) == ("no effect", text)
 
 
 def test_heads_that_round_their_keys_do_not_write_them_directly():

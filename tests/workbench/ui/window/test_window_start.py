@@ -131,12 +131,19 @@ def test_a_platform_that_needs_no_display_is_no_trouble():
     assert platform_check.trouble({"QT_QPA_PLATFORM": "minimal"}) == ""
 
 
-def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
+@pytest.mark.parametrize("option", [[], ["--replay"]])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("none.h5", "there is no such file"), (".", "is a folder")]
+)
+def test_a_missing_file_or_a_folder_is_a_mistake_of_exit_code_2(
+    tmp_path, capsys, option, name, reason
+):
     from workbench.ui.app import parse
 
     with pytest.raises(SystemExit) as raised:
-        parse([str(tmp_path / "none.h5")])
+        parse([*option, str(tmp_path / name)])
     assert raised.value.code == 2
+    assert reason in capsys.readouterr().err
 
 
 def bars_of(window) -> list[list[str]]:

@@ -179,7 +179,7 @@ def test_a_failure_of_rank_0_is_reported_and_no_rank_steps_afterwards(configurat
     arm = build(configuration, VariantCache())
     with arm.entered():
         with monkeypatch.context() as patch:
-            patch.setattr(Parallel, "_finish_gradients", lambda self: torch.empty(2**50))
+            patch.setattr(arm.trainer, "after_backward", lambda: torch.empty(2**50))
             with pytest.raises(RuntimeError, match="allocate memory") as raised:
                 arm.step()
         assert lacks_memory(raised.value) and not isinstance(raised.value, world.RankError)
