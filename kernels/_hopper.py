@@ -1,4 +1,4 @@
-"""What our Gluon kernels for Hopper share: names of its instructions, and how they read and write.
+"""Parts that our Gluon kernels for Hopper share: names of its instructions, reads and writes.
 
 One warp fetches blocks by the tensor memory accelerator into shared memory, where a barrier counts
 the bytes that have arrived. Two groups of ``WARPS`` warps, with ``HALF`` rows of a tile each, use

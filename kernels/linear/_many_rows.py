@@ -2,7 +2,8 @@
 
 What follows a product, a gate or the rotation of heads, is computed before it is written. Separate
 operators write the product and read it again. On an H200 with 8,192 rows in BF16, 768 -> 2 x 2,048
-with a gate takes 89 us, a product by cuBLAS 86, and with a kernel for the gate 111.
+with a gate takes 1.03 of the time of cuBLAS's product alone; a kernel for the gate after that takes
+the rest of 1.29.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ One warp fetches ``K`` columns of 128 rows, and of the weights of ``WIDTH`` outp
 ``STAGES`` buffers. A gated product has two weights for each output, so that ``PARTS`` is 2. Two
 groups of four warps multiply 64 rows each, and then gate or rotate their products. They are at
 different columns, so that one multiplies while the other does that. Programs are persistent: they
-go from tile to tile, and the next tile is fetched meanwhile.
+go from tile to tile, and the next tile is fetched meanwhile. Each task describes the matrices that
+it reads or writes, so that this takes less time than in turn.
 
 ``count`` is the number of blocks that a program has read: it decides which buffer a block is in,
 and the phase of that buffer's barriers.

@@ -132,6 +132,28 @@ MISTAKES = {
     ),
     "rope_to_cache: a call that writes into cache_BYTD computes no gradients; make it under "
     "torch.no_grad()": (lambda: to_cache(t(2, 4, 8).requires_grad_(), t(2, 2, 5, 8))),
+    "qkv_rope: expected x [B, S, E] and a weight [(H + 2 G) D, E], but got (2, 3, 6) and (32, 5)": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(32, 5), *TABLE, 2, 1)
+    ),
+    "qkv_rope: n_heads and n_kv_heads must be at least 1, and heads must have an even width, but "
+    "they are 2 and 1 with a weight (36, 6)": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(36, 6), *TABLE, 2, 1)
+    ),
+    "qkv_rope: the weight must have x's dtype, torch.float32, but has torch.float16": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(32, 6, dtype=torch.float16), *TABLE, 2, 1)
+    ),
+    "qkv_rope: q_weight and k_weight must both be tensors or both be None": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(32, 6), *TABLE, 2, 1, t(8))
+    ),
+    "qkv_rope: positions 14 to 16 are not in the table's range, 0 to 15": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(32, 6), *TABLE, 2, 1, offset=14)
+    ),
+    "qkv_rope: cos and sin must be [positions, 2], but are (16, 4)": (
+        lambda: kernels.qkv_rope(t(2, 3, 6), t(16, 6), *TABLE, 2, 1)
+    ),
+    "qkv_rope: it computes no gradients; call it under torch.no_grad()": (
+        lambda: kernels.qkv_rope(t(2, 3, 6).requires_grad_(), t(32, 6), *TABLE, 2, 1)
+    ),
     "linear: expected x [..., K] and a weight [N, K], but got (3, 8) and (5, 7)": (
         lambda: kernels.linear(t(3, 8), t(5, 7))
     ),

@@ -61,8 +61,8 @@ def test_fused_linear_layers_decode_the_same(form, monkeypatch):
     gates = sum(hasattr(layer, "fuses_gate") for layer in exact.blocks.modules())
     fused = by_block * len(exact.fused_linear)
     # Blocks that are not fused have a gate in every step, and all have it in passes of more tokens.
-    others = gates - len(exact.fused_linear) if gates else 0
-    calls = steps * (fused + others) + (len(PIECES) - steps) * gates
+    separate = gates - len(exact.fused_linear) if gates else 0
+    calls = steps * (fused + separate) + (len(PIECES) - steps) * gates
     assert sum(kernels.usage()["fused_linear"].values()) == calls
     torch.testing.assert_close(fused_BSV, separate_BSV, rtol=1e-10, atol=1e-10)
 

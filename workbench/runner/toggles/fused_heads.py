@@ -2,7 +2,8 @@
 
 On Hopper, one kernel multiplies, normalises (AdaAttn) and rotates, so that the product is not
 written and read again. Elsewhere the product is PyTorch's, and a second kernel rotates. Steps with
-gradients and decoded tokens stay as they are.
+gradients and decoded tokens stay as they are. On an H200, 8,192 tokens of HYDRA base take 36 us
+instead of 45 compiled, and those of AdaAttn base 65 instead of 76 (BF16, cold caches).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ On an H200, HYDRA base decodes a token for 8 sequences in 0.426 ms instead of 0.
 compiled, in a CUDA graph, with kernels chosen by measurement).
 
 In a forward pass of many tokens, a feed-forward layer's gate is computed inside its product, by a
-kernel for Hopper: 8,192 tokens, 768 to 2,048 columns in BF16, take 0.089 ms instead of 0.111.
+kernel for Hopper: 8,192 tokens of HYDRA base take 82 us instead of 106 compiled (cold caches).
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def _check(
     count = n_heads + 2 * n_kv_heads
     if n_heads < 1 or n_kv_heads < 1 or len(weight) % (2 * count):
         raise Mistake(
-            f"{op}: {n_heads} query heads and {n_kv_heads} key heads of even width need a weight "
-            f"with a multiple of {2 * max(count, 1)} rows, but it has {len(weight)}"
+            f"{op}: n_heads and n_kv_heads must be at least 1, and heads must have an even width, "
+            f"but they are {n_heads} and {n_kv_heads} with a weight {tuple(weight.shape)}"
         )
     if weight.dtype != x.dtype:
         raise Mistake(f"{op}: the weight must have x's dtype, {x.dtype}, but has {weight.dtype}")
