@@ -259,6 +259,7 @@ OP = Operator(
         _case(16, 1040, 63, "norm residual gated"),
         _case(0, 16, 5, "norm"),
         _case(40, 64, 48, "gated"),
+        _case(300, 200, 72, "gated"),
         _case(8, 768, 1536, "norm", bench=True),
         _case(8, 768, 2048, "norm gated", bench=True),
         _case(8, 2048, 768, "residual", bench=True),

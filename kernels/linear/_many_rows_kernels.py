@@ -174,7 +174,7 @@ def _compute(
 
 @gluon.jit
 def _fetch_all(
-    x_ptr, w_ptr, x_row, w_part, w_row, x_all, w_all, full, empty, rows, width, k,
+    x_all, w_all, full, empty, x_ptr, w_ptr, x_row, w_part, w_row, rows, width, k,
     TOGETHER: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fetch all blocks, in one warp."""
@@ -232,7 +232,7 @@ def linear_many_rows_kernel(
             TOGETHER, STAGES,
         )),
         (_fetch_all, (
-            x_ptr, w_ptr, x_row, w_part, w_row, x_all, w_all, full, empty, rows, width, k,
+            x_all, w_all, full, empty, x_ptr, w_ptr, x_row, w_part, w_row, rows, width, k,
             TOGETHER, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -218,6 +218,12 @@ DECODING_BUGS = {
         "if False:",
         SURROUNDED,
     ),
+    "qkv_rope: the first position is forgotten": (
+        "kernels._qk_kernels",
+        "position = i_s + offset\n",
+        "position = i_s\n",
+        {"batch": 2, "length": 5, "heads": 2, "kv_heads": 1, "dim": 8, "width": 16, "offset": 4},
+    ),
     "rope_to_cache: values are rotated": (
         CACHE,
         "if i_h >= Q_HEADS + KV_HEADS:",
