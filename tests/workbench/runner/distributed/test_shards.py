@@ -29,6 +29,7 @@ from workbench.runner.variants.variant import Variant
 
 pytestmark = needs_cores
 OPTIONS = ("gradients", "full", "offload")
+HALF = {"precision": "bf16"}  # without FP32 copies of the weights
 
 
 @pytest.fixture
@@ -278,13 +279,16 @@ def test_a_rank_that_ends_takes_no_weights_with_it(configuration):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "toggles",
-    [{}, {"checkpointing": "full"}, {"checkpointing": "operators"}, {"precision": "bf16"}],
+    [{}, {"checkpointing": "full"}, {"checkpointing": "operators"}, HALF],
     ids=lambda toggles: next(iter(toggles.values()), "plain"),
 )
 def test_every_family_trains_on_gathered_weights_as_on_complete_ones(family, toggles):
     settings = {"batch": 4, "sequence": 32}
     configuration = Configuration(family=family, preset="tiny", settings=settings, workload="train")
-    assert_right(step_sharded(configuration, "full", **toggles), "sharding")
+    # Steps and decays of Mamba-2 have a group of their own.
+    unmoved = "the variant's precision rounds away the update of the weights of group 2: it changes"
+    unclear = f"{unmoved} only 0 elements" if (family, toggles) == ("mamba2", HALF) else ""
+    assert_right(step_sharded(configuration, "full", **toggles), "sharding", unclear=unclear)
 
 
 @pytest.mark.slow

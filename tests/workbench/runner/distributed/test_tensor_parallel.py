@@ -285,7 +285,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(configura
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"), arm.entered(), monkeypatch.context() as m:
-        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y: fails(y)))
+        m.setattr(collectives._Leave, "forward", staticmethod(lambda ctx, y, dimension: fails(y)))
         arm.step()
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, tensor_parallel="2")
