@@ -31,6 +31,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 _IMPORT = builtins.__import__  # before pytest-qt imports PySide
+gc.disable()  # what is imported and collected stays: to look for garbage in it takes seconds
 
 
 @pytest.hookimpl(trylast=True)
@@ -48,6 +49,7 @@ def pytest_collection_finish() -> None:
     """Keep what was imported and collected: garbage is looked for among what the tests make."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

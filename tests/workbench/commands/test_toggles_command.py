@@ -8,8 +8,38 @@ import pytest
 
 from workbench import protocol
 from workbench.cli import main
+from workbench.client.runner_process import Runner
 
 
+@pytest.fixture(scope="module")
+def asked_again():
+    """Yield a stand-in for ``Runner``; all that are made ask the same real runner."""
+    runner = Runner()
+    messages = iter(runner.messages().__next__, None)  # goes on after a loop that was left
+    catalogue = next(messages)
+
+    class AskedAgain:
+        def messages(self):
+            yield catalogue
+            yield from messages
+
+        def send(self, command: protocol.Command) -> bool:
+            return runner.send(command)
+
+        def close(self) -> None:
+            """Leave the runner to the next one."""
+
+    yield AskedAgain
+    runner.close()
+
+
+@pytest.fixture
+def same_runner(asked_again, monkeypatch):
+    """Let the command ask the runner of the module; to start another one takes seconds."""
+    monkeypatch.setattr("workbench.commands._headless.Runner", asked_again)
+
+
+@pytest.mark.usefixtures("same_runner")
 def test_usable_and_blocked_options_of_a_family_are_listed(capsys):
     assert main(["toggles", "hydra", "--preset", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -33,6 +63,7 @@ def test_usable_and_blocked_options_of_a_family_are_listed(capsys):
         assert set(shown) == toggle["blocked"].keys()
 
 
+@pytest.mark.usefixtures("same_runner")
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(["hydra", "--preset", "tiny", "--set", "n_heads=3"], "n_heads"),
@@ -44,6 +75,7 @@ def test_a_model_that_cannot_be_built_has_a_reason_instead_of_toggles(arguments,
     assert reason in printed.err and not printed.out
 
 
+@pytest.mark.usefixtures("same_runner")
 def test_options_that_cannot_be_combined_are_listed_with_the_reason(capsys):
     both = ["--toggle", "compile=default", "--toggle", "torchscript=trace"]
     assert main(["toggles", "hydra", "--preset", "tiny", *both]) == 2

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QWidget
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_session import messages
+from runner_forks import forks
 from shown_window import opened
 
 from sessions.model import Session
@@ -26,7 +27,12 @@ from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.settings import Settings
 from workbench.ui.workspace import Workspace
 
-FAKE = (sys.executable, str(Path(__file__).parent / "fake_runner.py"))
+
+@pytest.fixture(scope="session")
+def fake_runner(tmp_path_factory):
+    """The command that starts a fake runner."""
+    with forks(tmp_path_factory.mktemp("runners")) as command:
+        yield command
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +62,8 @@ def settings(tmp_path):
 
 
 @pytest.fixture
-def workspace(qapp):
-    workspace = Workspace(launch=lambda journal: Runner(journal, FAKE))
+def workspace(qapp, fake_runner):
+    workspace = Workspace(launch=lambda journal: Runner(journal, fake_runner))
     yield workspace
     workspace.close()
 

@@ -27,7 +27,6 @@ from workbench import protocol  # noqa: E402
 
 BATCH = 3
 HALF = 8  # paced messages
-HOLD = Path(os.environ["FAKE_RUNNER_HOLD"])
 MADE = Prediction(
     ratio=0.9, text="at the measured ceilings, A needs at least 10 ms and B 9 ms",
     base_us=1e4, other_us=9e3,
@@ -183,13 +182,13 @@ def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: q
 
 def send_paced(messages, paced: type[protocol.Message], commands: queue.Queue) -> str:
     """Send the messages at a pace until a command comes; return how it ended."""
-    count = 0
+    count, hold = 0, Path(os.environ["FAKE_RUNNER_HOLD"])
     for message in messages:
         send(message)
         if isinstance(message, paced):
             count += 1
             time.sleep(0.02)
-            while not commands.empty() or (count == HALF and HOLD.exists()):
+            while not commands.empty() or (count == HALF and hold.exists()):
                 try:
                     command = commands.get(timeout=0.02)
                 except queue.Empty:

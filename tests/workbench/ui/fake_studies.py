@@ -1,6 +1,6 @@
 """Samples of studies and comparisons for the fake runner, imported when one is requested.
 
-Most of hundreds of processes need none of it, and its libraries take as long to load as the rest.
+The processes that ``runner_forks.py`` forks have it from the start.
 """
 
 from __future__ import annotations

@@ -392,7 +392,7 @@ def test_of_two_files_opened_one_after_the_other_the_second_is_shown(
 def test_quick_changes_of_a_file_are_all_in_it_and_the_last_title_stays(qtbot, ready, saved):
     ready.open_path(saved[0])
     qtbot.waitUntil(lambda: not ready.workspace.session.live)
-    texts = [f"note {number}" for number in range(8)]
+    texts = [f"note {number}" for number in range(4)]
     for text in texts:
         ready.workspace.session.add_note(text)
         ready.workspace.session.rename(text)
