@@ -5,9 +5,8 @@ the bytes that have arrived. Two groups of ``WARPS`` warps, with ``HALF`` rows o
 them.
 """
 
-import functools
-
 from kernels import hardware
+from kernels.core.operator import traced_as_constant
 from kernels.core.triton_helpers import GLUON, gl, gluon, hopper
 
 HALF, WARPS = 64, 4  # rows and warps of each of the two groups
@@ -21,7 +20,7 @@ load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
-@functools.cache
+@traced_as_constant
 def is_hopper(device: int) -> bool:
     """Return True if a GPU multiplies by warp groups from shared memory; later ones do not."""
     return GLUON and device >= 0 and hardware.of_gpu(device).capability[0] == 9

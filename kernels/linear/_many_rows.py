@@ -2,8 +2,8 @@
 
 What follows a product, a gate or the rotation of heads, is computed before it is written. Separate
 operators write the product and read it again. On an H200 with 8,192 rows in BF16, 768 -> 2 x 2,048
-with a gate takes 1.03 of the time of cuBLAS's product alone; a kernel for the gate after that takes
-the rest of 1.29.
+with a gate takes 1.03 of the time of cuBLAS's product alone. The product and a kernel for the gate
+take 1.29.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _multiply(x: Tensor, weight: Tensor, parts: int, *heads: Any, **constants: A
             x, weight, cos, sin, q_norm, k_norm, y, rows, width, k, length, offset,
             x_row, width * weight.stride(0), weight.stride(0), 0 if cos is None else cos.stride(0),
             PARTS=parts, HALF=HALF, WIDTH=columns // parts, K=COLUMNS,
-            # the output of rotated heads is as wide as the product, and takes a buffer's memory
+            # The output of rotated heads is as wide as the product, and takes a buffer's memory.
             STAGES=5 if columns == NARROW else 2 + parts, TOGETHER=TOGETHER, num_warps=WARPS,
             **constants,
         )  # fmt: skip

@@ -21,7 +21,7 @@ _PATTERNS = (
     (INDUCTOR, r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
     (MATRIX, r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
      r"|::(mm|bmm|addmm|addbmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|addmv|mv|dot|einsum)\b"
-     r"|quantized_matmul|linear_few_rows|low_rank|moe_experts_(hidden|product|weight)_|graph_diffusion"),
+     r"|quantized_matmul|linear_(few|many)_rows|low_rank|moe_experts_(hidden|product|weight)_|graph_diffusion"),
     ("convolution", r"conv"),
     ("normalisation", r"(rms|layer|group|batch|qk)_?norm|LayerNorm|RMSNorm"),
     ("scan", r"ssd|scan|cumsum|cumprod"),
