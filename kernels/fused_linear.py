@@ -11,13 +11,15 @@ factor for a row is known after the last number, and multiplies the products.
 
 In FP16 the numbers before that factor may be too large, so that the kernel refuses it with a norm.
 
-That kernel is for a few rows. For many rows there is one with a gate alone, on Hopper.
+That kernel is for a few rows. For many rows there is one with a gate alone, on Hopper. Elsewhere
+torch multiplies many rows, and a second kernel gates.
 
 There are no gradients: they need the product, which is not stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import _gated
 from kernels.core.dispatch import run
 from kernels.core.operator import (
     Case,
@@ -53,7 +56,7 @@ from kernels.linear._few_rows import (
 from kernels.linear._kernels import linear_few_rows_kernel
 from kernels.linear._many_rows import gate_many_rows, is_for_many_rows
 
-MOST_ROWS = 64  # that the kernel for few rows takes; it reads the weight again for each 16
+MOST_ROWS = 64  # for the kernel for few rows, which reads the weight again for each 16
 _PARTS = ("norm", "residual", "gated")  # that a product may have around it
 
 
@@ -119,7 +122,8 @@ def reference(
     return (y if residual is None else y + residual.to(wide)).to(x.dtype)
 
 
-def _torch(
+def _separate(
+    gate: Callable[[Tensor], Tensor],
     x: Tensor,
     weight: Tensor,
     norm: Tensor | None,
@@ -127,13 +131,21 @@ def _torch(
     gated: bool,
     eps: float,
 ) -> Tensor:
+    """Compute the same by a product of torch; ``gate`` computes the gated activation of it."""
     with without_autocast(x):
         x = x if norm is None else functional.rms_norm(x, norm.shape, norm, eps)
         y = functional.linear(x, weight)
-    if gated:
-        gate, up = y.chunk(2, dim=-1)
-        y = functional.silu(gate) * up
+    y = gate(y) if gated else y
     return y if residual is None else residual + y
+
+
+def _gate(y: Tensor) -> Tensor:
+    gate, up = y.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _torch(*inputs: Any) -> Tensor:
+    return _separate(_gate, *inputs)
 
 
 _TILES = Tunable("fused_linear.few_rows", (linear_few_rows_kernel,), few_rows_tiles, dots=True)
@@ -156,12 +168,6 @@ def _few_rows(
     return y
 
 
-def _is_gate_of_many_rows(
-    x: Tensor, weight: Tensor, norm: Tensor | None, residual: Tensor | None, gated: bool
-) -> bool:
-    return gated and norm is None and residual is None and is_for_many_rows(x, weight, 2)
-
-
 def _triton(
     x: Tensor,
     weight: Tensor,
@@ -170,27 +176,20 @@ def _triton(
     gated: bool,
     eps: float,
 ) -> Tensor:
-    if _is_gate_of_many_rows(x, weight, norm, residual, gated):
+    if x.numel() <= MOST_ROWS * x.shape[-1]:
+        return _few_rows(x, weight, norm, residual, gated, eps)
+    if gated and norm is None and residual is None and is_for_many_rows(x, weight, 2):
         return gate_many_rows(x, weight)
-    return _few_rows(x, weight, norm, residual, gated, eps)
+    return _separate(_gate_by_triton, x, weight, norm, residual, gated, eps)
 
 
-def _refuses(
-    x: Tensor,
-    weight: Tensor,
-    norm: Tensor | None,
-    residual: Tensor | None,
-    gated: bool,
-    eps: float,
-) -> str | None:
+def _gate_by_triton(y: Tensor) -> Tensor:
+    return _gated.gated(y, None, "silu")
+
+
+def _refuses(x: Tensor, weight: Tensor, norm: Tensor | None, *_: Any) -> str | None:
     if norm is not None and x.dtype == torch.float16:
         return "x times the norm's weight may overflow torch.float16 before it is normalised"
-    many = x.numel() > MOST_ROWS * x.shape[-1]
-    if many and not _is_gate_of_many_rows(x, weight, norm, residual, gated):
-        return (
-            f"supports up to {MOST_ROWS} rows; more rows need a gate alone, 16 bits, widths that "
-            "are multiples of 8, and Hopper"
-        )
     return few_rows_refusal(x, weight)
 
 
@@ -260,6 +259,7 @@ OP = Operator(
         _case(0, 16, 5, "norm"),
         _case(40, 64, 48, "gated"),
         _case(300, 200, 72, "gated"),
+        _case(70, 33, 9, "norm residual gated"),
         _case(8, 768, 1536, "norm", bench=True),
         _case(8, 768, 2048, "norm gated", bench=True),
         _case(8, 2048, 768, "residual", bench=True),

@@ -231,11 +231,10 @@ class LanguageModel(Model):
     def set_fused_linear(self, fused: bool) -> None:
         """Choose whether linear layers without gradients include what surrounds them.
 
-        In a decoding step that is the norm before them, and the gate or addition after them; in
-        other passes the gate alone. The results differ only by rounding. Steps of many rows, in
-        FP16 or with wider weights stay as they are, and so do blocks with quantized layers;
-        ``fused_linear`` has the indices of the other blocks. Raises ``ConfigurationError`` if no
-        block supports it.
+        In a decoding step of few rows with BF16 weights, that is the norm before them, and the gate
+        or addition after them. ``fused_linear`` has the indices of the blocks that can do so: those
+        without quantized layers. In other passes it is the gate alone. The results differ only by
+        rounding. Raises ``ConfigurationError`` if no block supports it.
         """
         gated = [layer for layer in self.blocks.modules() if hasattr(layer, "fuses_gate")]
         for layer in gated:
@@ -268,8 +267,8 @@ class LanguageModel(Model):
     def set_fused_heads(self, fused: bool) -> None:
         """Choose whether one operator projects tokens to heads, and normalises and rotates them.
 
-        The results differ only by rounding. Calls with gradients, of tokens after others in a cache
-        or of chosen tokens, and layers without rotary positions stay as they are. Raises
+        The results differ only by rounding. The operator needs rotary positions. It is not used in
+        a call with gradients, after other tokens in a cache, or for chosen tokens only. Raises
         ``ConfigurationError`` if no layer supports it.
         """
         layers = [layer for layer in self.blocks.modules() if hasattr(layer, "fuses_heads")]

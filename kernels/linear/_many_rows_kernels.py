@@ -2,10 +2,9 @@
 
 One warp fetches ``K`` columns of 128 rows, and of the weights of ``WIDTH`` outputs: one of
 ``STAGES`` buffers. A gated product has two weights for each output, so that ``PARTS`` is 2. Two
-groups of four warps multiply 64 rows each, and then gate or rotate their products. They are at
-different columns, so that one multiplies while the other does that. Programs are persistent: they
-go from tile to tile, and the next tile is fetched meanwhile. Each task describes the matrices that
-it reads or writes, so that this takes less time than in turn.
+groups of four warps multiply 64 rows each, and then gate or rotate their products. Programs are
+persistent: they go from tile to tile, and the next tile is fetched meanwhile. Each task describes
+the matrices that it reads or writes, because all tasks can do so at the same time.
 
 ``count`` is the number of blocks that a program has read: it decides which buffer a block is in,
 and the phase of that buffer's barriers.
@@ -73,9 +72,10 @@ def _halves(b_acc, D: gl.constexpr):
 
 @gluon.jit
 def _angles(b_acc, o_m, cos_ptr, sin_ptr, length, offset, table_stride, D: gl.constexpr):
-    """Return cosines and sines [ROWS, 1, D / 2] for the halves of ``b_acc``, of any values.
+    """Return cosines and sines [ROWS, 1, D / 2], in the layout of the halves of ``b_acc``.
 
     Rows, from ``o_m`` on, are tokens of sequences of that ``length``, from position ``offset`` on.
+    The values of ``b_acc`` are not used.
     """
     b_a, _ = _halves(b_acc, D)
     table: gl.constexpr = gl.SliceLayout(1, b_a.type.layout)  # [ROWS, D / 2]

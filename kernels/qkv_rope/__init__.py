@@ -37,8 +37,8 @@ from kernels.core.operator import (
 )
 from kernels.core.triton_helpers import missing, no_fp64
 from kernels.linear._many_rows import HEAD_DIMS, is_for_many_rows, turn_many_rows
-from kernels.qk_norm_rope import reference as normalised_and_rotated
-from kernels.rope import reference as rotated
+from kernels.qk_norm_rope import OP as QK_NORM_ROPE
+from kernels.rope import OP as ROPE
 from kernels.rope import table
 
 
@@ -135,11 +135,10 @@ def reference(
         z = x_BSE.to(wide) @ weight_ZE.to(wide).T
     q, k, v = _heads(z, n_heads, n_kv_heads)
     if q_weight_D is not None and k_weight_D is not None:
-        q, k = normalised_and_rotated(
-            q, k, q_weight_D, k_weight_D, cos_SR, sin_SR, eps, offset=offset
-        )
+        weights = q_weight_D, k_weight_D
+        q, k = QK_NORM_ROPE.reference(q, k, *weights, cos_SR, sin_SR, eps, offset=offset)
     else:
-        q, k = rotated(q, k, cos_SR, sin_SR, offset=offset)
+        q, k = ROPE.reference(q, k, cos_SR, sin_SR, offset=offset)
     return q.to(x_BSE.dtype), k.to(x_BSE.dtype), v.to(x_BSE.dtype)
 
 
@@ -150,7 +149,8 @@ def _heads(z_BSZ: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
     return heads_BXSD.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
 
 
-def _torch(
+def _separate(
+    impl: str,
     x: Tensor,
     weight: Tensor,
     cos: Tensor,
@@ -162,11 +162,17 @@ def _torch(
     eps: float,
     offset: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same by a product of torch, and by rotations of that implementation."""
     with without_autocast(x):
         q, k, v = _heads(functional.linear(x, weight), n_heads, n_kv_heads)
     if q_weight is not None and k_weight is not None:
-        return *normalised_and_rotated(q, k, q_weight, k_weight, cos, sin, eps, offset=offset), v
-    return *rotated(q, k, cos, sin, offset=offset), v
+        turn = QK_NORM_ROPE.implementations[impl].call
+        return *turn(q, k, q_weight, k_weight, cos, sin, eps, False, offset), v
+    return *ROPE.implementations[impl].call(q, k, cos, sin, False, offset), v
+
+
+def _torch(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _separate("torch", *inputs)
 
 
 def _triton(
@@ -176,21 +182,17 @@ def _triton(
     sin: Tensor,
     n_heads: int,
     n_kv_heads: int,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    offset: int,
+    *norms_and_offset: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dim = len(weight) // (n_heads + 2 * n_kv_heads)
-    if dim in HEAD_DIMS and is_for_many_rows(x, weight, 1):
-        heads = (cos, sin, q_weight, k_weight, n_heads, n_kv_heads, eps, offset)
-        q, k, v = _heads(turn_many_rows(x, weight, *heads), n_heads, n_kv_heads)
-        return q, k, v
-    with without_autocast(x):
-        q, k, v = _heads(functional.linear(x, weight), n_heads, n_kv_heads)
-    if q_weight is not None and k_weight is not None:
-        return *_qk.normalise(q, k, q_weight, k_weight, eps, cos, sin, False, offset), v
-    return *_qk.rotate(q, k, cos, sin, False, offset), v
+    if dim not in HEAD_DIMS or not is_for_many_rows(x, weight, 1):
+        return _separate("triton", x, weight, cos, sin, n_heads, n_kv_heads, *norms_and_offset)
+    q_weight, k_weight, eps, offset = norms_and_offset
+    heads_BSZ = turn_many_rows(
+        x, weight, cos, sin, q_weight, k_weight, n_heads, n_kv_heads, eps, offset
+    )
+    q, k, v = _heads(heads_BSZ, n_heads, n_kv_heads)
+    return q, k, v
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -420,3 +420,13 @@ def test_a_norm_that_may_overflow_before_its_factor_is_left_to_torch():
     )
     y = kernels.fused_linear(x, weight, norm, eps=1e-5)
     torch.testing.assert_close(y, torch.full_like(y, 1.6), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 127, 128, 1000])
+@pytest.mark.parametrize("parts", [{"gated": True}, {"norm": True, "residual": True}, {}])
+def test_fused_linear_layers_by_triton_take_any_number_of_rows(rows, parts):
+    """A model that decodes by Triton also reads prompts, on any GPU."""
+    op = kernels.OPS["fused_linear"]
+    case = kernels.Case("rows", {"rows": rows, "k": 24, "n": 10} | parts)
+    inputs = op.inputs(case, torch.device("cpu"), torch.bfloat16, 0)
+    assert op.implementations["triton"].refuses(*inputs.values()) is None
