@@ -27,6 +27,7 @@ from kernels.core import tuning as _tuning
 from kernels.core.check import as_tuple
 from kernels.core.tuned_files import Timed
 from kernels.core.tuning import TUNABLES, Tunable, reset_tiles, tiles, tuning
+from kernels.fused_linear import MOST_ROWS
 
 TIMES_US = {1: 50.0, 2: 40.0, 3: 30.0, 4: 20.0, 5: 10.0}
 GPU, CAN_BE_TIMED = _tuning._gpu, _tuning._can_be_timed
@@ -419,9 +420,11 @@ def test_the_keys_of_a_kernel_do_not_hold_the_batch(name, monkeypatch):
     monkeypatch.setattr(_tuning, "_gpu", lambda device: None)
     monkeypatch.setattr(dispatch, "_missing_once", lambda *_: "")
     op = OPS[name]
+    # The tiles of fused linear layers are for a few rows.
+    batch_sizes = st.integers(1, MOST_ROWS) if name == "fused_linear" else st.integers(200, 500)
 
     @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(st.integers(200, 500), min_size=6, max_size=6, unique=True))
+    @given(st.lists(batch_sizes, min_size=6, max_size=6, unique=True))
     def holds(batches):
         queries = [keys_of(op, batch, monkeypatch) for batch in batches]
         if not queries[0]:  # a kernel need not be tuned
