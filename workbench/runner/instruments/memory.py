@@ -193,6 +193,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_memory() -> None:
-    """Release the allocator's cached memory for the next build."""
+    """Release the allocator's cached memory and cuBLAS's workspaces for the next build.
+
+    Torch keeps a workspace (32 MiB on Hopper) for each thread that has multiplied. Captured graphs
+    have their own.
+    """
     if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
