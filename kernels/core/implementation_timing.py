@@ -23,7 +23,7 @@ from kernels.core.check import poisoned
 from kernels.core.operator import Implementation, Operator
 from kernels.core.triton_helpers import on_device
 from kernels.core.tuning import difference, flat, free_memory, synchronize, timeable
-from kernels.measure.timing import times_us
+from kernels.measure.timing import evictions_to_hide, times_us, warm_up
 
 MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
 NOT_TIMED = "not timed"  # for one that had no other to be compared with
@@ -203,17 +203,16 @@ def _costs(calls: dict[str, Call], device: str, dropped: dict[str, str]) -> dict
     """Time the calls in rounds."""
     device_us: dict[str, list[float]] = {name: [] for name in calls}
     call_us: dict[str, list[float]] = {name: [] for name in calls}
+    evictions: dict[str, int] = {}
     left = dict(calls)
     for number in range(ROUNDS):
         for name, call in [*left.items()]:
             try:
                 if number == 0:
-                    call()
-                    call()
+                    warm_up(call)
+                    evictions[name] = evictions_to_hide(call, device)
                 call_us[name].append(_loop_us(call))
-                # A call that keeps the host busy for long would let the GPU wait inside the events.
-                evictions = 1 + int(call_us[name][-1] / 200)
-                device_us[name] += times_us(call, CALLS, device, evictions=min(evictions, 16))
+                device_us[name] += times_us(call, CALLS, device, evictions[name])
             except torch.OutOfMemoryError:
                 dropped[name] = NO_MEMORY
                 del left[name]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels.measure.timing import times_us, warm_up
+from kernels.measure.timing import evictions_to_hide, times_us, warm_up
 
 ROUNDS = 16  # without a time budget
 CALLS = 5  # per block, at most: the median ignores a straggler
@@ -57,7 +57,7 @@ def alternate(
     what ``describe_failure`` returns while the exception is handled, and the others go on.
     """
     results = [Timings() for _ in calls]
-    sizes = [0] * len(calls)
+    sizes, evictions = [0] * len(calls), [1] * len(calls)
     left = list(range(len(calls)))
 
     def guarded(index: int, act: Callable[[int], None]) -> None:
@@ -70,13 +70,14 @@ def alternate(
     def prepare(index: int) -> None:
         before()
         warm_up(calls[index])
-        (us,) = times_us(calls[index], 1, device)
+        evictions[index] = evictions_to_hide(calls[index], device)
+        (us,) = times_us(calls[index], 1, device, evictions[index])
         sizes[index] = int(min(max(1.0, BLOCK_US / max(us, 1e-3)), CALLS))
 
     def block(index: int) -> None:
         before()
         began_s = time.perf_counter()
-        us = times_us(calls[index], sizes[index], device)
+        us = times_us(calls[index], sizes[index], device, evictions[index])
         timings = results[index]
         timings.us += us
         timings.rounds += [number] * len(us)

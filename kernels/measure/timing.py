@@ -15,6 +15,8 @@ from torch import Tensor
 from kernels import hardware
 from kernels.core.operator import Work
 
+MOST_EVICTIONS = 16  # of the L2 before a call
+
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -75,11 +77,11 @@ def gpu_times_us(
 ) -> list[float]:
     """Measure microseconds of GPU time of single calls, with cold caches, by CUDA events.
 
-    Before each call the complete L2 is overwritten. That also keeps the GPU busy for longer than
-    the host needs to launch the call, so that launching is not timed. On the CPU: wall time.
+    Before each call the complete L2 is overwritten, for as long as the host needs to launch the
+    call, so that launching is not timed. On the CPU: wall time.
     """
     warm_up(call)
-    return times_us(call, repeats, device)
+    return times_us(call, repeats, device, evictions_to_hide(call, device))
 
 
 def warm_up(call: Callable[[], Any]) -> None:
@@ -88,29 +90,57 @@ def warm_up(call: Callable[[], Any]) -> None:
         call()
 
 
-def times_us(
-    call: Callable[[], Any], repeats: int, device: str, *, evictions: int = 1
-) -> list[float]:
-    """Measure like ``gpu_times_us``, without a warm-up.
+def evictions_to_hide(call: Callable[[], Any], device: str) -> int:
+    """Return how often to overwrite the L2 while the host launches ``call``.
 
-    The L2 is overwritten ``evictions`` times before each call: more than once for calls that keep
-    the host busy for longer than that takes, so that the GPU does not wait for them.
+    The GPU waits for launches that take longer than that, at most ``MOST_EVICTIONS`` (4 ms on an
+    H200), and calls that wait for the GPU themselves are among these.
+    """
+    if torch.device(device).type == "cpu":
+        return 1
+    evictions = 1
+    while evictions < MOST_EVICTIONS:
+        torch.cuda.synchronize()
+        _, _, is_hidden = _timed_call(call, _evictor(device), evictions)
+        if is_hidden:
+            break
+        evictions *= 2
+    return evictions
+
+
+def times_us(call: Callable[[], Any], repeats: int, device: str, evictions: int = 1) -> list[float]:
+    """Measure like ``gpu_times_us``, without a warm-up, after so many evictions of the L2.
+
+    Calls for which the GPU may have waited, because something else delayed the host, are repeated,
+    but not more than ``repeats`` times in all.
     """
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]
-    evictor = _evictor(device)
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(repeats)
-    ]
-    for begin, end in events:
-        for _ in range(evictions):
-            evictor.bitwise_not_()
-        begin.record()
-        call()
-        end.record()
+    events, spare = [], repeats
+    while len(events) < repeats:
+        begin, end, is_hidden = _timed_call(call, _evictor(device), evictions)
+        if not is_hidden and spare:
+            spare -= 1
+            continue
+        events.append((begin, end))
     torch.cuda.synchronize()
     return [1e3 * begin.elapsed_time(end) for begin, end in events]
+
+
+def _timed_call(
+    call: Callable[[], Any], evictor: Tensor, evictions: int
+) -> tuple[torch.cuda.Event, torch.cuda.Event, bool]:
+    """Call once between two events; the last result is True if no launch was timed.
+
+    That is certain if the GPU has not reached the first event when everything is launched.
+    """
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(evictions):
+        evictor.bitwise_not_()
+    begin.record()
+    call()
+    end.record()
+    return begin, end, not begin.query()
 
 
 def _wall_us(call: Callable[[], Any]) -> float:

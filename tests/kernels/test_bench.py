@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import OPS, Implementation
 from kernels.measure import rounds as rounds_module
+from kernels.measure import timing
 from kernels.measure.bench import bench
 from kernels.measure.peers import PEERS
 from kernels.measure.rounds import CALLS, ROUNDS, alternate
@@ -233,3 +234,82 @@ def test_what_is_compiled_multiplies_in_the_dtype_of_the_torch_implementation(na
             call(*op.with_copies(tuple(inputs.values())))
         seen.append(products.dtypes)
     assert seen[0] == seen[1]
+
+
+class _SimulatedGpu:
+    """Clocks of a host that launches work and of a GPU that executes it later, in microseconds."""
+
+    EVICTION_US = 250.0
+
+    def __init__(self, monkeypatch):
+        self.host = self.gpu = 0.0
+        self.calls = 0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = gpu.gpu = max(gpu.host, gpu.gpu)
+
+            def query(self):
+                return gpu.host >= self.at
+
+            def elapsed_time(self, end):
+                return (end.at - self.at) / 1e3
+
+        class Evictor:
+            def bitwise_not_(self):
+                gpu.launch(2.0, gpu.EVICTION_US)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(timing, "_evictor", lambda device: Evictor())
+
+    def synchronize(self):
+        self.host = max(self.host, self.gpu)
+
+    def launch(self, host_us, gpu_us):
+        self.host += host_us
+        self.gpu = max(self.host, self.gpu) + gpu_us
+
+    def call(self, host_us, gpu_us, delayed=(), delay_us=0.0):
+        """Return a call of two kernels; the host is delayed in calls with these numbers."""
+
+        def call():
+            self.calls += 1
+            self.launch(host_us / 2, gpu_us / 2)
+            self.host += delay_us * (self.calls in delayed)
+            self.launch(host_us / 2, gpu_us / 2)
+
+        return call
+
+
+@pytest.mark.parametrize("host_us", [5.0, 240.0, 260.0, 900.0, 3900.0])
+def test_launches_that_take_the_host_long_are_not_counted_as_time_of_the_gpu(host_us, monkeypatch):
+    call = _SimulatedGpu(monkeypatch).call(host_us, 20.0)
+    results = alternate([call], "cuda", describe_failure=str)
+    assert timing.gpu_us(call) == pytest.approx(20.0)
+    assert results[0].us == pytest.approx([20.0] * len(results[0].us))
+
+
+def test_a_call_during_which_the_host_was_delayed_is_repeated(monkeypatch):
+    gpu = _SimulatedGpu(monkeypatch)
+    call = gpu.call(5.0, 20.0, delayed={2, 7}, delay_us=50_000.0)
+    assert timing.times_us(call, 10, "cuda") == pytest.approx([20.0] * 10)
+
+
+def test_a_call_that_waits_for_the_gpu_itself_is_timed_after_a_limited_number_of_repeats(
+    monkeypatch,
+):
+    gpu = _SimulatedGpu(monkeypatch)
+
+    def waits():
+        gpu.call(5.0, 20.0)()
+        gpu.synchronize()
+
+    evictions = timing.evictions_to_hide(waits, "cuda")
+    assert (evictions, gpu.calls) == (timing.MOST_EVICTIONS, 4)
+    assert len(timing.times_us(waits, 10, "cuda", evictions)) == 10
+    assert gpu.calls == 4 + 20
