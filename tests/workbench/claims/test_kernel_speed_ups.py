@@ -42,7 +42,7 @@ class Machine:
             self.x += 0.47 * (np.cumsum(rng.random(MOST_CALLS) < 1 / 30) % 2)
         self.position = 0
 
-    def times_us(self, call, repeats, device):
+    def times_us(self, call, repeats, device, evictions=1):
         own = self.x[self.position : self.position + repeats]
         assert len(own) == repeats
         self.position += repeats
