@@ -12,8 +12,8 @@ are computed in the forward pass, while it is available. The backward pass only 
 their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
 products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
 has up to 2 GiB of logits. ``triton_small`` takes about as much memory as Liger: a chunk's logits
-are about as large as all of x. With 8,192 tokens, width 4096 and 128,256 words, beyond the inputs
-they took 1,186 and 1,183 MB.
+are about as large as all of x. With 8,192 tokens, width 4096 and 128,256 words, both take 1,183 MB
+beyond the inputs.
 """
 
 from __future__ import annotations
