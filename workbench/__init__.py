@@ -3,24 +3,33 @@
 ``kernels``, ``models`` and ``sessions`` are names that people use as well. A folder or a file of
 that name in the working directory, or on ``PYTHONPATH``, must not replace ours. And ours must not
 replace those of a training script that imports ``workbench`` alone.
+
+It imports little: until it is loaded, Python itself answers to Ctrl+C, with a traceback.
 """
 
-import importlib
-import sys
-from collections.abc import Iterable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-HERE = Path(__file__).parent
-_WHEEL = HERE / "_bundled"  # where a wheel has them: it installs no name but ``workbench``
-ROOT = _WHEEL if _WHEEL.is_dir() else HERE.parent
-BUNDLED = {name: ROOT / name for name in ("kernels", "models", "sessions")} | {"workbench": HERE}
+import importlib
+import os
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_WHEEL = os.path.join(_HERE, "_bundled")  # a wheel has them there: it installs one name only
+ROOT = _WHEEL if os.path.isdir(_WHEEL) else os.path.dirname(_HERE)
+# Folders by package.
+BUNDLED = {name: os.path.join(ROOT, name) for name in ("kernels", "models", "sessions")}
+BUNDLED["workbench"] = _HERE
 _INSTRUMENT = "workbench.instrument"
 
 
-class BundledFinder(MetaPathFinder):
+class BundledFinder:
     """Finder of the bundled packages, which looks in their own folders only.
 
     Once a module of the workbench itself is imported, these packages replace any others of their
@@ -37,7 +46,7 @@ class BundledFinder(MetaPathFinder):
             self._begun = True
         if not self._begun or name not in BUNDLED:
             return None
-        return PathFinder.find_spec(name, [str(BUNDLED[name].parent)])
+        return PathFinder.find_spec(name, [os.path.dirname(BUNDLED[name])])
 
 
 sys.meta_path.insert(0, BundledFinder())

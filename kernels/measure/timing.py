@@ -116,7 +116,8 @@ def times_us(call: Callable[[], Any], repeats: int, device: str, evictions: int 
     """
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]
-    events, spare = [], repeats
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    spare = repeats
     while len(events) < repeats:
         begin, end, is_hidden = _timed_call(call, _evictor(device), evictions)
         if not is_hidden and spare:

@@ -1,5 +1,6 @@
 """The window, the commands and sessions work where Python lacks what only POSIX has."""
 
+import ast
 import subprocess
 import sys
 
@@ -38,3 +39,14 @@ def test_all_but_the_runner_imports_without_posix_and_without_torch():
         [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.stdout == "imported\n", done.stderr
+
+
+def test_little_is_loaded_before_ctrl_c_is_handled():
+    program = "import sys; old = {*sys.modules}; import workbench; print({*sys.modules} - old)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=HANG_S
+    )
+    loaded = ast.literal_eval(done.stdout)
+    assert {name.partition(".")[0] for name in loaded} <= {
+        "workbench", "importlib", "__future__", "warnings", "os",
+    }  # fmt: skip

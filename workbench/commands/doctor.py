@@ -93,7 +93,7 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
             "runner", "ok", f"{_runner_location(facts)}torch {facts['torch']}; families: {families}"
         ),
         Check("toggle sets", "ok", f"{', '.join(preset.name for preset in catalogue.presets)}"),
-        Check("CPU", "ok", f"{facts['cpu']}, {counted(int(facts['cpu_cores']), 'core')}"),
+        Check("CPU", "ok", f"{facts['cpu']}, {_cores(catalogue.environment)}"),
     ]
     if catalogue.device == "cuda":
         driver = facts.get("driver")
@@ -110,6 +110,12 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
     if lacking := absent(facts):
         checks.append(Check("sensors", "missing", "; ".join(lacking)))
     return checks
+
+
+def _cores(facts: Mapping[str, str]) -> str:
+    """Return the number of cores, which the runner of another version may not report as one."""
+    cores = facts.get("cpu_cores", "")
+    return counted(int(cores), "core") if cores.isdecimal() else "unknown cores"
 
 
 def _window() -> Check:

@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import struct
@@ -416,6 +417,14 @@ def test_doctor_tells_the_machine_that_the_runner_is_on(ran, tmp_path, capsys):
     wanted = "no SM active: a CPU has none; no clock: psutil finds none"
     assert (checks["sensors"]["state"], checks["sensors"]["text"]) == ("missing", wanted)
     assert [check["state"] for name, check in checks.items() if "compiler" in name] == ["missing"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"cpu_cores": "many"}])
+def test_doctor_reports_a_runner_that_knows_nothing_about_its_machine(
+    environment, ran, sent, capsys
+):
+    sent(msgspec.structs.replace(ran.catalogue, environment=environment))
+    assert re.search(r"^ok +CPU +unknown, unknown cores$", printed(["doctor"], capsys), re.M)
 
 
 def test_doctor_is_1_where_the_runner_cannot_start(sent, capsys):

@@ -51,12 +51,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 def is_reported(number: signal.Signals, ended: Ended) -> bool:
     """Return True if the exit code is that of a command which the signal ended.
 
-    Before the first line of our code Python itself dies of SIGINT, which shells report as 130, too,
-    or ends with 1 where it imports what runs a module.
+    Before the first line of our code a signal ends Python itself: SIGINT with 1 where Python
+    imports what runs a module.
     """
-    expected = {-number}
-    if number is signal.SIGINT:
-        expected |= {INTERRUPTED, 1} if _in_python_itself(ended.errors) else {INTERRUPTED}
+    expected = {-number} if number is signal.SIGKILL else {-number, INTERRUPTED}
+    if number is signal.SIGINT and _in_python_itself(ended.errors):
+        expected.add(1)
     return ended.code in expected
 
 
@@ -114,7 +114,8 @@ def run(
     if not had_ended and number is not None:
         with contextlib.suppress(psutil.Error):
             started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
+        process.send_signal(number)  # nothing is sent if it has ended meanwhile
+        had_ended = process.returncode is not None
     began = time.monotonic()
     try:
         _, errors = process.communicate(timeout=HANG_S)
