@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
     QSpinBox,
+    QStyleOptionViewItem,
     QWidget,
 )
 
@@ -76,6 +77,28 @@ def test_a_larger_type_reaches_controls_with_a_style_sheet_at_once_and_fits_into
     assert {control.font().pointSizeF() for control in (*controls, ready.menuBar())} == {points}
     for control in controls:
         assert control.height() > control.fontMetrics().height(), control.accessibleName()
+
+
+def test_a_larger_type_reaches_plots_and_cells_of_tables(qtbot, judged, ready, preferences):
+    ready.resize(1440, 1000)
+    ready.dock_area.bring("verdict")
+    panel = ready.verdict
+    ready.workspace.session.sessionChanged.emit()
+    qtbot.waitUntil(lambda: panel.chart.isVisible() and panel.table.rowCount() > 0)
+    options = QStyleOptionViewItem()
+    before_px = panel.chart.canvas.chart_style.font_px
+
+    def cell_points() -> float:
+        panel.table.initViewItemOption(options)
+        index = panel.table.model().index(0, 0)
+        panel.table.itemDelegate().initStyleOption(options, index)
+        return options.font.pointSizeF()
+
+    points = round(1.5 * QApplication.font().pointSizeF(), 1)
+    preferences.font_size.setValue(points)
+    preferences._accept()
+    assert panel.chart.canvas.chart_style.font_px == pytest.approx(1.5 * before_px, abs=1)
+    assert cell_points() == points
 
 
 def test_in_large_type_no_word_of_a_column_of_fixed_width_is_cut_off(qtbot, ready, preferences):
