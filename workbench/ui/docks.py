@@ -28,6 +28,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
+LEFT_GROWTH = 0.4  # with the type: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
@@ -134,7 +135,8 @@ class DockArea(QMainWindow):
     def _resize(self) -> None:
         down, across = Qt.Orientation.Vertical, Qt.Orientation.Horizontal
         docks, height, width = self.docks, self.height(), self.width()
-        left = round(min(LEFT_MOST, max(LEFT_LEAST, LEFT_SHARE * width)))
+        share_px = fonts.in_type(round(LEFT_SHARE * width), self, LEFT_GROWTH)
+        left = min(fonts.in_type(LEFT_MOST, self), max(LEFT_LEAST, share_px))
         self.resizeDocks([docks["build"], docks["live"]], [left, width - left], across)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)

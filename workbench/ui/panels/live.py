@@ -232,7 +232,7 @@ class LivePanel(QWidget):
 
     def _limit_height(self, chart: Chart, more_px: int = 0) -> None:
         """Set the least height of a plot in the present type; a folded plot has no other."""
-        height = _widgets.in_type(_LINE_PX if chart.brief else _LEAST_PX + more_px, self)
+        height = fonts.in_type(_LINE_PX if chart.brief else _LEAST_PX + more_px, self)
         chart.setMinimumHeight(height)
         chart.setMaximumHeight(height if chart.brief else _MOST_PX)
 
