@@ -9,12 +9,14 @@ from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QApplication,
     QComboBox,
+    QDialog,
     QDialogButtonBox,
     QDockWidget,
     QGridLayout,
     QLabel,
     QLineEdit,
     QSpinBox,
+    QStyle,
     QStyleOptionViewItem,
     QWidget,
 )
@@ -127,6 +129,17 @@ def test_keys_can_be_changed_and_no_two_actions_have_the_same(ready, settings, p
     assert ready.actions_["rename"].shortcut() == QKeySequence("Ctrl+Alt+R")
     assert "Ctrl+Alt+R" in ready.actions_["rename"].toolTip()
     assert settings.shortcuts == {"rename": "Ctrl+Alt+R"}
+
+
+def test_buttons_of_dialogs_have_no_icons_of_the_desktop(ready):
+    dialog = QDialog(ready)
+    box = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok, dialog)
+    (button,) = box.buttons()
+    button.setIcon(dialog.style().standardIcon(QStyle.StandardPixmap.SP_DialogOkButton))
+    assert not button.icon().isNull()
+    dialog.open()
+    QApplication.processEvents()
+    assert button.icon().isNull()
 
 
 def test_defaults_can_be_restored(ready, preferences):
