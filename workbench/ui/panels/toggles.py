@@ -193,10 +193,9 @@ class TogglesPanel(QWidget):
         segments, edited = self._session.shown.segments, self._configuration.edited
         if not (self._session.live and segments and edited is not None):
             return {}
-        if not self._run.active:
-            segments = through_newest(segments, edited)
-        known = config_edit.of_one_run(segments[-1].configuration, edited)
-        return evidence_of(segments) if known else {}
+        shown = segments if self._run.active else through_newest(segments, edited)
+        known = config_edit.of_one_run(shown[-1].configuration, edited)
+        return evidence_of(shown) if known else {}
 
     def _gone_back(self, evidence: Evidence, option: str) -> bool:
         """Return True if the option replaced an option that failed, and still runs."""
