@@ -85,3 +85,19 @@ def test_every_empty_panel_says_what_would_fill_it(window):
             continue  # theirs are tested with the plots
         texts = [label.text() for label in dock.widget().findChildren(QLabel)]
         assert any(len(text) > 30 for text in texts), dock.objectName()
+
+
+def test_the_forms_are_as_wide_after_many_resizes_as_before(qtbot, window):
+    window.resize(1280, 800)
+    window.reset_layout()
+    build = window.dock_area.docks["build"]
+    qtbot.wait(50)
+    before = build.width()
+    for height in (*range(780, 600, -20), 800):  # as a banner comes and goes, or a drag goes on
+        window.resize(1280, height)
+        qtbot.wait(2)
+    assert abs(build.width() - before) <= 2
+    for size in ((700, 500), (1280, 800)):
+        window.resize(*size)
+        qtbot.wait(50)
+    assert abs(build.width() - before) <= 2
