@@ -9,7 +9,7 @@ from sessions.plain_text import sentence
 from sessions.studies import prediction
 from sessions.verdicts.verdict_words import (
     basis,
-    headline,
+    interim_headline,
     ratio_line,
     remarks,
     standing,
@@ -85,8 +85,8 @@ class VerdictBar(QWidget):
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
         if comparison is not None:
-            text = self._session.titled(headline(comparison))
-            lines = [(f"Measuring: {text}", "pending", "accent")]
+            text = self._session.titled(interim_headline(comparison))
+            lines = [(text, "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
         lines.append(("Toggles chosen now become active after the measurement.", "", ""))
