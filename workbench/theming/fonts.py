@@ -66,15 +66,15 @@ class _TypeWidth(QObject):
         return super().eventFilter(watched, event)
 
     def _fix(self) -> None:
-        self._widget.setFixedWidth(in_type(self._width, self._widget, self._growth))
+        self._widget.setFixedWidth(in_type(self._width, self._widget.font(), self._growth))
 
 
-def in_type(width: int, widget: QWidget, growth: float = 1.0) -> int:
-    """Return a width in pixels, chosen for small type, as large as a widget's type needs it.
+def in_type(width: int, font: QFont, growth: float = 1.0) -> int:
+    """Return a width in pixels, chosen for small type, as large as a font needs it.
 
     ``growth``: 1 for a single word; less where the text is not the only content or may wrap.
     """
-    letter = QFontMetricsF(widget.font()).averageCharWidth()
+    letter = QFontMetricsF(font).averageCharWidth()
     return round(width * (1 + growth * max(0.0, letter / LETTER_PX - 1)))
 
 

@@ -144,8 +144,9 @@ class DockArea(QMainWindow):
     def _resize(self) -> None:
         down = Qt.Orientation.Vertical
         docks, height, width = self.docks, self.height(), self.width()
-        share_px = fonts.in_type(round(LEFT_SHARE * width), self, LEFT_GROWTH)
-        left = min(fonts.in_type(LEFT_MOST, self), max(LEFT_LEAST, share_px))
+        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
+        left = min(fonts.in_type(LEFT_MOST, font), max(LEFT_LEAST, share_px))
         self._divide(left)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)

@@ -100,7 +100,7 @@ class PlainTable(QTableWidget):
     def _narrow(self) -> None:
         if not self._most_px:
             return
-        most_px = fonts.in_type(self._most_px, self)
+        most_px = fonts.in_type(self._most_px, self.font())
         for column in range(self.columnCount() - 1):
             first = self.item(0, column)
             if first is not None and int(first.textAlignment()) == int(LEFT):

@@ -193,7 +193,7 @@ class AttributionPanel(QWidget):
                 option = config_edit.option_title(toggle, candidates[name])
                 text = f"{toggle.title}: {option}"
                 metrics = box.fontMetrics()
-                room = fonts.in_type(_CHOICES_PX, box, 0.5) - _BOX_PX
+                room = fonts.in_type(_CHOICES_PX, box.font(), 0.5) - _BOX_PX
                 lines = (
                     [text] if metrics.horizontalAdvance(text) <= room else [toggle.title, option]
                 )

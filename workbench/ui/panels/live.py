@@ -8,6 +8,7 @@ import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QAction, QShowEvent
 from PySide6.QtWidgets import (
+    QApplication,
     QComboBox,
     QHBoxLayout,
     QLabel,
@@ -232,7 +233,8 @@ class LivePanel(QWidget):
 
     def _limit_height(self, chart: Chart, more_px: int = 0) -> None:
         """Set the least height of a plot in the present type; a folded plot has no other."""
-        height = fonts.in_type(_LINE_PX if chart.brief else _LEAST_PX + more_px, self)
+        height_px = _LINE_PX if chart.brief else _LEAST_PX + more_px
+        height = fonts.in_type(height_px, QApplication.font())
         chart.setMinimumHeight(height)
         chart.setMaximumHeight(height if chart.brief else _MOST_PX)
 

@@ -13,6 +13,7 @@ from shown_window import opened
 
 from workbench.client.recorder import Recorder
 from workbench.ui.controllers.toggle_verdicts import ToggleVerdict
+from workbench.ui.docks import LEFT_SHARE
 from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels._toggle_row import RowState
 from workbench.ui.workspace import Workspace
@@ -128,7 +129,10 @@ def test_a_default_window_shows_titles_and_usual_options_without_an_ellipsis(qtb
     window.reset_layout()
     panel = window.toggles
     rows = [row for row in panel.rows.values() if row.isVisible()]
+    share = LEFT_SHARE if points == 9 else 1.1 * LEFT_SHARE
     try:
+        build = window.dock_area.docks["build"]
+        qtbot.waitUntil(lambda: share * 1280 - 2 <= build.width() < 0.45 * 1280)
         qtbot.waitUntil(lambda: elided_titles(rows) == [])
         assert elided_options(rows) == []
     finally:
