@@ -200,13 +200,19 @@ def _warnings(differing: Sequence[Difference], arms: Sequence[Arm]) -> list[str]
             f"Steps do different work ({workloads}): a ratio of their times is no speed-up."
         )
     decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
+    values_by_name = {}
     for difference in differing:
         group, _, name = difference.name.partition(".")
         words = re.split(r"[^a-z]+", name.lower())
         if group == "environment" and not decisive.isdisjoint(words):
             values = ["unknown" if value is None else str(value) for value in difference.values]
-            listed = _listed(arms, values)
-            warnings.append(f"{name} differs ({listed}); this alone may change step times.")
+            values_by_name[name] = _listed(arms, values)
+    if len(values_by_name) == 1:
+        ((name, listed),) = values_by_name.items()
+        warnings.append(f"{name} differs ({listed}); this alone may change step times.")
+    elif values_by_name:  # the table of differences has the values
+        names_text = ", ".join(values_by_name)
+        warnings.append(f"These differ, and each alone may change step times: {names_text}.")
     clocks = [arm.clock for arm in arms]
     if len(set(clocks)) > 1:
         warnings.append(f"Step times come from different clocks ({_listed(arms, clocks)}).")

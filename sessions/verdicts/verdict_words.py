@@ -53,6 +53,12 @@ def headline(comparison: PairedComparison) -> str:
     return claim
 
 
+def interim_headline(comparison: PairedComparison) -> str:
+    """Say what a comparison in progress shows so far: without a ratio, nothing."""
+    shows = math.isfinite(comparison.ratio) or wrong_arms(comparison)
+    return f"Measuring: {headline(comparison)}" if shows else "Measuring"
+
+
 def ratio_line(comparison: PairedComparison) -> str:
     """Say the ratio with its interval and its basis."""
     if not math.isfinite(comparison.ratio):

@@ -23,6 +23,9 @@ DASHES: tuple[tuple[float, ...], ...] = (
 )
 
 
+FONT_PX = 12  # of 9 points, for which the sizes of charts were chosen
+
+
 @dataclass(frozen=True)
 class Style:
     """Colours, type and line widths of a chart; sizes are logical pixels.
@@ -33,7 +36,7 @@ class Style:
 
     theme: Theme
     paper: bool = False
-    font_px: int = 12
+    font_px: int = FONT_PX
     line_px: float = 1.5
     density: float = 1.0  # columns of decimated data per logical pixel
     least_px: float = 0.0  # between two columns of a line on paper; 0: all there are
@@ -72,9 +75,9 @@ def _font(_application_font: str, px: int, bold: bool) -> QFont:
     return font
 
 
-def screen_style(theme: Theme) -> Style:
+def screen_style(theme: Theme, font_px: int = FONT_PX) -> Style:
     """Return the style of charts in the window."""
-    return Style(theme, density=0.75)
+    return Style(theme, font_px=font_px, density=0.75)
 
 
 def paper_style(theme: Theme = PRINT) -> Style:

@@ -12,6 +12,7 @@ from sessions.sizes import power_of
 from workbench.charts.arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
+_TINY = 1e-3  # smaller numbers have an exponent
 _MOST_DECADES = 300  # that FP64 holds
 _CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
@@ -55,8 +56,7 @@ class Unit:
         if self.kind == "clock" and ":" in symbol:
             texts = [clock(value) for value in values]
         else:
-            decimals = _decimals(step)
-            texts = [f"{value:.{decimals}f}".replace("-", "−") for value in values + 0.0]
+            texts = _decimal_texts(values + 0.0, step)
         return (values / factor).tolist(), texts, symbol
 
     def _step(self, rough: float) -> float:
@@ -75,6 +75,8 @@ class Unit:
         if ":" in symbol:
             return clock(value * factor)
         scaled = value * factor
+        if 0 < abs(scaled) < _TINY:
+            return f"{scaled:.{digits - 1}e} {symbol}".strip()
         decimals = max(0, digits - len(str(int(abs(scaled))))) if scaled else 0
         gap = "\u202f" if symbol in ("%", "°C") else " "
         return f"{scaled:.{decimals}f}{gap}{symbol}".replace("-", "−").strip()
@@ -165,6 +167,16 @@ def _prefixed(power: int, symbol: str) -> str:
     prefix = _SI[power]
     spelled = "/" in symbol and symbol[0].islower()  # k tokens/s, but TB/s
     return f"{prefix} {symbol}".strip() if spelled else prefix + symbol
+
+
+def _decimal_texts(values: Array, step: float) -> list[str]:
+    """Return the texts of ticks, with an exponent if all are tiny."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if 0 < largest < _TINY:
+        digits = round(math.log10(largest / step) + 0.5)
+        return [f"{value:.{digits}e}" if value else "0" for value in values]
+    decimals = _decimals(step)
+    return [f"{value:.{decimals}f}".replace("-", "−") for value in values]
 
 
 def _decimals(step: float) -> int:

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMainWindow,
+    QStyle,
     QTabBar,
     QTabWidget,
     QToolButton,
@@ -28,6 +29,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
+LEFT_GROWTH = 0.4  # with the type: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
@@ -83,8 +85,8 @@ class DockArea(QMainWindow):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Give additional width to the plots: Qt would give half of it to the forms."""
         super().resizeEvent(event)
-        self._width = self.width()
         self._keep_left()
+        self._width = self.width()  # only now: what a small window cuts off is no choice
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -98,9 +100,17 @@ class DockArea(QMainWindow):
         docks = self.docks
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
-        across = Qt.Orientation.Horizontal
-        left = self._left
-        self.resizeDocks([docks["build"], docks["live"]], [left, self._width - left], across)
+        self._divide(self._left)
+
+    def _divide(self, left: int) -> None:
+        """Give the forms this width and the plots the rest.
+
+        Qt shrinks both if they and the separator are wider than the area.
+        """
+        separator = QStyle.PixelMetric.PM_DockWidgetSeparatorExtent
+        right = self.width() - left - self.style().pixelMetric(separator, None, self)
+        docks = [self.docks["build"], self.docks["live"]]
+        self.resizeDocks(docks, [left, right], Qt.Orientation.Horizontal)
 
     def fit_floating(self) -> None:
         """Bring the floating docks of a restored layout onto the screen."""
@@ -132,10 +142,12 @@ class DockArea(QMainWindow):
         docks["segments"].raise_()
 
     def _resize(self) -> None:
-        down, across = Qt.Orientation.Vertical, Qt.Orientation.Horizontal
+        down = Qt.Orientation.Vertical
         docks, height, width = self.docks, self.height(), self.width()
-        left = round(min(LEFT_MOST, max(LEFT_LEAST, LEFT_SHARE * width)))
-        self.resizeDocks([docks["build"], docks["live"]], [left, width - left], across)
+        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
+        left = min(fonts.in_type(LEFT_MOST, font), max(LEFT_LEAST, share_px))
+        self._divide(left)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))

@@ -71,6 +71,7 @@ class Notices(QObject):
             self._began = self._began or time.monotonic()
             self._measures = self._measures or run.measures
             self._dismiss("left")  # what runs belongs to the new session
+            self._dismiss("ended")  # of another measurement
         elif self._began is not None and run.state in ("idle", "dead"):
             took_s, measured = time.monotonic() - self._began, self._measures
             self._began, self._measures = None, False
@@ -78,10 +79,10 @@ class Notices(QObject):
                 self.notify(f"The measurement ended after {_duration(took_s)}.")
 
     def notify(self, text: str) -> None:
-        """Notify the user who may be elsewhere: in the task bar, by the system, in the window."""
-        self._show("ended", text)
+        """Notify a user who is elsewhere: in the task bar, by the system, and in the window."""
         if self._window.isActiveWindow():
             return
+        self._show("ended", text)
         QApplication.alert(self._window)
         if QSystemTrayIcon.isSystemTrayAvailable():
             if self._tray is None:

@@ -76,7 +76,7 @@ def test_points_come_kind_by_kind_and_those_without_a_ratio_say_why(mode):
             assert row["efficiency"] == pytest.approx(1 / (cost + 0.01 * row["count"]))
     table = points_table(study)
     refused = table.rows[3]
-    assert refused[2] == "refused" and refused[-1] == "needs 8 GPUs, but this machine has 4"
+    assert refused[2] == "refused" and refused[-1] == "needs 8 GPUs; this machine has 4"
     assert headline(study) == (
         f"{mode} scaling efficiency of data, 4 ranks: 0.909 (0.891 to 0.928); "
         "fsdp, 4 ranks: 0.806 (0.791 to 0.823)"

@@ -122,6 +122,16 @@ def test_another_gpu_driver_or_torch_is_warned_of(name):
     assert warning == f"{name} differs (a: x, b: y); this alone may change step times."
 
 
+def test_machines_that_differ_in_much_are_warned_of_in_one_line():
+    first = session_of(10.0, "a", gpu="x", driver="1", torch="2.11", os="x")
+    second = session_of(10.0, "b", gpu="y", driver="2", torch="2.15", os="y")
+    comparison = compare([first, second])
+    assert comparison.warnings == [
+        "These differ, and each alone may change step times: driver, gpu, torch."
+    ]
+    assert {d.name: d.values for d in comparison.differences}["environment.gpu"] == ["x", "y"]
+
+
 def test_many_sessions_are_counted_where_they_differ_and_not_named():
     titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
     made = [session_of(10.0, title, gpu="x" if title == titles[0] else "y") for title in titles]

@@ -219,6 +219,19 @@ def test_the_table_of_ratios_is_copied_as_markdown_and_csv(panel, three):
     assert QGuiApplication.clipboard().text().startswith("session,")
 
 
+def test_in_large_type_titles_and_segments_keep_room_for_as_many_letters(panel, three):
+    table = panel.sessions
+    font = table.font()
+    font.setPointSizeF(1.6 * font.pointSizeF())
+    panel.resize(300, 600)
+    table._share()
+    small_px = [table.columnWidth(column) for column in (0, 1)]
+    table.setFont(font)
+    table._share()
+    large_px = [table.columnWidth(column) for column in (0, 1)]
+    assert min(large_px) > 1.4 * min(small_px)
+
+
 def test_the_theme_is_followed(panel, three, workspace):
     workspace.theme.set(LIGHT)
     assert all(chart.canvas.chart_style.theme is LIGHT for chart in panel.charts.values())

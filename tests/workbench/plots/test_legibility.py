@@ -10,7 +10,8 @@ from PySide6.QtWidgets import QGraphicsWidget
 from synthetic import cpu_session, gpu_session
 from test_plots import STYLES, painted
 
-from sessions.model import Event
+from sessions.columns import Columns
+from sessions.model import STEP_COLUMNS, Event
 from sessions.studies import sweep
 from sessions.studies.scaling import Scaling
 from workbench.charts.header import Header
@@ -228,6 +229,28 @@ def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, 
     assert panel.minimumSizeHint().height() < 2 * _LEAST_PX
 
 
+def test_live_plots_share_the_height_although_some_had_data_before_others(qtbot, workspace, show):
+    panel = panel_list.live(workspace)
+    qtbot.addWidget(panel)
+    panel.resize(860, 460)
+    panel.show()
+    session, measured = cpu_session(), cpu_session()
+    for segment in session.segments:  # while the model is built there is telemetry alone
+        segment.steps = Columns(STEP_COLUMNS)
+    show(session)
+    utilization = panel.charts["utilization"]
+    qtbot.waitUntil(lambda: panel.is_drawn and utilization.height() > panel.shown[0].height())
+    for segment, with_steps in zip(session.segments, measured.segments, strict=True):
+        segment.steps = with_steps.steps
+    workspace.session.dataArrived.emit()
+    qtbot.waitUntil(lambda: panel.charts["power"].brief)
+    drawn = [chart for chart in panel.shown if not chart.brief]
+    panel.resize(900, 1200)
+    qtbot.waitUntil(lambda: sum(panel._splitter.sizes()) > 1000)
+    heights = [chart.height() for chart in drawn]
+    assert len(heights) == 3 and max(heights) - min(heights) < 20, heights
+
+
 def test_a_plot_that_its_heading_left_no_room_has_it_back_once_less_is_said(qtbot, tasks):
     chart = Chart(PLOTS["memory"], DARK, tasks)
     qtbot.addWidget(chart)
@@ -256,6 +279,7 @@ def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, wor
         return {chart.plot.title: chart.canvas.vb.size().height() for chart in drawn}
 
     def roomy():
+        assert panel.is_drawn, "the stack is laid out after the last plot"
         assert len(heights()) >= 3 and min(heights().values()) >= 40, heights()
 
     qtbot.waitUntil(roomy)

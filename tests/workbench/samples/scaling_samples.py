@@ -76,7 +76,7 @@ def rows(mode: str, wrong: bool) -> tuple[list[Row], list[Row]]:
                 }
                 for rank, time in enumerate(computing)
             ]
-    points.append(row("data", 8, outcome=REFUSED, reason="needs 8 GPUs, but this machine has 4"))
+    points.append(row("data", 8, outcome=REFUSED, reason="needs 8 GPUs; this machine has 4"))
     return points, ranks
 
 

@@ -99,15 +99,20 @@ class CpuOthers:
         self._share: float | None = None
 
     def read(self) -> float | None:
-        """Return others' % of all cores' time at the last reading; None before the second."""
+        """Return others' % of all cores' time at the last reading; None before the second.
+
+        A reading costs its own CPU time. On a busy machine it takes much longer, because it waits
+        for the interpreter at each of hundreds of files.
+        """
         began_s = time.perf_counter()
         if began_s >= self._due_s:
+            began_cpu_s = time.thread_time()
             before, self._last = self._last, self._counters()
             total, idle = self._last[0] - before[0], self._last[1] - before[1]
             if total > 0:
                 others_s = total - idle - _cpu_seconds_between(before[2], self._last[2])
                 self._share = 100 * min(1.0, max(0.0, others_s / total))
-            took_s = time.perf_counter() - began_s
+            took_s = time.thread_time() - began_cpu_s
             self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
         return self._share
 

@@ -30,20 +30,21 @@ def not_called(operator: str, situation: Situation) -> Blocked | None:
         return None
     workloads = [name for name in family.workloads if operator in family.operators(config, name)]
     if workloads:
-        titles = [all_workloads()[name].title for name in workloads]
+        *titles, last = (all_workloads()[name].title for name in workloads)
+        choice = f"{', '.join(titles)} or {last}" if titles else last
         return Blocked(
-            f"{family.title} calls {operator} only in another workload",
-            f"Choose {' or '.join(titles)}.",
+            f"{family.title} uses it only in another workload",
+            f"Choose {choice}.",
             {"workload": workloads[0]},
         )
     fix = _fixes(family, config).get(operator)
     if fix is None:
-        reason = f"{family.title} never calls {operator}"
+        reason = f"{family.title} never uses it"
         return Blocked(reason, "Choose another family.", absent=True)
     choices = dict(fix.choices)
     if choices and workload not in fix.workloads:
         choices["workload"] = fix.workloads[0]
-    return Blocked(f"{family.title} with these fields never calls {operator}", fix.text, choices)
+    return Blocked(f"{family.title} with these fields never uses it", fix.text, choices)
 
 
 @functools.lru_cache(maxsize=16)

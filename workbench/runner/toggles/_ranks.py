@@ -176,9 +176,8 @@ def too_few(ranks: int, situation: Situation) -> Blocked | None:
         count, unit = usable_cores(), "CPU core"
     if ranks <= count:
         return None
-    available = f"{count} {unit}{'s' if count > 1 else ''}"
     return Blocked(
-        f"needs {ranks} {unit}s, but this machine has {available}",
+        f"needs {ranks} {unit}s; this machine has {count}",
         f"Run it on a machine with {ranks} {unit}s.",
     )
 

@@ -33,6 +33,7 @@ from workbench.runner.toggles._kernel_toggle import (
     with_titles,
 )
 from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
     Finding,
     Situation,
     Stage,
@@ -73,6 +74,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     reason = kernels.OPS["attention"].unavailable(option, situation.device.type)
     if reason is not None:
+        if not situation.on_gpu:
+            return NEEDS_GPU
         fix = "Choose Automatic, or run `workbench doctor` to see what it needs."
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)

@@ -23,7 +23,7 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
     if longest > value:
         return None
     return Blocked(
-        f"a window of {value} tokens covers the complete sequence of {longest} tokens",
+        f"the window covers the complete sequence of {longest} tokens",
         "Choose a smaller window, or a longer sequence for the next run.",
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QChildEvent, QEvent, QObject, Qt
-from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QApplication, QDockWidget, QWidget
+from PySide6.QtGui import QFont, QIcon
+from PySide6.QtWidgets import QApplication, QDialogButtonBox, QDockWidget, QWidget
 
 from sessions import sizes
 from workbench.theming import stylesheet
@@ -64,6 +64,8 @@ class Appearance(QObject):
         style_sheet = stylesheet.sheet(self._theme.current)
         if part not in self._containers and not hidden and part.styleSheet() != style_sheet:
             part.setStyleSheet(style_sheet)
+            for box in part.findChildren(QDialogButtonBox):
+                _remove_icons(box)
 
     @property
     def choice(self) -> str:
@@ -136,6 +138,13 @@ class Appearance(QObject):
         for container in self._containers:
             for part in container.findChildren(QWidget, options=_DIRECT):
                 self._dress_part(part)
+
+
+def _remove_icons(box: QDialogButtonBox) -> None:
+    """Remove the desktop's coloured icons from a dialog's standard buttons."""
+    for button in box.buttons():
+        if box.standardButton(button) != QDialogButtonBox.StandardButton.NoButton:
+            button.setIcon(QIcon())
 
 
 def _is_seen(dock: QDockWidget) -> bool:

@@ -113,17 +113,23 @@ class Optimizations(QObject):
         unknown = {option for option in changed if not option.startswith(BATCH)} - self._known()
         if unknown:
             return f"This runner has no {', '.join(sorted(unknown))}."
+        chosen = {**edited.toggles, "batch": str(edited.settings.get("batch"))}
+        if self._choices(study, row).items() <= chosen.items():
+            return "It is chosen already."
         return ""
+
+    def _choices(self, study: Study, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the toggles that a configuration chooses, and its batch if that was searched."""
+        toggles, known = optimization_words.toggles_of(study, row), self._known()
+        choices = {name: o for name, o in toggles.items() if f"{name}={o}" in known}
+        batch = optimization_words.batch_of(study, row)
+        return choices if batch is None else {**choices, "batch": str(batch)}
 
     def apply(self, study: Study, row: Mapping[str, Any]) -> None:
         """Choose the toggles of a configuration, as one step of undo."""
         if not self.why_not_apply(study, row):
             text = f"Optimized: {self._session.titled(str(row['title']))}"
-            toggles, known = optimization_words.toggles_of(study, row), self._known()
-            choices = {name: o for name, o in toggles.items() if f"{name}={o}" in known}
-            if (batch := optimization_words.batch_of(study, row)) is not None:
-                choices["batch"] = str(batch)
-            self._configuration.choose(choices, text)
+            self._configuration.choose(self._choices(study, row), text)
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:
         """Save the toggles of a configuration as a toggle set; return its name."""

@@ -50,7 +50,7 @@ class Runs(QObject):
     def start(self) -> None:
         """Run the edited configuration."""
         edited = self._configuration.edited
-        if edited is not None and self._run.state == "idle":
+        if edited is not None and self._run.state == "idle" and not self._run.is_requested:
             self._session.show_live()
             self._session.set_follow(True)
             self._run.send(self.start_command(edited))

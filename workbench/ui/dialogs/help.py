@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QListWidget, QTextBrowser, QWidget
 
+from workbench.theming import fonts
 from workbench.ui.help_pages import FILES, PAGES
 from workbench.ui.panels import _widgets
 
@@ -23,7 +24,7 @@ class HelpDialog(QDialog):
         self.resize(*SIZE)
         self.titles = QListWidget()
         self.titles.setAccessibleName("Help pages")
-        _widgets.fix_width(self.titles, LIST_PX)
+        fonts.fix_width(self.titles, LIST_PX)
         self.titles.addItems([page.title for page in PAGES])
         self.page = QTextBrowser()
         self.page.setAccessibleName("Help page")

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import wrapped
+from workbench.theming import fonts
 
 WIDTH = 160
 POPUP_PADDING = 24
@@ -101,9 +102,9 @@ class OptionPicker(QWidget):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        self.setFixedWidth(width)
+        fonts.fix_width(self, width)
         letters = self.fontMetrics().horizontalAdvance("".join(title for _, title in options))
-        if letters + SEGMENT_PADDING * len(options) <= width:
+        if letters + SEGMENT_PADDING * len(options) <= self.width():
             self._add_buttons(options, layout)
         else:
             self._combo = NoWheelComboBox()

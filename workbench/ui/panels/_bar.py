@@ -29,7 +29,7 @@ class Bar(QFrame):
         self._buttons: dict[str, QPushButton] = {}
         self._acts: dict[str, Callable[[], None]] = {}
         self._lines = _widgets.tight(QVBoxLayout(), 4)
-        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # buttons, where there is one line
+        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a button, where there is one line
         self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
         self.close_button = QToolButton()
         self.close_button.setIconSize(_widgets.SMALL_ICON)
@@ -73,8 +73,9 @@ class Bar(QFrame):
             line = _widgets.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
+        beside = len(lines) == 1 and len(self._acts) < 2
         self._show_buttons(
-            tuple(self._acts), self._buttons_beside if len(lines) == 1 else self._buttons_below
+            tuple(self._acts), self._buttons_beside if beside else self._buttons_below
         )
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)

@@ -10,8 +10,17 @@ from html import escape
 from typing import TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent, QShowEvent
+from PySide6.QtGui import (
+    QAction,
+    QActionGroup,
+    QFontInfo,
+    QGuiApplication,
+    QPainter,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import (
+    QApplication,
     QLabel,
     QMenu,
     QMessageBox,
@@ -22,7 +31,7 @@ from PySide6.QtWidgets import (
 
 from workbench import crash_log, plot_export
 from workbench.charts.canvas import Canvas, canvas_view
-from workbench.charts.style import screen_style, shade
+from workbench.charts.style import Style, screen_style, shade
 from workbench.plots import Plot, Run
 from workbench.theming.theme import Theme
 from workbench.ui.dialogs import message_boxes
@@ -114,9 +123,9 @@ class Chart(QWidget):
         return self._reason
 
     def set_theme(self, theme: Theme) -> None:
-        """Draw in these colours; a plot that nobody sees is drawn when it is shown."""
-        if theme is not self._theme:
-            self._theme = theme
+        """Draw in these colours and the present type; a hidden plot is drawn when it is shown."""
+        self._theme = theme
+        if self._style() != self.canvas.chart_style:
             self._undressed = not self.isVisible()
             if not self._undressed:
                 self._redraw_canvas()
@@ -378,8 +387,11 @@ class Chart(QWidget):
             self.pointed.emit(None)
         return False
 
+    def _style(self) -> Style:
+        return screen_style(self._theme, QFontInfo(QApplication.font()).pixelSize())
+
     def _new_canvas(self) -> Canvas:
-        canvas = Canvas(screen_style(self._theme))
+        canvas = Canvas(self._style())
         canvas.header.spare_px = _MENU_PX
         self._view.setCentralItem(canvas)
         canvas.vb.sigRangeChangedManually.connect(self._on_picked)

@@ -37,7 +37,7 @@ class ClaimRow:
     def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
         self.mark, self.word = QLabel(), QLabel()
         self.mark.setFixedSize(_widgets.ICON)
-        _widgets.fix_width(self.word, WORD_WIDTH)
+        fonts.fix_width(self.word, WORD_WIDTH)
         self.claim = _wrapped(capitalized(row.claim))
         self.claim.setToolTip(f"{row.row}: {row.how}")
         self.says, self.measured = _wrapped(row.says), _wrapped("")

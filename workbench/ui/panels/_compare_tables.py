@@ -121,8 +121,9 @@ class SessionsTable(PlainTable):
             fixed = (
                 header.sectionSize(index) for index in range(len(_COLUMNS)) if index not in _SHARING
             )
-            room = max(self.viewport().width() - sum(fixed), len(_SHARING) * _SHARING_PX)
-            title_px = max(room // 2, min(self.sizeHintForColumn(0), room - _SHARING_PX))
+            least_px = fonts.in_type(_SHARING_PX, self.font())
+            room = max(self.viewport().width() - sum(fixed), len(_SHARING) * least_px)
+            title_px = max(room // 2, min(self.sizeHintForColumn(0), room - least_px))
             for index, width in zip(_SHARING, (title_px, room - title_px), strict=True):
                 self.setColumnWidth(index, width)
 

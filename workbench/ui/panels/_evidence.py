@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.model import Evidence, Segment
+from sessions.model import Configuration, Evidence, Segment
+from workbench.ui.state import config_edit
 
 _MARKS = {
     "effective": ("effective", "good"),
@@ -17,6 +18,19 @@ _MARKS = {
 def mark_of(status: str) -> tuple[str, str]:
     """Return the icon of a status, and the role of its colour."""
     return _MARKS.get(status, ("unknown", "muted"))
+
+
+def through_newest(segments: Sequence[Segment], configuration: Configuration) -> Sequence[Segment]:
+    """Return the segments up to the newest with these toggles, or all: a study ends with others."""
+    for end in range(len(segments), 0, -1):
+        segment = segments[end - 1]
+        if (
+            segment.evidence
+            and segment.configuration.toggles == configuration.toggles
+            and config_edit.of_one_run(segment.configuration, configuration)
+        ):
+            return segments[:end]
+    return segments
 
 
 def evidence_of(segments: Sequence[Segment]) -> dict[str, Evidence]:

@@ -12,6 +12,7 @@ from workbench.charts.units import PERCENT
 from workbench.plots import PLOTS, Run
 from workbench.plots._profiles import MICROSECONDS
 from workbench.plots.kernel_timeline import Slices
+from workbench.theming import fonts
 from workbench.ui.panels import _plot_keys, _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
@@ -41,7 +42,7 @@ class KernelTimeline(QWidget):
         self.search.setPlaceholderText("Search kernels and modules")
         self.search.setAccessibleName(self.search.placeholderText())
         self.search.setClearButtonEnabled(True)
-        self.search.setFixedWidth(200)
+        fonts.fix_width(self.search, 200)
         self.search.textChanged.connect(self._search)
         self.readout = _widgets.OneLine(Qt.TextElideMode.ElideRight)
         self.readout.setProperty("muted", True)

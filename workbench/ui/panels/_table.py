@@ -22,7 +22,6 @@ from sessions.plain_text import capitalized, wrapped
 from sessions.tables import Table, text
 from workbench import plot_export
 from workbench.theming import fonts
-from workbench.ui.panels import _widgets
 from workbench.ui.panels.segments import ROW_HEIGHT
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
@@ -101,7 +100,7 @@ class PlainTable(QTableWidget):
     def _narrow(self) -> None:
         if not self._most_px:
             return
-        most_px = _widgets.in_type(self._most_px, self)
+        most_px = fonts.in_type(self._most_px, self.font())
         for column in range(self.columnCount() - 1):
             first = self.item(0, column)
             if first is not None and int(first.textAlignment()) == int(LEFT):

@@ -23,7 +23,7 @@ from workbench.ui.panels._evidence import mark_of
 from workbench.ui.state import config_edit
 
 TITLE_PX = 84  # least width of a long title beside a result
-PICKER_PX = 112
+PICKER_PX = 122  # fits "Shared setting", which most rows show
 REMARKABLE = ("no effect", "failed")  # statuses that the row shows as words
 
 

@@ -9,13 +9,13 @@ from sessions.plain_text import sentence
 from sessions.studies import prediction
 from sessions.verdicts.verdict_words import (
     basis,
-    headline,
+    interim_headline,
     ratio_line,
     remarks,
     standing,
     summary_sentence,
 )
-from workbench.ui.controllers.verdict_prompt import VerdictPrompt
+from workbench.ui.controllers.verdict_prompt import Offer, VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
@@ -40,6 +40,7 @@ class VerdictBar(QWidget):
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._prompt = session, run, verdicts, prompt
         self._theme = theme
+        self._detailed: Offer | None = None  # whose result is shown with its details
         self.bar = Bar(prompt.dismiss)
         _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.FittedScrollArea(self.bar))
         for changed in (
@@ -62,7 +63,7 @@ class VerdictBar(QWidget):
         elif prompt.offer is not None:
             self._show_offer()
         elif prompt.judged is not None and answer is not None:
-            self._show_result(prompt.judged.text, answer)
+            self._show_result(prompt.judged, answer)
         else:
             self.bar.leave()
 
@@ -85,37 +86,50 @@ class VerdictBar(QWidget):
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
         if comparison is not None:
-            text = self._session.titled(headline(comparison))
-            lines = [(f"Measuring: {text}", "pending", "accent")]
+            text = self._session.titled(interim_headline(comparison))
+            lines = [(text, "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
             lines += self._troubles(comparison)
         lines.append(("Toggles chosen now become active after the measurement.", "", ""))
         enough = self._verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 
-    def _show_result(self, text: str, comparison: PairedComparison) -> None:
+    def _show_result(self, judged: Offer, comparison: PairedComparison) -> None:
+        """Show the verdict in one line and what is wrong; the rest is behind a button."""
         verdicts = self._verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [
             (
-                f"{text}: {summary_sentence(comparison)}.",
+                f"{judged.text}: {summary_sentence(comparison)}.",
                 verdict_lines.icon_of(comparison),
                 tone or "muted",
             ),
-            (sentence("; ".join(filter(None, (basis(comparison), standing(comparison))))), "", ""),
+            *self._troubles(comparison),
         ]
-        if outcome := prediction.outcome(comparison):
-            lines.append((f"{outcome}.", "", ""))
-        lines += self._troubles(comparison)
-        buttons = []
-        if comparison.verdict == "UNDECIDED":
-            lines += [(text, "", "") for text in remarks(comparison)[:1]]
-            if not verdicts.why_not_more():
-                buttons.append((verdicts.more_text(), verdicts.measure_more))
+        if self._detailed == judged:
+            lines += _details(comparison)
+        buttons = [("Less" if self._detailed == judged else "Details", self._switch_details)]
+        if comparison.verdict == "UNDECIDED" and not verdicts.why_not_more():
+            buttons.insert(0, (verdicts.more_text(), verdicts.measure_more))
         shown = tone if tone in ("bad", "warning") else "info"
         self.bar.say(shown, lines, buttons, self._theme.current)
+
+    def _switch_details(self) -> None:
+        judged = self._prompt.judged
+        self._detailed = None if self._detailed == judged else judged
+        self._refresh()
 
     def _troubles(self, comparison: PairedComparison) -> list[Line]:
         return verdict_lines.troubles(
             comparison, self._session.shown.segments, self._session.titles
         )
+
+
+def _details(comparison: PairedComparison) -> list[Line]:
+    """Return how the verdict was measured, its prediction, and why it is undecided."""
+    texts = [sentence("; ".join(filter(None, (basis(comparison), standing(comparison)))))]
+    if outcome := prediction.outcome(comparison):
+        texts.append(f"{outcome}.")
+    if comparison.verdict == "UNDECIDED":
+        texts += remarks(comparison)[:1]
+    return [(text, "", "") for text in texts]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt
-from PySide6.QtGui import QFontMetricsF, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QFrame,
@@ -33,7 +33,6 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
-LETTER_PX = 6.1  # average letter of the type that widths in pixels were chosen for: 9 points
 BRIEF = 140  # characters, about three lines of the toggles' panel
 _SNUG_LINES = 4  # that a body keeps in sight while it scrolls
 _SNUG_EVENTS = (
@@ -93,39 +92,6 @@ class OneLine(QLabel):
         self.setText(shown)
         full = "" if shown == self._whole else self._whole
         self.setToolTip(wrapped("\n".join(filter(None, (full, self._tip)))))
-
-
-class _TypeWidth(QObject):
-    """Fixed width of a widget that grows with its type: the font size is a preference."""
-
-    def __init__(self, widget: QWidget, width: int, growth: float) -> None:
-        super().__init__(widget)
-        self._widget, self._width, self._growth = widget, width, growth
-        widget.installEventFilter(self)
-        self._fix()
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Follow the font."""
-        if event.type() == QEvent.Type.FontChange:
-            self._fix()
-        return super().eventFilter(watched, event)
-
-    def _fix(self) -> None:
-        self._widget.setFixedWidth(in_type(self._width, self._widget, self._growth))
-
-
-def in_type(width: int, widget: QWidget, growth: float = 1.0) -> int:
-    """Return a width in pixels, chosen for small type, as large as a widget's type needs it.
-
-    ``growth``: 1 for a single word; less where the text is not the only content or may wrap.
-    """
-    letter = QFontMetricsF(widget.font()).averageCharWidth()
-    return round(width * (1 + growth * max(0.0, letter / LETTER_PX - 1)))
-
-
-def fix_width(widget: QWidget, width: int, growth: float = 1.0) -> None:
-    """Give a widget a fixed width in pixels that grows with its type, as ``in_type`` does."""
-    _TypeWidth(widget, width, growth)
 
 
 def heading(text: str) -> QLabel:

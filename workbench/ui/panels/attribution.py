@@ -32,6 +32,7 @@ from sessions.studies.attribution.words import (
 )
 from sessions.tables import Table
 from workbench.plots import PLOTS, Run
+from workbench.theming import fonts
 from workbench.ui.controllers.attributions import MODES, Attributions
 from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
@@ -133,7 +134,7 @@ class AttributionPanel(QWidget):
     def _make_choices(self) -> QWidget:
         """Return the column of controls for a new attribution."""
         side = QWidget()
-        _widgets.fix_width(side, _CHOICES_PX, 0.5)
+        fonts.fix_width(side, _CHOICES_PX, 0.5)
         layout = _widgets.column(side)
         layout.addWidget(_widgets.heading("Toggles to measure"))
         self._rows = _widgets.tight(QVBoxLayout(), 4)
@@ -192,7 +193,7 @@ class AttributionPanel(QWidget):
                 option = config_edit.option_title(toggle, candidates[name])
                 text = f"{toggle.title}: {option}"
                 metrics = box.fontMetrics()
-                room = _widgets.in_type(_CHOICES_PX, box, 0.5) - _BOX_PX
+                room = fonts.in_type(_CHOICES_PX, box.font(), 0.5) - _BOX_PX
                 lines = (
                     [text] if metrics.horizontalAdvance(text) <= room else [toggle.title, option]
                 )

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import OWN, Scalar
 from workbench.protocol import Field
+from workbench.theming import fonts
 from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.dialogs import runner_files
 from workbench.ui.menus.option_picker import NoWheelComboBox
@@ -389,7 +390,7 @@ def _row(
 ) -> None:
     """Add a labelled line; ``controls`` holds the widget where there is more than one."""
     label = QLabel(title)
-    _widgets.fix_width(label, LABEL_WIDTH, 0.5)
+    fonts.fix_width(label, LABEL_WIDTH, 0.5)
     label.setProperty("muted", True)
     label.setWordWrap(True)
     label.setToolTip(widget.toolTip())

@@ -156,7 +156,7 @@ class ChecklistPanel(QWidget):
         mark = QLabel()
         mark.setPixmap(icon(name, self._theme.current, role).pixmap(_widgets.ICON))
         mark.setFixedSize(_widgets.ICON)
-        _widgets.fix_width(state, WORD_WIDTH)
+        fonts.fix_width(state, WORD_WIDTH)
         text = _widgets.tight(QVBoxLayout(), 2)
         text.addWidget(QLabel(row.title))
         if row.evidence:

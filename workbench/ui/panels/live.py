@@ -8,6 +8,7 @@ import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QAction, QShowEvent
 from PySide6.QtWidgets import (
+    QApplication,
     QComboBox,
     QHBoxLayout,
     QLabel,
@@ -102,6 +103,8 @@ class LivePanel(QWidget):
             self.moments.attach(chart)
             self._splitter.addWidget(chart)
             chart.setVisible(name in SHOWN)  # only now: alone it would be a window
+        # Else each gets room in proportion to its hint, which depends on what it last said.
+        self._splitter.setSizes([_LEAST_PX] * len(order))
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
@@ -222,8 +225,18 @@ class LivePanel(QWidget):
             first, last = chart is drawn[0], chart is drawn[-1]
             chart.canvas.captions = first
             chart.canvas.axis("bottom").texts = last
-            chart.setMinimumHeight(_LEAST_PX + first * _LANE_PX + last * _AXIS_PX)
+            self._limit_height(chart, first * _LANE_PX + last * _AXIS_PX)
+        for chart in self.shown:
+            if chart not in drawn:
+                self._limit_height(chart)
         self._align()
+
+    def _limit_height(self, chart: Chart, more_px: int = 0) -> None:
+        """Set the least height of a plot in the present type; a folded plot has no other."""
+        height_px = _LINE_PX if chart.brief else _LEAST_PX + more_px
+        height = fonts.in_type(height_px, QApplication.font())
+        chart.setMinimumHeight(height)
+        chart.setMaximumHeight(height if chart.brief else _MOST_PX)
 
     def _fold(self) -> None:
         """Reduce a plot without data to one line once there are steps.
@@ -237,8 +250,7 @@ class LivePanel(QWidget):
                 folded = chart.plot.can_show([self._run]) is not None
             if folded != chart.brief:
                 chart.brief = folded
-                chart.setMinimumHeight(_LINE_PX if folded else _LEAST_PX)
-                chart.setMaximumHeight(_LINE_PX if folded else _MOST_PX)
+                self._limit_height(chart)
                 chart.show_runs([self._run])
 
     def _make_bar(self) -> QWidget:
@@ -458,6 +470,7 @@ class LivePanel(QWidget):
         self._live.setIcon(icon("jump", theme, "on_accent"))
         for chart in self.charts.values():
             chart.set_theme(theme)
+        self._stack_up()
         self._follow_changed()
 
 

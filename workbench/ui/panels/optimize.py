@@ -36,6 +36,7 @@ from sessions.studies.optimization.words import (
 )
 from sessions.tables import Table
 from workbench.plots import PLOTS, Run
+from workbench.theming import fonts
 from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.menus.option_picker import NoWheelComboBox
@@ -149,7 +150,7 @@ class OptimizePanel(QWidget):
 
     def _make_choices(self) -> QWidget:
         side = QWidget()
-        _widgets.fix_width(side, _CHOICES_PX, 0.25)
+        fonts.fix_width(side, _CHOICES_PX, 0.25)
         layout = _widgets.column(side)
         layout.addWidget(_widgets.heading("Search for"))
         layout.addWidget(self.objective)

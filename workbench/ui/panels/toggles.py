@@ -12,7 +12,7 @@ from workbench.ui.controllers.toggle_verdicts import last_verdicts
 from workbench.ui.controllers.verdict_prompt import VerdictPrompt
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
-from workbench.ui.panels._evidence import evidence_of
+from workbench.ui.panels._evidence import evidence_of, through_newest
 from workbench.ui.panels._preset_bar import PresetBar
 from workbench.ui.panels._toggle_groups import Filter, ToggleGroups
 from workbench.ui.panels._toggle_row import RowState, ToggleRow
@@ -43,7 +43,7 @@ class TogglesPanel(QWidget):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._session, self._configuration = session, configuration
+        self._session, self._run, self._configuration = session, run, configuration
         self._verdicts, self._theme = verdicts, theme
         self.rows: dict[str, ToggleRow] = {}
         self._empty = Empty(
@@ -193,8 +193,9 @@ class TogglesPanel(QWidget):
         segments, edited = self._session.shown.segments, self._configuration.edited
         if not (self._session.live and segments and edited is not None):
             return {}
-        known = config_edit.of_one_run(segments[-1].configuration, edited)
-        return evidence_of(segments) if known else {}
+        shown = segments if self._run.active else through_newest(segments, edited)
+        known = config_edit.of_one_run(shown[-1].configuration, edited)
+        return evidence_of(shown) if known else {}
 
     def _gone_back(self, evidence: Evidence, option: str) -> bool:
         """Return True if the option replaced an option that failed, and still runs."""

@@ -18,7 +18,13 @@ from sessions.plain_text import first_clause, sentence, wrapped
 from sessions.studies import prediction
 from sessions.verdicts.background import newest_requested
 from sessions.verdicts.verdict_tables import numerics_table
-from sessions.verdicts.verdict_words import headline, ratio_line, remarks, standing
+from sessions.verdicts.verdict_words import (
+    headline,
+    interim_headline,
+    ratio_line,
+    remarks,
+    standing,
+)
 from workbench.plots import PLOTS, Run
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
@@ -203,10 +209,8 @@ class VerdictPanel(QWidget):
         index = len(comparisons) - 1 if index is None else index  # all ran in the background
         comparison, newest = comparisons[index], index == newest_index
         measuring = self._verdicts.measuring
-        text = self._session.titled(headline(comparison))
-        if measuring and newest:
-            text = f"Measuring: {text}"
-        self.headline.setText(text)
+        say = interim_headline if measuring and newest else headline
+        self.headline.setText(self._session.titled(say(comparison)))
         _widgets.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
         self.ratio.setToolTip(_basis(comparison))

@@ -47,12 +47,18 @@ class RunModel(QObject):
         self.progress: protocol.Progress | None = None
         self.running: Configuration | None = None  # of the segment that runs
         self.measures = False  # True during a comparison or study
+        self.is_requested = False  # a run was requested, and the runner has not answered yet
         self.resumption: Configuration | None = None  # resumes after the measurement
         self.in_series = False  # during a series of experiments, also between two commands
         self.cancelled = False  # the user cancelled the run in progress, or the last
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
+        self.received.connect(self._on_message)
+
+    def _on_message(self, message: protocol.AnyMessage) -> None:
+        if isinstance(message, protocol.Failure | protocol.Finished):
+            self.is_requested = False  # also where the state is what it was
 
     @property
     def active(self) -> bool:
@@ -118,6 +124,7 @@ class RunModel(QObject):
         """Send one command to the runner."""
         if isinstance(command, protocol.RunCommand):
             self.measures = not isinstance(command, protocol.Start)
+            self.is_requested = True
         self._link.send(command)
 
     def stop(self) -> None:
@@ -149,7 +156,7 @@ class RunModel(QObject):
 
     def set_state(self, state: str, text: str) -> None:
         """Set the state that the runner reports, or that the window infers."""
-        self.state, self.text = state, text
+        self.state, self.text, self.is_requested = state, text, False
         if state in ("idle", "dead", "starting"):
             self._began, self.running, self.progress = 0.0, None, None
         elif not self._began:

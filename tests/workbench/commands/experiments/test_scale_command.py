@@ -47,7 +47,7 @@ def test_the_table_has_efficiencies_and_the_ranks_and_the_file_keeps_them(
     assert main([*COMMAND, "-o", str(tmp_path / "s.h5")]) == 0
     out = capsys.readouterr().out
     assert "strong scaling efficiency of data, 4 ranks: 0.909 (0.891 to 0.928)" in out
-    assert "needs 8 GPUs, but this machine has 4" in out and "node-b" in out
+    assert "needs 8 GPUs; this machine has 4" in out and "node-b" in out
     assert len(scalings(hdf5.load(tmp_path / "s.h5"))) == 1
 
 

@@ -414,5 +414,5 @@ def test_what_cannot_be_divided_says_why(
 def test_more_ranks_than_cores_are_blocked_with_both_numbers(configuration, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     options = blocked(configuration)["data_parallel"]
-    assert options["2"].reason == "needs 2 CPU cores, but this machine has 1 CPU core"
+    assert options["2"].reason == "needs 2 CPU cores; this machine has 1"
     assert set(options) == {"2", "4", "8"}

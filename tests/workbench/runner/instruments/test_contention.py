@@ -109,6 +109,21 @@ def test_others_on_the_cpu_are_what_is_neither_idle_nor_ours(monkeypatch, at_onc
     assert monitor.read() == 0.0
 
 
+def test_readings_on_a_busy_cpu_are_as_frequent_as_on_an_idle_one(monkeypatch):
+    """While the model held the interpreter, the next reading was due a minute later."""
+    monitor = CpuOthers()
+    counters = monitor._counters()
+
+    def wait_and_read(self):
+        time.sleep(0.05)
+        return counters
+
+    monkeypatch.setattr(CpuOthers, "_counters", wait_and_read)
+    monitor._due_s = began_s = time.perf_counter()
+    monitor.read()
+    assert monitor._due_s < began_s + 2 * contention.READ_S
+
+
 def test_what_this_process_computes_is_not_counted_as_others(at_once):
     monitor = CpuOthers()
     before = monitor._last

@@ -6,6 +6,7 @@ from built import blocked, stepped
 
 from sessions.model import Configuration
 from workbench.runner.toggles import attention
+from workbench.runner.toggles._toggle import NEEDS_GPU
 
 
 @pytest.mark.parametrize(("family", "itself"), [("adaattn", True), ("hydra", False)])
@@ -30,6 +31,25 @@ def test_flex_attention_refuses_a_cache_and_on_the_cpu_gradients(device_type):
     trained = ask("flex", device_type, True, False, 0, torch.float32)
     assert trained == ("flex has no backward pass on the CPU" if device_type == "cpu" else None)
     assert ask("triton", device_type, True, False, 0, torch.float32) is None
+
+
+def test_without_a_gpu_all_backends_that_need_a_gpu_are_blocked_for_one_reason():
+    """The lock of the toggle listed eight sentences that said the same of eight backends."""
+    requested = Configuration(
+        family="hydra", preset="tiny", settings={"batch": 1, "sequence": 8}, toggles={}
+    )
+    options = blocked(requested, "train")["attention"]
+    of_gpu = {why.reason_with_fix for why in options.values() if "CUDA GPU" in why.reason}
+    assert of_gpu == {NEEDS_GPU.reason_with_fix}
+    assert {"flash4", "sdpa_cudnn", "xformers", "triton"} <= options.keys()
+
+
+def test_windows_that_cover_the_sequence_are_blocked_for_one_reason():
+    requested = Configuration(
+        family="hydra", preset="tiny", settings={"batch": 1, "sequence": 64}, toggles={}
+    )
+    options = blocked(requested, "forward")["window"]
+    assert len({why.reason_with_fix for why in options.values()}) == 1 < len(options)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8])

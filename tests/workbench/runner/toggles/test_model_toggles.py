@@ -89,7 +89,7 @@ def test_what_lies_behind_the_window_changes_nothing():
 
 def test_a_window_that_leaves_nothing_out_is_blocked():
     why = blocked(configuration("hydra", sequence=32), "window", "32")
-    assert why.reason == "a window of 32 tokens covers the complete sequence of 32 tokens"
+    assert why.reason == "the window covers the complete sequence of 32 tokens"
     assert not why.absent
     assert blocked(configuration("hydra", sequence=33), "window", "32") is None
     assert blocked(configuration("hydra", "decode", sequence=29), "window", "32") is None

@@ -41,7 +41,7 @@ CASES = {
     "a window longer than the sequence": (
         ("hydra", {}),
         {"window": "128"},
-        "a window of 128 tokens covers the complete sequence of 32 tokens",
+        "the window covers the complete sequence of 32 tokens",
     ),
     "a share of one sample": (
         ("mahia", {}),

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QLabel, QPushButton
 
 from workbench import protocol
 from workbench.ui.controllers import verdict_prompt
+from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.state import config_edit
 
 
@@ -107,9 +108,25 @@ def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verd
     qtbot.waitUntil(lambda: "predicted by the roofline" in texts(bar).lower())
     assert "0.90 x step time" in texts(bar)
     press(qtbot, bar, "Verdict")
+    press(qtbot, bar, "Details")
     qtbot.waitUntil(lambda: "roofline estimate explains" in texts(bar))
     assert "Predicted 0.90, measured 0.80 x step time: 0.10 better" in texts(bar)
     running(qtbot, workspace)
+
+
+def test_a_verdict_is_one_line_until_its_details_are_wanted(qtbot, workspace, bar):
+    workspace.configuration.set_toggle("rope_cache", "shared")
+    running(qtbot, workspace, 2)
+    press(qtbot, bar, "Verdict")
+    qtbot.waitUntil(lambda: "Details" in buttons(bar))
+    workspace.run.stop()
+    troubles = verdict_lines.troubles(workspace.verdict_prompt.answer, [], workspace.session.titles)
+    head = bar._lines.count()
+    assert head == 1 + len(troubles) and " pairs in " not in texts(bar)
+    press(qtbot, bar, "Details")
+    assert bar._lines.count() > head and " pairs in " in texts(bar)
+    press(qtbot, bar, "Less")
+    assert bar._lines.count() == head
 
 
 def test_an_offer_waits_while_another_two_are_compared(qtbot, workspace, bar, hold):

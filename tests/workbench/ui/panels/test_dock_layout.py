@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import (
     QDockWidget,
     QLabel,
 )
 
 from workbench.ui.controllers.appearance import Appearance
+from workbench.ui.docks import LEFT_LEAST
 from workbench.ui.panels._chart import Chart
 from workbench.ui.window import MainWindow
 
@@ -85,3 +87,20 @@ def test_every_empty_panel_says_what_would_fill_it(window):
             continue  # theirs are tested with the plots
         texts = [label.text() for label in dock.widget().findChildren(QLabel)]
         assert any(len(text) > 30 for text in texts), dock.objectName()
+
+
+def test_the_forms_are_as_wide_after_many_resizes_as_before(qtbot, window):
+    window.resize(1280, 800)
+    window.reset_layout()
+    build = window.dock_area.docks["build"]
+    qtbot.waitUntil(lambda: LEFT_LEAST < build.width() < 480)  # the default is a third
+    before = build.width()
+    for height in (*range(780, 600, -20), 800):  # as a banner comes and goes, or a drag goes on
+        window.resize(1280, height)
+        qtbot.waitUntil(lambda height=height: window.dock_area.height() < height)
+    assert abs(build.width() - before) <= 2
+    for size in ((700, 500), (1280, 800)):
+        window.resize(*size)
+        qtbot.waitUntil(lambda size=size: window.dock_area.width() == size[0])
+    QCoreApplication.processEvents()
+    assert abs(build.width() - before) <= 2

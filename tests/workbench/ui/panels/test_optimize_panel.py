@@ -164,6 +164,11 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
     panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Foreach"))
     panel.apply.click()
     assert workspace.configuration.edited.toggles["adamw"] == "foreach"
+    qtbot.waitUntil(lambda: panel.apply.toolTip() == "It is chosen already.", timeout=5000)
+    assert not panel.apply.isEnabled()
+    workspace.configuration.undo.undo()
+    qtbot.waitUntil(panel.apply.isEnabled, timeout=5000)
+    workspace.configuration.undo.redo()
     assert workspace.configuration.edited.toggles["precision"] == configuration.toggles["precision"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from fake_session import messages, session
@@ -11,6 +13,7 @@ from PySide6.QtWidgets import QLabel, QToolButton
 
 from sessions.model import Session
 from sessions.numbers import margin_text
+from sessions.verdicts.verdict_words import interim_headline
 from workbench import calibration, protocol
 from workbench.calibration import Calibration
 from workbench.charts.style import Style
@@ -84,6 +87,14 @@ def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
+
+
+def test_a_comparison_without_a_ratio_has_no_verdict_yet(judged):
+    comparison = judged.comparisons[0]
+    begun = msgspec.structs.replace(comparison, ratio=math.nan, verdict="UNDECIDED")
+    begun.facts["numerics"] = {}
+    assert interim_headline(begun) == "Measuring"
+    assert interim_headline(comparison).startswith("Measuring: ")
 
 
 def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):

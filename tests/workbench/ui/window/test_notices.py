@@ -133,12 +133,25 @@ def test_a_notice_comes_after_other_banners_took_the_place_of_the_one_before(
 
 def test_a_long_measurement_tells_that_it_ended_and_a_short_one_does_not(ready, monkeypatch):
     run = ready.workspace.run
+    monkeypatch.setattr(ready, "isActiveWindow", lambda: False)
     for long_s, expected in ((3600.0, 0), (0.0, 1)):
         monkeypatch.setattr(notices, "LONG_S", long_s)
         run.measures = True
         run.set_state("running", "")
         run.set_state("idle", "")
         assert sum("measurement ended" in s for s in sentences(ready)) == expected
+    run.set_state("running", "")
+    assert not any("measurement ended" in s for s in sentences(ready)), "another one runs"
+
+
+def test_who_looks_at_the_window_gets_no_banner_about_a_measurement(ready, monkeypatch):
+    monkeypatch.setattr(notices, "LONG_S", 0.0)
+    monkeypatch.setattr(ready, "isActiveWindow", lambda: True)
+    run = ready.workspace.run
+    run.measures = True
+    run.set_state("running", "")
+    run.set_state("idle", "")
+    assert sentences(ready) == []
 
 
 def test_a_journal_is_described_by_what_ran_when(tmp_path):

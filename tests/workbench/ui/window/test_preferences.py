@@ -9,12 +9,15 @@ from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QApplication,
     QComboBox,
+    QDialog,
     QDialogButtonBox,
     QDockWidget,
     QGridLayout,
     QLabel,
     QLineEdit,
     QSpinBox,
+    QStyle,
+    QStyleOptionViewItem,
     QWidget,
 )
 
@@ -78,6 +81,28 @@ def test_a_larger_type_reaches_controls_with_a_style_sheet_at_once_and_fits_into
         assert control.height() > control.fontMetrics().height(), control.accessibleName()
 
 
+def test_a_larger_type_reaches_plots_and_cells_of_tables(qtbot, judged, ready, preferences):
+    ready.resize(1440, 1000)
+    ready.dock_area.bring("verdict")
+    panel = ready.verdict
+    ready.workspace.session.sessionChanged.emit()
+    qtbot.waitUntil(lambda: panel.chart.isVisible() and panel.table.rowCount() > 0)
+    options = QStyleOptionViewItem()
+    before_px = panel.chart.canvas.chart_style.font_px
+
+    def cell_points() -> float:
+        panel.table.initViewItemOption(options)
+        index = panel.table.model().index(0, 0)
+        panel.table.itemDelegate().initStyleOption(options, index)
+        return options.font.pointSizeF()
+
+    points = round(1.5 * QApplication.font().pointSizeF(), 1)
+    preferences.font_size.setValue(points)
+    preferences._accept()
+    assert panel.chart.canvas.chart_style.font_px == pytest.approx(1.5 * before_px, abs=1)
+    assert cell_points() == points
+
+
 def test_in_large_type_no_word_of_a_column_of_fixed_width_is_cut_off(qtbot, ready, preferences):
     build = ready.dock_area.docks["build"]
     words = QWidget(build)
@@ -104,6 +129,17 @@ def test_keys_can_be_changed_and_no_two_actions_have_the_same(ready, settings, p
     assert ready.actions_["rename"].shortcut() == QKeySequence("Ctrl+Alt+R")
     assert "Ctrl+Alt+R" in ready.actions_["rename"].toolTip()
     assert settings.shortcuts == {"rename": "Ctrl+Alt+R"}
+
+
+def test_buttons_of_dialogs_have_no_icons_of_the_desktop(ready):
+    dialog = QDialog(ready)
+    box = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok, dialog)
+    (button,) = box.buttons()
+    button.setIcon(dialog.style().standardIcon(QStyle.StandardPixmap.SP_DialogOkButton))
+    assert not button.icon().isNull()
+    dialog.open()
+    QApplication.processEvents()
+    assert button.icon().isNull()
 
 
 def test_defaults_can_be_restored(ready, preferences):

@@ -13,8 +13,12 @@ from shown_window import opened
 
 from workbench.client.recorder import Recorder
 from workbench.ui.controllers.toggle_verdicts import ToggleVerdict
+from workbench.ui.docks import LEFT_SHARE
+from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels._toggle_row import RowState
 from workbench.ui.workspace import Workspace
+
+LONG = 16  # letters: longer options may be elided, such as a pipeline schedule
 
 
 @pytest.fixture
@@ -115,3 +119,31 @@ def test_a_row_has_room_for_the_result_of_its_verdict(qtbot, window):
     )
     qtbot.waitUntil(lambda: row.result.text() == "1.23x faster, results match")
     assert "95 % CI" in row.mark.toolTip()
+
+
+@pytest.mark.parametrize("points", [9, 14])
+def test_a_default_window_shows_titles_and_usual_options_without_an_ellipsis(qtbot, window, points):
+    before = window.appearance.font_points
+    window.appearance.choose_font(points)
+    window.resize(1280, 900)
+    window.reset_layout()
+    panel = window.toggles
+    rows = [row for row in panel.rows.values() if row.isVisible()]
+    share = LEFT_SHARE if points == 9 else 1.1 * LEFT_SHARE
+    try:
+        build = window.dock_area.docks["build"]
+        qtbot.waitUntil(lambda: share * 1280 - 2 <= build.width() < 0.45 * 1280)
+        qtbot.waitUntil(lambda: elided_titles(rows) == [])
+        assert elided_options(rows) == []
+    finally:
+        window.appearance.choose_font(before)
+
+
+def elided_titles(rows):
+    return [row.toggle.title for row in rows if row._title.text() != row.toggle.title]
+
+
+def elided_options(rows):
+    boxes = [row.picker.findChild(NoWheelComboBox) for row in rows]
+    texts = [(box, box.currentText()) for box in boxes if box is not None]
+    return [text for box, text in texts if box._elided(text) != text and len(text) < LONG]

@@ -19,6 +19,19 @@ def click(qtbot, window, action):
     )
 
 
+def test_a_double_click_on_run_starts_one_run(qtbot, ready):
+    """The second start ended the first run, whose segment without steps was the baseline."""
+    run, segments = ready.workspace.run, ready.workspace.session.shown.segments
+    ready.actions_["run"].trigger()
+    ready.actions_["run"].trigger()
+    qtbot.waitUntil(lambda: bool(segments) and len(segments[-1].steps["t_s"]) > 5)
+    run.stop()
+    qtbot.waitUntil(lambda: run.state == "idle")
+    assert len(segments) == 1
+    ready.actions_["run"].trigger()
+    qtbot.waitUntil(lambda: len(segments) == 2)
+
+
 def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
     qtbot, window, monkeypatch
 ):

@@ -100,6 +100,25 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
     assert texts(rows["triton"], "evidence")[0].startswith("Effective")
 
 
+def test_after_a_study_a_toggle_shows_the_evidence_of_its_own_option(qtbot, ready):
+    ready.workspace.configuration.set_toggle("triton", "on")
+    start(qtbot, ready)
+    row = ready.toggles.rows["triton"]
+    qtbot.waitUntil(lambda: not row.mark.isHidden())
+    ready.workspace.run.stop()
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
+    session = ready.workspace.session
+    last = session.shown.segments[-1]
+    plain = msgspec.structs.replace(
+        last.configuration, toggles={**last.configuration.toggles, "triton": "off"}
+    )
+    studied = Segment(index=last.index + 1, configuration=plain, label="arm")
+    studied.evidence = [Evidence("adamw", "loop", "effective", "seen")]
+    session.shown.segments.append(studied)
+    session.segmentsChanged.emit()
+    assert not row.mark.isHidden() and "Effective" in row.mark.toolTip()
+
+
 def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_nothing(ready):
     row, theme = ready.toggles.rows["compile"], ready.workspace.theme.current
     evidence = Evidence("compile", "default", "as default", "every step had the same sizes")

@@ -149,10 +149,10 @@ def test_a_later_toggle_sees_what_an_earlier_one_came_to(monkeypatch):
         # Micro-batches need the pipeline of a later toggle, which two cores cannot run.
         ({"micro_batches": "2|auto", "pipeline_parallel": "4|off"}, {},
          {"micro_batches": "needs pipeline parallelism, which is off",
-          "pipeline_parallel": "needs 4 CPU cores, but this machine has 2 CPU cores"}),
+          "pipeline_parallel": "needs 4 CPU cores; this machine has 2"}),
         # Two ranks with four are too many, but the four cannot run alone either.
         ({"context_parallel": "2|off", "tensor_parallel": "4|off"}, {"context_parallel": "2"},
-         {"tensor_parallel": "needs 8 CPU cores, but this machine has 2 CPU cores"}),
+         {"tensor_parallel": "needs 8 CPU cores; this machine has 2"}),
     ],
 )  # fmt: skip
 def test_options_that_depend_on_each_other_are_settled_together(
