@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import process_forks
 import psutil
 import pytest
+from runner_driver import Driver
 
 COMMAND = (sys.executable, "-P", "-m", "workbench")
 RUNNER = (sys.executable, "-P", "-m", "workbench.runner")
@@ -43,6 +45,19 @@ def test_a_fork_is_a_child_with_the_streams_the_session_and_the_variables_of_its
         assert process.environ()["WORKBENCH_RUNNER_ID"] == "a mark"
         os.killpg(runner.pid, signal.SIGKILL)
     assert runner.returncode == -signal.SIGKILL
+
+
+def test_an_executed_runner_has_the_catalogue_of_a_forked_one_and_ends_as_it_does():
+    catalogues = []
+    for environment in ({}, dict([process_forks.EXEC])):
+        driver = Driver(environment=environment)
+        driver.until_state("idle")
+        driver.close()
+        assert driver.runner.process.returncode == 0 and not driver.runner.log_tail
+        catalogues.append(driver.messages[0])
+    forked, executed = catalogues
+    at = {"created": executed.created, "t_s": executed.t_s}
+    assert msgspec.structs.replace(forked, **at) == executed
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "PYTHONPATH", "TRITON_INTERPRET"])

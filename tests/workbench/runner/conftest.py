@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-import process_forks
 import psutil
 import pytest
 import torch
@@ -23,8 +22,8 @@ from workbench.runner.distributed import world
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Driver]:
-    """Return a real runner, idle. It loads its libraries itself, as those of users do."""
-    driver = Driver(environment=dict([process_forks.EXEC]))
+    """Return a real runner, idle."""
+    driver = Driver()
     driver.until_state("idle")
     yield driver
     with pytest.MonkeyPatch.context() as patch:
