@@ -177,13 +177,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(line: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of this command line, or else of every command."""
     parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
         "[--replay JOURNAL] [--runner COMMAND]. workbench --version prints the version.",
     )
     choices = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command in all_commands().items():
+    commands = all_commands()
+    chosen = line[:1] if line and line[0] in commands else commands
+    for name in chosen:
+        command = commands[name]
         sub = choices.add_parser(name, help=command.help, description=command.help)
         sub.line = line
         command.arguments(sub)
@@ -191,5 +195,5 @@ def _parser(line: Sequence[str] = ()) -> argparse.ArgumentParser:
             sub.add_argument(runner_command.OPTION, metavar="COMMAND", help=runner_command.HELP)
         if command.tabular and "--markdown" not in sub._option_string_actions:
             sub.add_argument(_tables.OPTION, action="store_true", help=_tables.HELP)
-        sub.set_defaults(command=command, parser=sub, program=parser)
+        sub.set_defaults(command=command, parser=sub, program=_parser)
     return parser

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import process_forks
 import pytest
 from hang_limit import HANG_S
 
@@ -17,6 +19,13 @@ os.environ.setdefault("WORKBENCH_HANG_S", str(HANG_S))
 
 WINDOWS = ("charts", "plots", "report", "ui")  # the folders whose tests paint
 HANG_MS = round(1e3 * HANG_S / 2)  # waits in a window are for less than whole processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """Fork processes that would load torch for seconds."""
+    with process_forks.forks():
+        yield
 
 
 @pytest.fixture(autouse=True)

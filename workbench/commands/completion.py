@@ -23,7 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import shtab
 
-    script = shtab.complete(arguments.program, arguments.shell)
+    script = shtab.complete(arguments.program(), arguments.shell)
     if arguments.json:
         answer_json({"reason": "done", "shell": arguments.shell, "script": script})
     else:

@@ -47,8 +47,7 @@ class PanelWindow(QMainWindow):
         layout.addWidget(self.failures)
         layout.addWidget(self.dock_area, 1)
         self.setCentralWidget(body)
-        for container in (self, body, self.dock_area):
-            appearance.dress(container)
+        appearance.dress(self, body, self.dock_area)
         self._closes = False  # the user has decided about unsaved work
         workspace.session.sessionChanged.connect(self._show_profile)
         workspace.session.eventsWanted.connect(lambda: self.dock_area.bring("events"))

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import process_forks
 import psutil
 import synthetic
 import wire_samples
@@ -96,6 +97,7 @@ def run(
         "XDG_STATE_HOME": str(state),
         "QT_QPA_PLATFORM": "offscreen",
         "PYTHONPATH": str(ROOT),
+        **dict([process_forks.EXEC]),  # a signal may come while it loads its libraries
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "workbench", *arguments],

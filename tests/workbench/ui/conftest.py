@@ -13,7 +13,6 @@ from PySide6.QtWidgets import QWidget
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_session import messages
-from runner_forks import forks
 from shown_window import opened
 
 from sessions.model import Session
@@ -27,12 +26,7 @@ from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.settings import Settings
 from workbench.ui.workspace import Workspace
 
-
-@pytest.fixture(scope="session")
-def fake_runner(tmp_path_factory):
-    """The command that starts a fake runner."""
-    with forks(tmp_path_factory.mktemp("runners")) as command:
-        yield command
+FAKE_RUNNER = (sys.executable, str(Path(__file__).with_name("fake_runner.py")))
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +56,8 @@ def settings(tmp_path):
 
 
 @pytest.fixture
-def workspace(qapp, fake_runner):
-    workspace = Workspace(launch=lambda journal: Runner(journal, fake_runner))
+def workspace(qapp):
+    workspace = Workspace(launch=lambda journal: Runner(journal, FAKE_RUNNER))
     yield workspace
     workspace.close()
 

@@ -1,6 +1,6 @@
 """Samples of studies and comparisons for the fake runner, imported when one is requested.
 
-The processes that ``runner_forks.py`` forks have it from the start.
+The processes that ``process_forks.py`` forks have it from the start.
 """
 
 from __future__ import annotations

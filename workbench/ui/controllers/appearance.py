@@ -36,20 +36,23 @@ class Appearance(QObject):
         self._apply()
         application.setPalette(stylesheet.palette(theme.current))
 
-    def dress(self, container: QWidget) -> None:
+    def dress(self, window: QWidget, *inner: QWidget) -> None:
         """Apply the theme to the parts of a window, now and after every change.
 
         Each part has a style sheet of its own: Qt polishes everything below a widget whose style
-        sheet changes, which takes 0.3 s for all panels. A dock gets it when it is seen next.
+        sheet changes, which takes 0.3 s for all panels. A dock gets it when it is seen next. The
+        parts of ``inner``, containers in the window, are parts of it.
         """
-        self._containers.append(container)
-        container.setStyleSheet(stylesheet.CONTAINER)
-        container.installEventFilter(self)
-        for part in container.findChildren(QWidget, options=_DIRECT):
-            if isinstance(part, QDockWidget):
-                part.visibilityChanged.connect(lambda _, dock=part: self._dress_part(dock))
-            elif part.testAttribute(Qt.WidgetAttribute.WA_WState_Polished):  # a bar of tabs
-                self._dress_part(part)
+        containers = (window, *inner)
+        self._containers += containers
+        window.setStyleSheet(stylesheet.CONTAINER)
+        for container in containers:
+            container.installEventFilter(self)
+            for part in container.findChildren(QWidget, options=_DIRECT):
+                if isinstance(part, QDockWidget):
+                    part.visibilityChanged.connect(lambda _, dock=part: self._dress_part(dock))
+                elif part.testAttribute(Qt.WidgetAttribute.WA_WState_Polished):  # a bar of tabs
+                    self._dress_part(part)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Dress a part of a container, such as a dialog, before it is shown for the first time."""

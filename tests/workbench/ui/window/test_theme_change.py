@@ -53,6 +53,20 @@ def test_tabs_are_styled_when_the_window_is_first_seen(window):
     assert bars and {bar.styleSheet() for bar in bars} == {stylesheet.sheet(DARK)}
 
 
+def test_the_dock_area_never_has_a_style_sheet_of_its_own(qapp, workspace, settings, monkeypatch):
+    """It would polish hundreds of widgets once more, before the window is seen."""
+    styled = []
+    set_style_sheet = QWidget.setStyleSheet
+
+    def record(widget, style_sheet):
+        styled.append(widget)
+        set_style_sheet(widget, style_sheet)
+
+    monkeypatch.setattr(QWidget, "setStyleSheet", record)
+    with opened(qapp, workspace, settings) as window:
+        assert window in styled and window.dock_area not in styled
+
+
 def test_a_hidden_panel_is_styled_when_it_is_seen(window):
     docks = window.dock_area.docks
     window.dock_area.bring(HIDDEN)

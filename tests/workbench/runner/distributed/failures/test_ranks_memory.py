@@ -12,6 +12,7 @@ import resource
 from collections.abc import Iterator
 
 import msgspec
+import process_forks
 import psutil
 import pytest
 import torch
@@ -41,7 +42,11 @@ pytestmark = needs_cores
 
 @pytest.fixture(scope="module", autouse=True)
 def new_peers():
-    """Start new workers: those that have served other tests have memory to spare."""
+    """Start new workers: those that served other tests and those forked have memory to spare."""
+    world.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*process_forks.EXEC)
+        yield
     world.close()
 
 
