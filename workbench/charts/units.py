@@ -75,11 +75,10 @@ class Unit:
         if ":" in symbol:
             return clock(value * factor)
         scaled = value * factor
-        if 0 < abs(scaled) < _TINY:
-            return f"{scaled:.{digits - 1}e} {symbol}".strip()
         decimals = max(0, digits - len(str(int(abs(scaled))))) if scaled else 0
+        form = f".{digits - 1}e" if 0 < abs(scaled) < _TINY else f".{decimals}f"
         gap = "\u202f" if symbol in ("%", "°C") else " "
-        return f"{scaled:.{decimals}f}{gap}{symbol}".replace("-", "−").strip()
+        return f"{scaled:{form}}{gap}{symbol}".replace("-", "−").strip()
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def _decimal_texts(values: Array, step: float) -> list[str]:
     largest = float(np.abs(values).max(initial=0.0))
     if 0 < largest < _TINY:
         digits = round(math.log10(largest / step) + 0.5)
-        return [f"{value:.{digits}e}" if value else "0" for value in values]
+        return [f"{value:.{digits}e}".replace("-", "−") if value else "0" for value in values]
     decimals = _decimals(step)
     return [f"{value:.{decimals}f}".replace("-", "−") for value in values]
 

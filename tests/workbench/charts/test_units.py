@@ -58,7 +58,8 @@ def test_ticks_lie_in_the_range_are_even_and_are_told_apart(unit, low, span, mos
         (SECONDS, 3675.0, "1:01:15"),
         (MILLISECONDS, math.nan, "–"),
         (WATTS, -3.0, "−3.00 W"),
-        (STEPS, 1.84e-7, "1.84e-07"),
+        (STEPS, 1.84e-7, "1.84e−07"),
+        (STEPS, -1.84e-7, "−1.84e−07"),
     ],
 )
 def test_readings_carry_their_unit_and_three_digits(unit, value, text):
@@ -74,8 +75,8 @@ def test_memory_ticks_are_powers_of_two_of_a_binary_unit():
 
 def test_ticks_of_tiny_numbers_have_an_exponent():
     _, texts, _ = STEPS.ticks(1.5e-7, 1.9e-7, 3)
-    assert texts == ["1.6e-07", "1.8e-07"]
-    assert STEPS.ticks(0.0, 1e-6, 3)[1] == ["0", "5.0e-07", "1.0e-06"]
+    assert texts == ["1.6e−07", "1.8e−07"]
+    assert STEPS.ticks(0.0, 1e-6, 3)[1] == ["0", "5.0e−07", "1.0e−06"]
 
 
 def test_long_times_are_read_as_a_clock():
