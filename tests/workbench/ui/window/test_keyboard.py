@@ -197,6 +197,7 @@ def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, 
     assert picker.focus_target().hasFocus()
     bar = ready.toggles.verdict.bar
     qtbot.waitUntil(bar.isVisible)
+    qtbot.waitUntil(lambda: bar.findChild(QPushButton) is not None)  # not while it builds
     tab_to(qtbot, bar.findChild(QPushButton))
     key(qtbot, Key.Key_Space)
     qtbot.waitUntil(lambda: workspace.verdicts.measuring)
