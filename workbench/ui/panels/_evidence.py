@@ -21,7 +21,10 @@ def mark_of(status: str) -> tuple[str, str]:
 
 
 def through_newest(segments: Sequence[Segment], configuration: Configuration) -> Sequence[Segment]:
-    """Return the segments up to the newest with these toggles, or all: a study ends with others."""
+    """Return the segments up to the newest with these toggles and evidence; all if none has both.
+
+    The last segments of a study have other toggles.
+    """
     for end in range(len(segments), 0, -1):
         segment = segments[end - 1]
         if (
