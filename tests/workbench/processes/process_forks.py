@@ -148,7 +148,8 @@ class Popen(_POPEN):
 @contextlib.contextmanager
 def forks() -> Iterator[None]:
     """Let processes of ``PROGRAMS`` begin as forks."""
-    if sys.platform != "linux" or Path("/dev/nvidiactl").exists():  # CUDA does not survive a fork
+    has_gpu = Path("/dev/nvidiactl").exists()  # CUDA does not survive a fork
+    if sys.platform != "linux" or has_gpu or not all(end > start > 0 for start, end in _shown()):
         yield
         return
     subprocess.Popen = Popen
@@ -258,11 +259,15 @@ def _run(words: list[str]) -> None:
     exec(SourceFileLoader("__main__", words[0]).get_code("__main__"), vars(main))
 
 
+def _shown() -> list[tuple[int, int]]:
+    """Return where the system reads this process's command line and variables; 0 if unknown."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return [(int(fields[first]), int(fields[first + 1])) for first in (45, 47)]
+
+
 def _show(*columns: list[str]) -> None:
     """Write the command line and the variables where the system shows those of a process."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    for first, words in zip((45, 47), columns, strict=True):  # arg_start, env_start
-        start, end = map(int, fields[first : first + 2])
+    for (start, end), words in zip(_shown(), columns, strict=True):
         content = b"".join(os.fsencode(word) + b"\0" for word in words)
         assert len(content) < end - start
         ctypes.memmove(start, content.ljust(end - start, b"\0"), end - start)
