@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 import torch
@@ -145,34 +145,40 @@ print("done", flush=True)
 input()
 """
 IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {SPIN!r}])"
-
-
-def spent_by_children_s() -> float:
-    """Return the processor time of all children of this process that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+# Compute nothing itself; print what its child spent, once the child has ended.
+PARENT = """
+import os, subprocess, sys
+input()
+subprocess.run([sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True)
+times = os.times()
+print(times.children_user + times.children_system, flush=True)
+input()
+"""
 
 
 @pytest.mark.parametrize("code", [SPIN, IN_A_CHILD], ids=["child", "grandchild"])
 def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_has_ended(code):
-    monitor, before_s = CpuOthers(), spent_by_children_s()
-    readings = [monitor._counters()[2]]
-    child = subprocess.Popen(
-        [sys.executable, "-S", "-c", code],
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", PARENT, code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # as compile workers are
-    )
-    assert child.stdout.readline() == "begun\n"
-    readings.append(monitor._counters()[2])
-    assert child.stdout.readline() == "done\n"
-    readings.append(monitor._counters()[2])
-    child.communicate("\n")
-    readings.append(monitor._counters()[2])
+    ) as parent:
+        monitor = CpuOthers(psutil.Process(parent.pid))
+        readings = [monitor._counters()[2]]
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "begun\n"
+        readings.append(monitor._counters()[2])
+        assert parent.stdout.readline() == "done\n"
+        readings.append(monitor._counters()[2])
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        spent_s = float(parent.stdout.readline())  # 0.4 s and what starting Python takes here
+        readings.append(monitor._counters()[2])
+        parent.communicate("\n")
     starting, alive, ended = map(contention._cpu_seconds_between, readings, readings[1:])
     assert alive >= 0.28
-    spent_s = spent_by_children_s() - before_s  # 0.4 s and what starting Python takes here
     assert ended < spent_s / 2, "what it spent was counted twice"
     assert starting + alive + ended < 1.5 * spent_s, "what it spent was counted twice"
 

@@ -443,7 +443,7 @@ def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(
 ):
     """Else an interval of 0.4 % over the edge of 1 % could never be decided."""
     workspace.configuration.set_toggle("triton", "on")
-    qtbot.waitUntil(bar.isVisible)
+    running(qtbot, workspace, 2)
     workspace.verdicts.against_before()
     running(qtbot, workspace)
     workspace.verdicts.measure_more()
