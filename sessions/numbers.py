@@ -108,16 +108,16 @@ def interval_cells(value: float, low: float, high: float, region: float) -> list
 
 
 def interval_text(ratio: float, low: float, high: float, region: float, unit: str = "") -> str:
-    """Return "0.81 (95 % CI 0.78 to 0.83)", with a unit behind the ratio, or "no ratio yet"."""
+    """Return "0.81 (95 % interval 0.78 to 0.83)", with a unit behind it, or "no ratio yet"."""
     if math.isnan(ratio):
         return "no ratio yet"
     value, *ends = map(text, interval_cells(ratio, low, high, region))
-    interval = "no interval yet" if MISSING in ends else f"95 % CI {ends[0]} to {ends[1]}"
+    interval = "no interval yet" if MISSING in ends else f"95 % interval {ends[0]} to {ends[1]}"
     return f"{value}{unit} ({interval})"
 
 
 def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
-    """Say a ratio of step times in words: "1.24x faster (95 % CI 1.20 to 1.28)".
+    """Say a ratio of step times in words: "1.24x faster (95 % interval 1.20 to 1.28)".
 
     Faster or slower only where the interval excludes 1; else the ratio itself, as tables have it.
     """

@@ -92,7 +92,8 @@ def pair_count(comparison: PairedComparison) -> int:
 def summary_sentence(comparison: PairedComparison) -> str:
     """Say how much faster or slower B is, how sure that is, and whether its results are right.
 
-    Without a subject and a full stop: "1.06x faster (95 % CI 1.03 to 1.10), results match FP64".
+    Without a subject and a full stop:
+    "1.06x faster (95 % interval 1.03 to 1.10), results match FP64".
     """
     ends = comparison.ratio, comparison.low, comparison.high
     claim = claim_words(verdict_word(comparison), *ends, region_of(comparison))

@@ -34,7 +34,7 @@ def test_the_demo_ends_by_itself_and_says_a_verdict_in_one_sentence(demo):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "plugin" not in done.stderr
     verdict, following, files = done.stdout.splitlines()
-    assert verdict.startswith("Fused AdamW: ") and "95 % CI" in verdict
+    assert verdict.startswith("Fused AdamW: ") and "95 % interval" in verdict
     assert verdict.endswith(", results match FP64.")
     assert following.startswith("Next: `workbench report ")
     assert files.startswith("Files: ")

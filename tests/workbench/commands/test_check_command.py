@@ -132,7 +132,7 @@ def test_a_commit_that_is_gone_leaves_an_unpaired_comparison_without_a_claim(rep
     assert "no commit" in answer["unpaired_because"]
     assert regressed["step time"] is None and regressed["results"] is True
     time = answer["findings"][0]
-    assert "unpaired" in time["change"] and "CI" not in time["change"]
+    assert "unpaired" in time["change"] and "interval" not in time["change"]
 
 
 @pytest.mark.parametrize(

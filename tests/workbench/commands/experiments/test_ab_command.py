@@ -114,7 +114,7 @@ def test_the_verdict_its_reasons_and_the_order_are_told_and_saved(ran, sent, tmp
     assert main(["ab", "hydra", "-o", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("B is FASTER than A\nB against A: 1.111x faster")
-    assert "(95 % CI 1.098 to 1.125), 9 pairs in 0.9 s" in out
+    assert "(95 % interval 1.098 to 1.125), 9 pairs in 0.9 s" in out
     assert "1 of 19 blocks was void" in out
     assert "A: off" in out and "B: on" in out and "A: numbers right against float64" in out
     assert "ABBABABAB" in out

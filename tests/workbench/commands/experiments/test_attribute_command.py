@@ -51,7 +51,7 @@ def test_arms_effects_and_what_was_blocked_are_told_and_saved(ran, sent, tmp_pat
     path = tmp_path / "attributed.h5"
     assert main(["attribute", "moe", *ARGUMENTS, "-o", str(path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("all together: 2.35x faster (95 % CI 2.33 to 2.38)")
+    assert out.startswith("all together: 2.35x faster (95 % interval 2.33 to 2.38)")
     assert "| + checkpointing=full | 13." in out and "| right |" in out
     (rung,) = (line for line in out.splitlines() if line.startswith("| + precision=amp"))
     assert "–" in rung and "out of memory: Out of memory: 3.0 GiB" in rung

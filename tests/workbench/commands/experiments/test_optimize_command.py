@@ -44,7 +44,7 @@ def test_the_result_its_verdicts_and_what_was_not_tried_are_printed_and_saved(
     path, preset = tmp_path / "o.h5", tmp_path / "best.json"
     assert main(["optimize", "moe", "-o", str(path), "--save-preset", str(preset)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{RESULT}: 2.2") and "x faster (95 % CI" in out.splitlines()[0]
+    assert out.startswith(f"{RESULT}: 2.2") and "x faster (95 % interval" in out.splitlines()[0]
     assert "| precision=amp_bf16 | adds to all the others |" in out
     assert "| against the runner-up |" in out
     assert "| cuda_graphs=on | blocked | 0 | – | needs a CUDA GPU |" in out

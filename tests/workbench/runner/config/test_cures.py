@@ -291,7 +291,7 @@ def test_slower_when_switched_on_is_recognised_from_a_verdict(
     advice = suggested_fixes.slower_when_switched_on(first, second, judgement)
     assert (advice is not None) is is_advised
     if advice is not None:
-        assert advice.set == {"compile": "off"} and "1.13x slower (95 % CI" in advice.sentence
+        assert advice.set == {"compile": "off"} and "1.13x slower (95 % interval" in advice.sentence
 
 
 @pytest.mark.parametrize(

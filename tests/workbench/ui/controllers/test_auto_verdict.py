@@ -155,7 +155,7 @@ def test_the_card_turns_into_the_answer_however_the_verdict_was_asked_for(
     workspace.verdicts.against_before()
     running(qtbot, workspace)
     qtbot.waitUntil(lambda: "Triton kernels, all: On: 1.2" in texts(bar))
-    assert "did it help?" not in texts(bar) and "x faster (95 % CI " in texts(bar)
+    assert "did it help?" not in texts(bar) and "x faster (95 % interval " in texts(bar)
     result = panel.rows["triton"].result
     assert result._whole.startswith("1.2") and "x faster, " in result._whole
     assert panel.rows["adamw"].result._whole == ""
@@ -291,7 +291,7 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, workspace, bar):
     shown = texts(bar)
     assert "torch.compile: reduce-overhead: 1.2" in shown and "WRONG results of B" in shown
     assert bar.property("tone") == "bad"
-    assert "x faster (95 % CI " in shown
+    assert "x faster (95 % interval " in shown
     assert "B: wrong numbers: relative error 0.022, at most 0.0021 expected" in shown
     assert "B: torch.compile: reduce-overhead, no effect: no graph was captured" in shown
     tones = {label.text(): label.property("tone") for label in bar.findChildren(QLabel)}

@@ -109,7 +109,7 @@ def test_a_gain_of_energy_has_its_interval_wherever_it_is_shown():
     }  # fmt: skip
     columns = {name: np.concatenate([effects[name], added[name]]) for name in effects}
     study.tables["effects"], study.request["objective"] = columns, "energy"
-    assert "0.97 x the start's energy (95 % CI 0.90 to 1.04), undecided" in headline(study)
+    assert "0.97 x the start's energy (95 % interval 0.90 to 1.04), undecided" in headline(study)
     table = verdicts_table(study)
     names = [column.name for column in table.columns]
     assert names[-4:-1] == ["energy ratio", "energy from", "energy to"]
@@ -121,7 +121,7 @@ def test_a_search_comes_live_and_its_result_is_applied_undone_and_saved(qtbot, p
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.headline.text().endswith("against the start"))
     qtbot.waitUntil(panel.run.isEnabled)
-    assert "x faster (95 % CI" in panel.headline.text()
+    assert "x faster (95 % interval" in panel.headline.text()
     assert "Search complete" in panel.about.text() and "pays off after" in panel.about.text()
     assert "none from the search" in panel.details.text() and not panel.details.isVisible()
     assert panel.chart.reason is None

@@ -118,7 +118,7 @@ def test_a_row_has_room_for_the_result_of_its_verdict(qtbot, window):
         window.workspace.theme.current,
     )
     qtbot.waitUntil(lambda: row.result.text() == "1.23x faster, results match")
-    assert "95 % CI" in row.mark.toolTip()
+    assert "95 % interval" in row.mark.toolTip()
 
 
 @pytest.mark.parametrize("points", [9, 14])

@@ -80,7 +80,7 @@ def test_the_demo_explains_what_happens_and_says_each_verdict(qtbot, workspace, 
     assert not demo.outcome.failures
     graphs, half = demo.outcome.verdicts
     assert graphs.startswith("Fused AdamW and CUDA graphs: 1.2")
-    assert half.startswith("BF16 mixed precision: 1.2") and "x faster (95 % CI " in half
+    assert half.startswith("BF16 mixed precision: 1.2") and "x faster (95 % interval " in half
     assert {half, "verdict", "precision", "adamw"} <= set(stage.captions)
     assert "BF16 mixed precision is switched on while the model runs." in stage.captions
     first, second = (run.facts["segments"] for run in workspace.session.shown.comparisons)
