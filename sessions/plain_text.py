@@ -7,6 +7,7 @@ UTF-8, and cannot be written as UTF-8. All of them become U+FFFD.
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 
@@ -29,6 +30,8 @@ _REPLACED = dict.fromkeys(
     REPLACEMENT,
 )
 
+_fill = functools.lru_cache(2048)(textwrap.fill)  # labels set their tooltip at each resize
+
 
 def plain(text: str) -> str:
     """Return the text with U+FFFD for characters that do harm; lines stay lines."""
@@ -38,7 +41,7 @@ def plain(text: str) -> str:
 def wrapped(text: str, columns: int = 90, most: int = LONGEST_SHOWN) -> str:
     """Return the text in lines of at most ``columns`` characters, as tooltips show it."""
     lines = plain(text[:most]).splitlines()
-    shown = "\n".join(textwrap.fill(line, columns) for line in lines)
+    shown = "\n".join(_fill(line, columns) for line in lines)
     return f"{shown} …" if len(text) > most else shown
 
 

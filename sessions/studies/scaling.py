@@ -68,7 +68,7 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     if n < LEAST_POINTS:
         reason = f"a line through {n} points always fits: {LEAST_POINTS} are needed for an interval"
         return Scaling(n, slope, math.nan, math.nan, math.exp(intercept), math.nan, reason)
-    from scipy import stats  # seconds to load, where nothing is fitted too
+    from scipy import special  # slow to load, where nothing is fitted too
 
     beyond = _scatter(log_x, log_y, variance)
     total = variance + beyond
@@ -78,7 +78,7 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
     if abs(intercept) > MOST_LOG:
         return _without_line(n, TOO_CLOSE)
     error *= math.sqrt(max(1.0, chi_square / (n - 2)))
-    half = float(stats.t.ppf(0.975, n - 2)) * error
+    half = float(special.stdtrit(n - 2, 0.975)) * error
     low, high = slope - half, slope + half
     if variance.max() > 0:
         ordinary = fit(np.exp(log_x), np.exp(log_y))

@@ -108,10 +108,10 @@ def typical(medians_ms: ArrayLike) -> Typical:
     middle = math.exp(float(logs.mean())) if count else math.nan
     if count < LEAST_BLOCKS:
         return Typical(middle, math.nan, math.nan, math.nan)
-    from scipy import stats  # seconds to load, where nothing is swept too
+    from scipy import special  # slow to load, where nothing is swept too
 
     error = float(logs.std(ddof=1)) / math.sqrt(count)
-    spread = math.exp(float(stats.t.ppf(0.975, count - 1)) * error)
+    spread = math.exp(float(special.stdtrit(count - 1, 0.975)) * error)
     return Typical(middle, error, middle / spread, middle * spread)
 
 

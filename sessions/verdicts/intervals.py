@@ -88,8 +88,8 @@ def ratio_of(log: float) -> float:
 
 
 def load() -> None:
-    """Import what judging needs, which takes seconds once: not to be spent among timed blocks."""
-    import scipy.stats  # noqa: F401
+    """Import what judging needs, which takes time once: not to be spent among timed blocks."""
+    import scipy.special  # noqa: F401
 
 
 def pairs(comparison: PairedComparison) -> Pairs:
@@ -199,10 +199,10 @@ def p_value(time: Interval, margin: float) -> float:
 
 def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
     """Return the ends of the BCa interval of the mean, and half the width of the t interval."""
-    from scipy import stats  # slow to load, and the window imports this module for its numbers
+    from scipy import special  # slow to load, and the window imports this module for its numbers
 
     n = len(series)
-    half = float(stats.t.ppf(1 - alpha / 2, n - 1) * series.std(ddof=1)) / math.sqrt(n)
+    half = float(special.stdtrit(n - 1, 1 - alpha / 2) * series.std(ddof=1)) / math.sqrt(n)
     # As scipy.stats.bootstrap has it, whose jackknife holds n x n numbers: hours of pairs do not
     # fit in memory. That of a mean needs none.
     mean = float(series.mean())
@@ -218,7 +218,7 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
     standard = deviations / deviations.std()  # first, for the squares of small numbers may be 0
     skewness = float(np.sum(standard**3) / n**1.5) / 6
     tie = 1e-9 * np.ptp(deviations)  # of a resample with the mean, whichever way its sum is rounded
-    bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
-    reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
-    below, above = np.quantile(means, stats.norm.cdf(bias + reach / (1 - skewness * reach)))
+    bias = special.ndtri((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
+    reach = bias + special.ndtri([alpha / 2, 1 - alpha / 2])
+    below, above = np.quantile(means, special.ndtr(bias + reach / (1 - skewness * reach)))
     return mean + float(below), mean + float(above), half

@@ -93,7 +93,7 @@ def rolling(
     0.05 s a percentile for a million values. Windows count the finite values only; where the value
     itself is not finite the result is NaN. Raises ``ValueError`` for a window below 1.
     """
-    from scipy import ndimage  # seconds to load, where nothing is computed too
+    from scipy import ndimage  # slow to load, where nothing is computed too
 
     if window < 1:
         raise ValueError(f"window is {window}, expected at least 1")
@@ -183,10 +183,10 @@ def _autocorrelation_time(above: NDArray) -> float:
 
 def _t_half_width(blocks: Blocks) -> float:
     """Compute half the width of the 95 % interval of a log median."""
-    from scipy import stats  # seconds to load, where nothing is computed too
+    from scipy import special  # slow to load, where nothing is computed too
 
     variance = float(np.sum(blocks.deviations**2)) / (blocks.count - 1) / blocks.count
-    return float(stats.t.ppf(0.975, blocks.count - 1)) * math.sqrt(variance)
+    return float(special.stdtrit(blocks.count - 1, 0.975)) * math.sqrt(variance)
 
 
 def _finite(values: ArrayLike) -> NDArray:

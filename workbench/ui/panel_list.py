@@ -68,7 +68,7 @@ def live(workspace: Workspace) -> QWidget:
         LivePanel,
     )  # importing pyqtgraph takes longer than the rest of the window
 
-    importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
+    importlib.import_module("scipy.special")  # now, and not when the first steps arrive
     return LivePanel(workspace.session, workspace.theme, workspace.tasks)
 
 

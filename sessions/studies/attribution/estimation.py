@@ -203,12 +203,12 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
 
     ``settled`` stays that of the rounds: what the orders add does not shrink with more of them.
     """
-    from scipy import stats  # slow to load, and the window imports this package
+    from scipy import special  # slow to load, and the window imports this package
 
     marginals = [np.nanmean(values(order, logs)) for order in contrast.orders]
     count = len(marginals)
     error = float(np.std(marginals, ddof=1)) / math.sqrt(count)
-    reach = float(stats.t.ppf(1 - verdict.ALPHA / 4, count - 1)) * error
+    reach = float(special.stdtrit(count - 1, 1 - verdict.ALPHA / 4)) * error
     assert judgement.ratio is not None and judgement.low is not None and judgement.high is not None
     mean, low, high = (math.log(end) for end in (judgement.ratio, judgement.low, judgement.high))
     wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
@@ -219,7 +219,7 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
             [],
         )  # its reasons stay: too few, or clocks or means disagree
     distance = max(0.0, (abs(mean) - margin) / 2)
-    p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
+    p_orders = 2 * float(special.stdtr(count - 1, -distance / error)) if error else 0.0
     effect_logs = values(contrast.weights, logs)
     p_rounds = verdict.p_value(
         verdict.interval(effect_logs[np.isfinite(effect_logs)]), margin + distance

@@ -409,15 +409,15 @@ def test_what_judging_needs_is_loaded_before_the_time_of_the_budget_begins(
 ):
     import scipy
 
-    monkeypatch.delitem(sys.modules, "scipy.stats")
-    monkeypatch.delattr(scipy, "stats")
+    monkeypatch.delitem(sys.modules, "scipy.special")
+    monkeypatch.delattr(scipy, "special")
     loaded = []
     send = context.wire.send
 
     def watch(message):
         send(message)
         if isinstance(message, protocol.State) and message.text == "Alternating A and B":
-            loaded.append("scipy.stats" in sys.modules)
+            loaded.append("scipy.special" in sys.modules)
 
     monkeypatch.setattr(context.wire, "send", watch)
     paired(context, small, monkeypatch, edge(40, 0.0))
