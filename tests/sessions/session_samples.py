@@ -49,6 +49,18 @@ def series(n: int, seed: int = 0, median: float = 10.0, phi: float = 0.0) -> np.
     return median * (1 + 0.02 * np.array(correlated[200:]))
 
 
+def step_noise(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
+    """Return noise of consecutive steps in the last dimension, of standard deviation 2 %.
+
+    First-order autoregressive, with a coefficient of 0.8.
+    """
+    from scipy import signal  # slow to load, in every process that collects the tests
+
+    innovations = rng.normal(size=shape)
+    innovations[..., 0] /= 0.6
+    return 0.02 * 0.6 * signal.lfilter([1.0], [1.0, -0.8], innovations, axis=-1)
+
+
 def metric(samples: int, rows: int = 2, columns: int = 3) -> MetricSeries:
     """Return a metric of which one number was not measured."""
     values = np.random.default_rng(samples).random((samples, rows, columns)).astype("f4")

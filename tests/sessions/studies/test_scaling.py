@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from sessions.studies import scaling
 
@@ -23,6 +22,8 @@ def test_an_exact_power_law_is_found_with_no_doubt(exponent):
 
 
 def test_without_known_noise_it_is_the_ordinary_least_squares_fit():
+    from scipy import stats  # slow to load, in every process that collects the tests
+
     rng = np.random.default_rng(3)
     y = SIZES**1.2 * np.exp(rng.normal(0, 0.1, len(SIZES)))
     fitted = scaling.fit(SIZES, y)

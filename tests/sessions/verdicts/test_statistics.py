@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference_machine import slowness
-from scipy import stats
 
 from sessions.model import Configuration, Phase, Segment
 from sessions.verdicts import statistics
@@ -48,6 +47,8 @@ def test_steady_steps_are_those_of_the_steady_phase_with_a_time():
 
 @given(series)
 def test_summary_agrees_with_numpy_and_scipy(values):
+    from scipy import stats  # slow to load, in every process that collects the tests
+
     summary = statistics.summarize(values)
     measured = values[np.isfinite(values)]
     assert summary.n == len(measured)
@@ -112,6 +113,8 @@ def test_rolling_bands_of_a_million_steps_take_under_two_seconds():
 
 @given(series)
 def test_ecdf_agrees_with_scipy(values):
+    from scipy import stats  # slow to load, in every process that collects the tests
+
     x, share = statistics.ecdf(values)
     measured = values[np.isfinite(values)]
     assert len(x) == len(measured)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from scipy import signal, stats
+from scipy import special
+from session_samples import step_noise
 
 from sessions.model import Judgement, PairedComparison
 from sessions.verdicts import intervals, verdict
@@ -29,9 +30,7 @@ def log_ratios(disturbance, order, *, trials=1000, pairs=100, seed=1):
     """Log ratios (trials, pairs) of two arms that run the same code."""
     rng = np.random.default_rng(seed)
     n = 2 * pairs * STEPS
-    innovations = rng.normal(size=(trials, n))
-    innovations[:, 0] /= 0.6
-    x = 0.02 * 0.6 * signal.lfilter([1.0], [1.0, -0.8], innovations, axis=-1)
+    x = step_noise(rng, (trials, n))
     match disturbance:
         case "drift":
             x += np.linspace(0, 0.1, n)
@@ -95,9 +94,8 @@ def test_at_most_5_percent_of_identical_arms_are_ever_told_apart(disturbance, or
     mean, half = (values[:, verdict.MIN_PAIRS - 1 :] for values in verdict.paths(logs))
     assert (np.abs(mean) > half).any(axis=1).mean() <= 0.05
     n = np.arange(verdict.MIN_PAIRS, logs.shape[1] + 1)
-    ordinary = half / verdict.critical(n) * stats.t.ppf(0.975, n - 1)
-    # Load that comes and goes widens an ordinary interval too.
-    least = 0.15 if disturbance == "load" else 0.2
+    ordinary = half / verdict.critical(n) * special.stdtrit(n - 1, 0.975)
+    least = 0.15 if disturbance == "load" else 0.2  # load widens an ordinary interval too
     assert (np.abs(mean) > ordinary).any(axis=1).mean() > least
     mean, half = stopped(logs)
     assert (np.abs(mean) - half > MARGIN).sum() == 0
@@ -160,7 +158,7 @@ def test_the_interval_ends_where_the_p_value_is_alpha(n, alpha, margin):
 
 def test_an_interval_for_all_times_is_wider_than_one_for_a_number_fixed_beforehand():
     n = np.arange(8, 500)
-    stretch = verdict.critical(n) / stats.t.ppf(0.975, n - 1)
+    stretch = verdict.critical(n) / special.stdtrit(n - 1, 0.975)
     assert (stretch > 1.5).all() and (stretch < 1.85).all()
     assert np.isinf(verdict.critical([1, 2])).all()
 
@@ -180,7 +178,7 @@ def test_looking_at_all_pairs_at_once_gives_what_looking_at_each_gives(logs):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
-    logs = sign * stats.expon.rvs(size=30, random_state=5) * 0.02
+    logs = sign * np.random.RandomState(5).standard_exponential(30) * 0.02
     interval = verdict.interval(logs)
     half = verdict.paths(logs)[1][-1]
     below, above = interval.mean - interval.low, interval.high - interval.mean
@@ -190,6 +188,8 @@ def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
 
 @pytest.mark.parametrize("pairs", [20, 1000])
 def test_the_bootstrap_is_that_of_scipy(pairs):
+    from scipy import stats  # slow to load, in every process that collects the tests
+
     logs = np.random.default_rng(pairs).exponential(0.01, pairs)
     below, above, _ = intervals._fixed(logs, 0.05)
     expected = stats.bootstrap(

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import signal, stats
+from session_samples import step_noise
 
 from kernels.measure import rounds
 from sessions.columns import Columns
@@ -30,9 +30,7 @@ class Machine:
 
     def __init__(self, disturbance: str, seed: int, calls: int) -> None:
         rng = np.random.default_rng(seed)
-        innovations = rng.normal(size=MOST_CALLS)
-        innovations[0] /= 0.6
-        self.x = 0.02 * 0.6 * signal.lfilter([1.0], [1.0, -0.8], innovations)
+        self.x = step_noise(rng, MOST_CALLS)
         there = np.arange(MOST_CALLS)
         self.x += {"drift": 0.05, "steep drift": 0.5}.get(disturbance, 0.0) * there / calls
         if disturbance == "clock":
@@ -78,6 +76,7 @@ def intervals(monkeypatch, disturbance, *, faster=1.0, other_contenders=0):
 
 def ends_before(disturbance):
     """Yield the former intervals: one after the other, a bootstrap over each one's single calls."""
+    from scipy import stats  # slow to load, in every process that collects the tests
 
     def difference(first, second, axis):
         return np.log(np.median(first, axis=axis) / np.median(second, axis=axis))

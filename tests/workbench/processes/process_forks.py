@@ -30,7 +30,12 @@ from pathlib import Path
 from types import ModuleType
 
 TESTS = Path(__file__).parents[1]
-TORCH = ("workbench.runner.engine", "workbench.runner.rank_worker", "torch._dynamo")
+TORCH = (
+    "workbench.runner.engine",
+    "workbench.runner.rank_worker",
+    "torch._inductor.compile_fx",
+    "torch._dynamo.repro.after_dynamo",
+)
 FAKES = ("fake_runner", "fake_studies")
 # What a server loads, by the module or the script that a process runs.
 PROGRAMS = {
