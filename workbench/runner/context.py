@@ -45,7 +45,7 @@ from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Variant
 from workbench.runner.wire import Wire
 
-SAMPLES = 1200  # of telemetry that are kept: a minute
+SAMPLES = 1200  # telemetry samples of one minute
 RECENT_NS = 200_000_000
 RESTARTED = "earlier steps made weights NaN or infinite: training restarts from the initial weights"
 
@@ -57,10 +57,10 @@ class RunnerContext:
     wire: Wire
     device: torch.device
     variants: VariantCache = field(default_factory=VariantCache)
-    segments: int = 0  # that were begun
-    segment: int = -1  # that steps and phases belong to now
+    segments: int = 0  # number of segments that were begun
+    segment: int = -1  # the segment of the current steps and phases
     comparisons: int = 0
-    paired_blocks: int = 0  # that ran in the background of runs
+    paired_blocks: int = 0  # blocks that ran in the background of runs
     steady: dict[bytes, SteadySegment] = field(default_factory=dict)  # the last by configuration
     studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -87,10 +87,10 @@ class RunnerContext:
         self._alarm = Alarm()
         self.variants.on_restart = lambda: self.note("warning", RESTARTED)
         self._companions = Companions(self.wire, self.device, world.current)
-        self._variant: weakref.ref[Variant] | None = None  # that steps
+        self._variant: weakref.ref[Variant] | None = None  # the variant that steps
         self._sampler: Sampler | None = None
-        self._own_peaks: dict[int, float] = {}  # by segment
-        self._roofless: dict[int, tuple[str, int]] = {}  # by segment: dtype, devices
+        self._own_peaks: dict[int, float] = {}  # bytes by segment
+        self._roofless: dict[int, tuple[str, int]] = {}  # dtype and devices by segment
 
     def start(self) -> None:
         """Start the threads that watch."""
@@ -113,7 +113,7 @@ class RunnerContext:
         """
         self.clock.drain(wait=True)  # remaining steps are from before a failure, and of another
         if self.device.type == "cuda" and self.roof.measured is None and not self.variants.count:
-            with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
+            with contextlib.suppress(torch.OutOfMemoryError):  # other processes use the memory
                 self.roof.measure()
         self.segment, self.segments = self.segments, self.segments + 1
         return self.segment
@@ -212,7 +212,7 @@ class RunnerContext:
         peaks = [memory.peak - memory.others_bytes]
         if self.device.type == "cuda" and variant is not None and variant.divided is not None:
             peaks += variant.divided.peaks[1:]
-        peak = max(peaks)  # of the rank that needs most
+        peak = max(peaks)  # the rank that needs most
         if not peak > self._own_peaks.get(self.segment, 0.0):
             return
         self._own_peaks[self.segment] = peak
@@ -262,7 +262,7 @@ class RunnerContext:
     def _telemetry_seen(self, sample: Sample) -> None:
         who = "" if self._sampler is None else self._sampler.other_processes.who
         share, other = self._companions.busiest_others()
-        if share > sample.get("others", 0.0):  # it disturbs the step on whichever device
+        if share > sample.get("others", 0.0):  # load on any device disturbs the step
             sample, who = {**sample, "others": share}, other
         self.samples.append((time.perf_counter_ns(), sample))
         if self.device.type != "cuda":
@@ -293,7 +293,7 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     }
     if dtype in known.flops_per_s:
         facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
-    if not known.disturbed:  # else the device may reach more
+    if not known.disturbed:  # a disturbed device may reach more
         facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts
 

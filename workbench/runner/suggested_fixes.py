@@ -32,7 +32,7 @@ def cure(
         return failure
     try:
         situation = resolve(configuration, device)
-    except ValueError:  # it is what failed
+    except ValueError:  # the failure is that it cannot be resolved
         return failure
     for fix in _fixes(failure, situation):
         if _possible(situation, fix.choices):

@@ -44,7 +44,7 @@ from workbench.runner.variants.variant import Variant
 from workbench.runner.variants.weights import Quantized, WeightSets, WeightsUse, structure_key
 
 KEPT_VARIANTS = 24
-FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
+FREE_SHARE = 0.3  # share of a GPU's memory that stays free for the next variant
 
 
 def _tokens(situation: Situation) -> int:

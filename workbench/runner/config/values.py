@@ -18,7 +18,7 @@ from workbench.runner.user_models import user_model
 from workbench.runner.workloads import Workload
 
 LONGEST_S = 1e9
-FIRST_FAMILY = "hydra"  # what a first start chooses, and the demo runs
+FIRST_FAMILY = "hydra"  # the first start chooses it, and the demo runs it
 
 Value = TypeVar("Value")
 
@@ -86,7 +86,7 @@ def _real(field: Field, value: Scalar) -> float:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (ValueError, TypeError, OverflowError):
         number = float("nan")
-    if not low <= number <= high:  # nor is NaN
+    if not low <= number <= high:  # NaN fails this test too
         raise Mistake(
             f"setting {field.name} = {_shown(value)} is not a number from {low:g} to {high:g}"
         )

@@ -23,7 +23,7 @@ class Decoder:
         self.model, self.cache = model, cache
         self.prompt_BS, self.new_tokens = prompt_BS, new_tokens
         self.prompt_length = prompt_BS.shape[1]
-        self.token_B1 = prompt_BS[:, -1:].clone()  # what the next step takes in
+        self.token_B1 = prompt_BS[:, -1:].clone()  # input of the next step
         self.done, self._start = (prompt_BS.new_zeros(()) for _ in range(2))
         self.written = prompt_BS.new_zeros((2, new_tokens))
 

@@ -32,7 +32,7 @@ from models.parallel.tensor_parallel_plan import Region
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of the mesh
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 BROADCAST, ALL_TO_ALL = "broadcast", "all-to-all"
-_LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
+_LARGE_BYTES = 1 << 20  # larger tensors are sent separately
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Traffic:
 
 _traffic: dict[str, Traffic] = {}
 _ALONE = Traffic()
-_temporary: list[Tensor] = []  # of the last step; for the reason see ``Traffic.add``
+_temporary: list[Tensor] = []  # tensors of the last step; ``Traffic.add`` says why
 
 
 def hold(*tensors: Tensor) -> None:
@@ -131,7 +131,7 @@ def gather_tokens(
     gathered = x.new_empty((ranks, *x.shape))
     dist.all_gather_into_tensor(gathered.view(-1, *x.shape[1:]), x, group=traffic.group)
     traffic.add(ALL_GATHER, gathered, x)
-    # Of one token per rank, a reshape would return a view: compiled code expects no strides.
+    # With one token per rank, ``reshape`` returns a view: compiled code expects no strides.
     tokens = gathered.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
     return tokens.contiguous()
 

@@ -64,9 +64,9 @@ class AttributeRun:
             "Configurations are being compared; stop before changing one.",
         )
         self._alternation.when_alone = lambda: self._send_facts(**self._alternation.rebuilding())
-        self._names: list[str] = []  # of the toggles that can be used
+        self._names: list[str] = []  # toggles that can be used
         self._blocked: dict[str, str] = {}
-        self._can_be: Callable[[design.Subset], bool] = bool  # by places of the names
+        self._can_be: Callable[[design.Subset], bool] = bool  # a subset holds indices of the names
         self._orders: list[tuple[int, ...]] = []
         self._arms: list[Arm] = []
         self._study = -1
@@ -92,7 +92,7 @@ class AttributeRun:
             self._context.watchdog.active = False
             self._report(final=True)
 
-    # What is asked
+    # Preparation
 
     def _prepare(self) -> Situation:
         """Check the request, and choose the arms; return the base."""

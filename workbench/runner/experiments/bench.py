@@ -33,9 +33,9 @@ class BenchRun:
     def __init__(self, context: RunnerContext, command: protocol.Bench) -> None:
         self._context = context
         self._command = command
-        self._segments: dict[int, int] = {}  # of a row's id, while the row lives
+        self._segments: dict[int, int] = {}  # by a row's id, while the row exists
         self._sent: set[int] = set()  # ids of rows whose times were sent
-        self._budget_s = command.budget_s  # of a case
+        self._budget_s = command.budget_s  # budget of one case
         self.steps = 0
 
     def execute(self) -> None:
@@ -187,7 +187,7 @@ class BenchRun:
             return False
         log_ratios = [paired_logs(first, other) for other in remaining]
         if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in log_ratios):
-            return False  # without a bootstrap each round
+            return False  # decided without a bootstrap
         return all(
             len(logs) >= verdict.MIN_PAIRS
             and verdict.interval(logs).half_width <= verdict.HALF_WIDTH

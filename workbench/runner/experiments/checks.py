@@ -25,7 +25,7 @@ from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.variant import Variant
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
-ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
+ESTIMATE_FACTOR = 2.0  # the memory may exceed its estimate by this factor
 # A graph's pool holds complete segments: 2 MiB for small tensors, 20 MiB for large ones.
 SEGMENTS_BYTES = 22 << 20
 

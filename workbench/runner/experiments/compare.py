@@ -72,10 +72,10 @@ class CompareRun:
             len(self._blocks),
         )
         self._alternation.when_alone = self._send_rebuilding
-        self._began = self._ended = 0.0  # by the alternation's clock
+        self._began = self._ended = 0.0  # times of the alternation's clock
         self._began_ns = 0
         self._judgement: Judgement | None = None
-        self.numerics: list[Numerics] = []  # of the arms that were checked
+        self.numerics: list[Numerics] = []  # results of the arms that were checked
         self._prediction: Prediction | None = None
         self._plan = rebuilding.Plan()
         self._build = max((block.build for block in self._blocks), default=0)
@@ -167,7 +167,7 @@ class CompareRun:
         ]
         context.variants.keep_only(*situations)
         warm = all(context.variants.has(c.situation, c.copy) for c in self._alternation.contenders)
-        if self._blocks and not warm:  # they ran in a build that was released
+        if self._blocks and not warm:  # the blocks ran in a build that was released
             self._build += 1
 
     def _predict(self) -> None:

@@ -65,7 +65,7 @@ class OptimizeRun:
         self._search: Search | None = None
         self._verdicts: Verdicts | None = None
         self._blocked: dict[tuple[str, str], str] = {}  # options that cannot be used here, and why
-        self._blocks: dict[str, list[float | str | None]] = {}  # that were not sent yet
+        self._blocks: dict[str, list[float | str | None]] = {}  # columns of unsent blocks
         self._study = -1
         self._reported_s = -math.inf
 
@@ -99,7 +99,7 @@ class OptimizeRun:
         sentence = f"The start configuration cannot be measured: {failure.sentence}"
         return msgspec.structs.replace(failure, sentence=sentence)
 
-    # What is asked
+    # Preparation
 
     def prepare(self) -> tuple[Search, Verdicts]:
         """Check the command, settle the dimensions, and announce the study."""
@@ -215,7 +215,7 @@ class OptimizeRun:
     def _counts_memory(self) -> bool:
         return self._context.device.type == "cuda"
 
-    # What is sent
+    # Messages
 
     def _keep_block(self, candidate: Candidate, block: TimedBlock, joules: float) -> None:
         assert self._search is not None and self._verdicts is not None

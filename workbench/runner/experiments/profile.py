@@ -49,7 +49,7 @@ from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
-TIMED_S = 1.0  # without the profiler, before it and after it
+TIMED_S = 1.0  # seconds of steps without the profiler, before it and after it
 BUSY = "These steps are being profiled; stop before changing a toggle."
 
 
@@ -58,9 +58,9 @@ class _Traced:
     """The traced steps of one configuration."""
 
     trace: Trace
-    memory: dict[str, list[float]]  # over a step: ``t_ms``, and bytes by role
-    step_us: float  # with the profiler
-    file: Path | None  # where the trace was saved
+    memory: dict[str, list[float]]  # columns of a step: ``t_ms``, and bytes by role
+    step_us: float  # duration of a step with the profiler
+    file: Path | None  # the saved trace
 
 
 class ProfileRun:
@@ -229,7 +229,7 @@ class ProfileRun:
         on_gpu = context.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
         if on_gpu:
-            # Else CUPTI stays attached, and every later step of this process is slower.
+            # Otherwise CUPTI stays attached, and every later step of this process is slower.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
         blocks_compiled = variant.situation.has(Trait.COMPILED_BLOCKS)
@@ -243,7 +243,7 @@ class ProfileRun:
                 profiler,
             ):
                 variant.ready()
-                step()  # in which the profiler sets itself up
+                step()  # the profiler initialises itself in this step
                 context.synchronize()
                 gradients.clear()
                 began = torch.cuda.Event(enable_timing=True) if on_gpu else None

@@ -79,7 +79,7 @@ class Run:
         self._output: torch.Tensor | None = None
         self._deadline_ns: int | None = None
         self._steady = 0
-        self._saved: SavedRound | None = None  # to go on from, until it is done
+        self._saved: SavedRound | None = None  # the next round starts from it
         self._evidence = SegmentEvidence(self._send_evidence)
         self._least_ms = math.nan  # least time of a step of the segment; NaN once it was reported
         self._numbers = SegmentCheck(context, start.check)
@@ -282,7 +282,7 @@ class Run:
         self._flush(wait=True)
         self._entered.close()
         self._numbers.look(variant)
-        self._context.memory.new_phase()  # what the look took is no step's
+        self._context.memory.new_phase()  # no step used the memory of the check
         self._entered.enter_context(variant.entered())
         if variant.rounds is not None:
             variant.restart()
@@ -297,7 +297,7 @@ class Run:
         context = self._context
         self._flush(wait=True)
         if variant.trainer is None:
-            self._output = None  # whose memory the baseline may need
+            self._output = None  # free it: the baseline may need its memory
         segment = context.segment
         self._entered.close()
         context.state("running", "Pairing with the baseline")
@@ -332,7 +332,7 @@ class Run:
                 if numbers.due(variant.steps_to_settle(), self._steady):
                     self._check_numbers(variant)
                 context.clock.begin()
-            self._output = None  # whose memory the step may need
+            self._output = None  # free it: the step may need its memory
             self._output = step()
             phase = phases.step_phase(now_ns)
             now_ns = watchdog.beat_ns = lap(phase)

@@ -56,7 +56,7 @@ NOT_RECORDED = "Exposed communication and skew were not measured"
 _OUTCOMES = {"out-of-memory": OUT_OF_MEMORY}
 _RATIOS = ("ratio", "ratio_low", "ratio_high", "efficiency", "low", "high")
 _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes", "wrong")
-_TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # of a lane
+_TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # lane columns
 _BLANK: dict[str, float | str | None] = {
     **dict.fromkeys((*_RATIOS, *_AMOUNTS), math.nan),
     **dict.fromkeys(("verdict", "numerics", "reason"), ""),
@@ -74,8 +74,8 @@ class Point:
     count: int
     situation: Situation | None = None
     refused: str = ""
-    contender: Contender | None = None  # after it was measured
-    judgement: Judgement | None = None  # likewise, without correction for the number of points
+    contender: Contender | None = None  # set after its measurement
+    judgement: Judgement | None = None  # set likewise; not corrected for the number of points
     row: Row = field(default_factory=dict)
     ranks: list[Row] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class ScaleRun:
         self._context, self._command = context, command
         self._study = -1
         self._one_device: Row = {}
-        self._base_numerics: Numerics | None = None  # of one device, once they were checked
+        self._base_numerics: Numerics | None = None  # results on one device; None before the check
         self._points: list[Point] = []
         self.steps = 0
 
@@ -338,7 +338,7 @@ class ScaleRun:
         point.row["skew_ms"] = skew_ms([rank.lane.computing_ms for rank in lanes])
         self._find({"communication": RECORDED.format(steps=LANE_STEPS)})
 
-    # What is sent
+    # Messages
 
     def _report(self, point: Point, **row: float | str | None) -> None:
         point.row = {**_BLANK, "kind": point.kind, "count": point.count, **row}

@@ -18,7 +18,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
-STEADY_STEPS = 3  # after so many steps an option has had the chance to show an effect
+STEADY_STEPS = 3  # an option shows its effect within these steps
 SEEN_S = 1.0  # duration of steady steps before the pause for the check
 EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g} s"
 

@@ -38,7 +38,7 @@ from workbench.runner.numerics import comparison
 
 MOST_POINTS = 2000
 BLOCKS = 10  # blocks of a point; long blocks depend little on each other
-TRIES = 2  # at most so many times as many blocks are run if some are void
+TRIES = 2  # if blocks are void, at most this many times ``BLOCKS`` are run
 
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
@@ -66,8 +66,8 @@ class SweepRun:
         self._fields = list(command.axes)
         self._arms = command.arms or [{}]
         self._points: dict[str, list[Cell]] = {}  # the table so far
-        self._smallest: dict[Kind, Point] = {}  # of each, where the numbers are checked
-        self._kinds: dict[Kind, Point] = {}  # a point of each that was taken
+        self._smallest: dict[Kind, Point] = {}  # by kind, the point where the numbers are checked
+        self._kinds: dict[Kind, Point] = {}  # by kind, one of its points
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1

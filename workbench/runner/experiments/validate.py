@@ -35,7 +35,7 @@ from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.variants.variant import Variant
 
-COPY = 9  # of a variant: one that no other run has built or warmed up
+COPY = 9  # a copy that no other run has built or warmed up
 MOST_STEPS = 10_000
 _BUSY = "A configuration is being checked; stop before changing it."
 
@@ -193,8 +193,7 @@ class ValidateRun:
             return not_applicable("no toggle is on that could make it faster")
         margin = max(command.region, command.floor)
         least_speedup = command.expect_speedup
-        # Of the base's step time.
-        most = 1 / least_speedup if least_speedup is not None else 1 + margin
+        most = 1 / least_speedup if least_speedup is not None else 1 + margin  # times base
 
         run = CompareRun(
             self._context,

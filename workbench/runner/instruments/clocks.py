@@ -26,7 +26,7 @@ def moved(readings: Sequence[float], tolerance: float) -> bool:
         return False
     earlier, later = readings[-2 * half : -half], readings[-half:]
     means = statistics.fmean(earlier), statistics.fmean(later)
-    if min(means) <= 0:  # not read, or asleep
+    if min(means) <= 0:  # the clock was not read, or the GPU slept
         return max(means) > 0
     jumps = JUMPS
     if half >= FEW:

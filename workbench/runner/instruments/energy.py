@@ -13,7 +13,7 @@ import torch
 from workbench.runner.instruments.cpu_energy import CpuEnergy
 
 POLL_S = 0.01  # between two readings of a meter
-LAG_S = 0.1  # after which a driver's counter no longer includes earlier work
+LAG_S = 0.1  # a driver's counter includes all work after this time
 LEAST_CHANGES = 4
 
 

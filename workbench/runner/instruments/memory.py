@@ -22,7 +22,7 @@ import torch
 from kernels import hardware
 from workbench.runner.instruments.timing import now_ns
 
-Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
+Stepping = TypeVar("Stepping")  # the owner of steps and of their memory
 
 
 class Memory(NamedTuple):
@@ -96,8 +96,8 @@ class GpuMemory(Generic[Stepping]):
         self._device, self._peak = device, PeakReader(device)
         self._count_pools, self._count_others = pool_bytes, others_bytes
         self._others_bytes = 0
-        self._variant: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
-        self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
+        self._variant: weakref.ref[Any] | None = None  # the one that steps, unless freed
+        self._pool_bytes: int | None = None  # in its graphs; None: not counted yet
         self._before = math.nan
         self._since_ns = 0
 
@@ -132,7 +132,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._peak = 0.0
-        self._counts = False  # whether the kernel counts the peak of this phase
+        self._counts = False  # True if the kernel counts the peak of this phase
         self._before = math.nan
         self._since_ns = 0
         self._variant: weakref.ref[Any] | None = None

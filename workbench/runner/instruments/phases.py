@@ -18,7 +18,7 @@ from workbench.runner.instruments.clocks import moved
 QUIET_STEPS = 3  # steps without an event before steps count as steady
 QUIET_S = 0.1  # and this long
 CLOCK_TOLERANCE = 0.02
-CLOCK_SAMPLES = 20  # of telemetry: one second
+CLOCK_SAMPLES = 20  # samples of one second of telemetry
 
 Changed = Callable[[Phase], None]
 

@@ -76,7 +76,7 @@ class RunState:
         self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
     ) -> None:
         self._restores: list[Restore] = []
-        self._visited: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
+        self._visited: dict[int, Any] = {}  # by id; the references keep an id from being reused
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._backups = Backups(free_bytes)
         for value in skipped:
@@ -360,7 +360,7 @@ def are_same(first: Tensor, second: Tensor) -> bool:
         if torch.equal(
             *(x.resolve_neg().view(_INTEGERS[x.dtype.itemsize]) for x in (first, second))
         ):
-            return True  # in one pass over the numbers
+            return True
         if first.dtype.itemsize == 1:  # FP8 has hardly any operators
             return False
     alike = (first == second) & (torch.signbit(first) == torch.signbit(second))

@@ -296,7 +296,7 @@ def _curve(
             if not lacks_memory(error):
                 raise
             why = explain(error).sentence
-        gc.collect()  # what it held where it failed
+        gc.collect()  # frees the tensors that the failed check held
     return why
 
 

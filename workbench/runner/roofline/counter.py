@@ -48,7 +48,7 @@ class Call:
     name: str
     bytes: int
     flops: int
-    dtype: str  # of the matrix rate that the FLOPs go by
+    dtype: str  # the matrix rate of this dtype limits the FLOPs
 
     @property
     def work(self) -> Work:
@@ -91,7 +91,7 @@ class Tally:
         self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
         self._label = ""
-        self._update = OptimizerUpdate()  # of the optimizer's step that runs
+        self._update = OptimizerUpdate()  # the work of the current optimizer step
         self._ranges: list[_Range] = []
 
     def looking(self) -> AbstractContextManager[None]:

@@ -75,7 +75,7 @@ class Predictor:
         self._roof, self._toggles = roof, toggles
         self._resolve, self._count = resolve, count
         self._known: dict[bytes, Tally | str] = {}
-        self._idle: dict[bytes, float] = {}  # by ``profiled``
+        self._idle: dict[bytes, float] = {}  # idle milliseconds, as given to ``profiled``
 
     def of(self, base: Configuration, other: Configuration) -> Prediction:
         """Return the prediction for two configurations; one that cannot run has none."""

@@ -137,7 +137,7 @@ def _judged(
                 f"the model has {field} = {declared}, because its other fields require it"
             )
         return unknown(f"no model with {field} = {other} can be built for the comparison: {error}")
-    measured = facts(requested, observed)  # of the steps, before the comparison calls the model
+    measured = facts(requested, observed)  # facts of the steps: the comparison calls the model
     comparison = effects.compare(observed, other_situation)
     if comparison is not None and comparison.identical:
         return no_effect(

@@ -91,7 +91,7 @@ def patch_toggle(
         evidence=evidence,
         blocked=blocked,
         brings=operator,
-        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},  # it may choose one
+        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},  # automatic choice
     )
 
 

@@ -40,7 +40,7 @@ class Trainer:
         try:
             self._compute_gradients(loss)
             self._update_weights()
-        except RuntimeError:  # of a collective or of the optimizer
+        except RuntimeError:  # a collective or the optimizer failed
             self._require_dense_gradients()
             raise
         self.optimizer.zero_grad(set_to_none=True)
@@ -161,7 +161,7 @@ class Weights:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        if self._scaler is not None:  # else it takes the next gradients for unscaled ones
+        if self._scaler is not None:  # otherwise it regards the next gradients as unscaled
             self._scaler._per_optimizer_states.clear()
 
     @property
@@ -198,7 +198,7 @@ class Weights:
         tensors = [*_distinct(self.parameters.values()), *moments]
         copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         scale = None if self._scaler is None else self._scaler.state_dict()
-        optimizers, scaler = self._optimizers, self._scaler  # not these weights, which may be freed
+        optimizers, scaler = self._optimizers, self._scaler  # ``restore`` must not keep ``self``
 
         def restore() -> None:
             with torch.no_grad():

@@ -26,7 +26,7 @@ from typing import Any
 from workbench import BUNDLED
 
 Read = Callable[[Path], bytes]
-# By folder that is on Python's path for a model: that and what lies beside it.
+# Files of a model and its neighbours, by the folder that is on Python's path for it.
 _loaded: dict[str, set[str]] = {}
 _numbers = itertools.count()
 
@@ -45,7 +45,7 @@ def files_beside(path: Path, read: Read) -> list[Path]:
         beside = [_files_of(name, path.parent) for name in _imported_relatively(content)]
         if packages and beside:
             beside = [set((folder / packages[0]).rglob("*.py"))]
-        elif file.parent != path.parent:  # it is of a package, all of which counts
+        elif file.parent != path.parent:  # all files of a package count
             beside = []
         for name in _imported(content):
             own = _files_of(name, path.parent)
@@ -243,5 +243,5 @@ def _is_elsewhere(name: str, folder: Path) -> bool:
         return True
     origin = None if spec is None else spec.origin
     if any(origin in files for other, files in _loaded.items() if other != str(folder)):
-        return False  # of a model that was loaded before, which ends with that
+        return False  # from an earlier model: its modules will be unloaded
     return spec is not None and not (origin and Path(origin).is_relative_to(folder))

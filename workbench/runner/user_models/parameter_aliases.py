@@ -24,7 +24,7 @@ def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     learned = [(weight, weight.requires_grad) for weight in weights.values()]
     before = dict(model.named_parameters(remove_duplicate=False))
     model.load_state_dict(weights, strict=False, assign=True)
-    for weight, needs_gradient in learned:  # which the assignment takes from the model
+    for weight, needs_gradient in learned:  # the assignment copied the model's flags
         weight.requires_grad_(needs_gradient)
     after = dict(model.named_parameters(remove_duplicate=False))
     pairs = [(old, after[name]) for name, old in before.items() if after[name] is not old]

@@ -38,7 +38,7 @@ class Bench:
     trainer: Updates | None  # None where nothing is trained
     seed: int = 0
     vocabulary: int = 0  # number of tokens; the model's head may have more rows
-    compiled: bool = False  # whether torch.compile will see the computation
+    compiled: bool = False  # True if torch.compile will see the computation
 
     @property
     def language_model(self) -> LanguageModel:
@@ -158,7 +158,7 @@ class Workload:
     compute: Callable[[Bench], Compute]
     step: Callable[[Bench, Compute], Step]
     trains: bool = False
-    feeds: bool = True  # whether every step reads a new batch
+    feeds: bool = True  # True if every step reads a new batch
     fields: tuple[Field, ...] = (BATCH, SEQUENCE)
     tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
     sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length

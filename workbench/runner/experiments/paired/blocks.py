@@ -28,9 +28,9 @@ from workbench.runner.variants.backward_pass import Pace, backward_pass
 from workbench.runner.variants.variant import Variant
 
 SETTLING_STEPS = 2
-LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
-CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
-# Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
+LEAST_STEPS = 5  # fewest steps of a block, if the budget does not hold enough longer blocks
+CLOCK_RANGE = 0.05  # largest relative change of the SM clock within a block
+# NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
 # A power cap is not one of them: it is usual under load, and cycles show its effect.
 THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
@@ -43,17 +43,17 @@ class Contender:
     copy: int  # 1 if both sides have the same configuration, so that it is built separately
     situation: Situation
     name: str
-    title: str = ""  # what tells it from the others; otherwise its configuration does
+    title: str = ""  # distinguishes it; if empty, its configuration does
     segment: int = -1
     variant: Variant | None = None
     build_s: float = 0.0
     warm_up_s: float = 0.0
     step_ms: float = math.nan
-    steps: int = MIN_BLOCK_STEPS  # of a block
-    warm_up_steps: int = LEAST_STEPS  # of a block that warms up
-    timed: str = WHOLE_STEP  # what of a step a block times
-    diverged: bool = False  # its loss was not finite in some block
-    least_ms: float = math.nan  # that a step can take on this device
+    steps: int = MIN_BLOCK_STEPS  # steps of a block
+    warm_up_steps: int = LEAST_STEPS  # steps of a block that warms up
+    timed: str = WHOLE_STEP  # the part of a step that a block times
+    diverged: bool = False  # the loss was not finite in some block
+    least_ms: float = math.nan  # least time that a step can take on this device
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) 
             break
         if ready():
             context.clock.begin()
-        output = None  # whose memory the step may need
+        output = None  # free it: the step may need its memory
         output = step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
         steps_run += 1

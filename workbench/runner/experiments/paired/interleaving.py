@@ -38,8 +38,8 @@ from workbench.runner.numerics import comparison
 from workbench.runner.numerics.shared_reference import SharedReference
 from workbench.runner.variants.variant import Variant
 
-TRIES = 3  # of a block that is void, before its pair is given up
-WARM_UP_S = 10.0  # at most, for an arm that does not become steady
+TRIES = 3  # tries of a void block before its pair is given up
+WARM_UP_S = 10.0  # longest wait until an arm is steady
 
 
 class Alternation:
@@ -56,16 +56,16 @@ class Alternation:
         self._budget_s = budget_s
         self._rounds = rounds
         self._busy = busy
-        self._number = before  # of the last block that was timed
+        self._number = before  # number of the last timed block
         self.contenders: list[Contender] = []
         self.alone = False  # each block builds its arm again, with no other arm in memory
-        self.why_alone = ""  # a clause, once it is known
-        self.when_alone: Callable[[], None] = lambda: None  # called once it is
-        self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
+        self.why_alone = ""  # the reason as a clause
+        self.when_alone: Callable[[], None] = lambda: None  # called once ``why_alone`` is known
+        self.warm_up_s: float | None = None  # longest warm-up; None: ``WARM_UP_S``
         self.long_ms = math.inf  # a block of this length needs no more steps
         self.steps = 0
         self._paused_s = 0.0
-        self._freed: list[Contender] = []  # by a check, until ``build_freed``
+        self._freed: list[Contender] = []  # arms that a check freed, until ``build_freed``
         self.shared: SharedReference | None = None  # results that the checks of a search share
 
     def now(self) -> float:
@@ -148,7 +148,7 @@ class Alternation:
         context.variants.keep_numbers(contender.situation, numerics)
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
         free_memory()
-        context.memory.new_phase()  # what the check took is no step's
+        context.memory.new_phase()  # no step used the memory of the check
         context.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)
@@ -158,7 +158,7 @@ class Alternation:
         """Warm up, send the evidence, and set the length of a block."""
         context = self._context
         self.handle_commands()
-        if contender.variant is None:  # it has made room for another
+        if contender.variant is None:  # it was freed for another arm
             self.build(contender)
         context.segment = contender.segment
         context.state("running", f"Warming up {contender.name}")
@@ -204,7 +204,7 @@ class Alternation:
             block = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
             if block is None:
-                adapting = _steps_to_settle(contender)  # it may have been built again
+                adapting = _steps_to_settle(contender)  # the arm may have been built again
             else:
                 adapting -= block.steps
                 self.steps += block.steps
@@ -302,7 +302,7 @@ class Alternation:
             self.build(contender)
             if self.alone:
                 return
-        del taken  # it is no arm's memory
+        del taken  # the memory belongs to no arm
         for contender in order:
             self.warm_up(contender)
 
@@ -360,7 +360,7 @@ class Alternation:
         self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
-        if failure.kind == "capture":  # it hides its cause, which may have been a lack of memory
+        if failure.kind == "capture":  # the cause may have been a lack of memory
             self.why_alone = f"{contender.name} could be captured only with no other arm in memory"
         self._context.note("warning", f"{self.why_alone}: each block builds its arm again")
         self.when_alone()
@@ -383,7 +383,7 @@ class Alternation:
         if free_bytes(self._context.device) < wanted_bytes:
             for other in self.contenders:
                 if other is not contender and other.variant is not None:
-                    other.variant = None  # what is not freed is used again
+                    other.variant = None  # a variant that is not freed is used again
                     self._freed.append(other)
             self._context.variants.make_room(wanted_bytes, variant)
 
