@@ -40,7 +40,7 @@ class Attributions(QObject):
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
-        self._order: list[str] = []  # that the user gave to toggles; the others follow
+        self._order: list[str] = []  # toggles that the user ordered; the others follow
         self._before: Study | None = None  # the newest at the time of the request
 
     @property

@@ -34,8 +34,8 @@ class Outcome:
 @dataclass(frozen=True)
 class _Request:
     title: str
-    configuration: Configuration  # with all options that the toggle set prefers
-    names: tuple[str, ...]  # of the toggles that it sets
+    configuration: Configuration  # includes all options that the toggle set prefers
+    names: tuple[str, ...]  # names of the toggles that it sets
     unknown: tuple[str, ...]  # sentences about toggles that the runner lacks
 
 
@@ -55,7 +55,7 @@ class Presets(QObject):
         self._run, self._configuration, self._failures = run, configuration, failures
         self.own: dict[str, Choices] = {}
         self.outcome: Outcome | None = None
-        self._chosen: Configuration | None = None  # what ``outcome`` is about
+        self._chosen: Configuration | None = None  # the choice that ``outcome`` describes
         self._request: _Request | None = None
         self._settings: Settings | None = None
         run.received.connect(self._answered)

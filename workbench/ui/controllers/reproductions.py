@@ -42,11 +42,11 @@ class Reproductions(QObject):
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
         self._measurements = measurements
-        self._resumption: Configuration | None = None  # of the run that was in progress
+        self._resumption: Configuration | None = None  # configuration of the interrupted run
         self.budget_s = BUDGET_S
         self.limit_s = LIMIT_S
         self._course: Course | None = None
-        self._recorder: Recorder | None = None  # of the session that the course belongs to
+        self._recorder: Recorder | None = None  # recorder of the course's session
         self._command: protocol.Command | None = None
         self._renewing = False  # a runner was lost, and another one starts
         self._run_before = False  # an earlier run has yet to end; its messages are ignored

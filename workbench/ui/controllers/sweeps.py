@@ -18,15 +18,15 @@ from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 
-SECONDS = 3.0  # at each point
+SECONDS = 3.0  # duration of a point
 FIRST = "settings.sequence"
 ARMS = {
     "now": "Current configuration",
     "plain": "Every toggle off",
     "before": "Toggles of the configuration before",
 }
-_PRESET, _OWN = "preset ", "own "  # before the names of presets
-_FACTORS = (0.25, 0.5, 1, 2, 4)  # of the current value: the suggested values of a field
+_PRESET, _OWN = "preset ", "own "  # prefixes of preset names
+_FACTORS = (0.25, 0.5, 1, 2, 4)  # times the current value: suggested values of a field
 
 
 class Sweeps(QObject):

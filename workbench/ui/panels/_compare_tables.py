@@ -46,8 +46,7 @@ _COLUMNS = (
     "",
 )
 _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
-# Of a ratio's verdict.
-TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
+TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}  # by verdict
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
@@ -78,7 +77,7 @@ class SessionsTable(PlainTable):
         self._theme = theme
         self._runs: list[Run] = []
         self._comparison: Comparison | None = None
-        self._offered: list[object] = []  # what the boxes of each row are made from
+        self._offered: list[object] = []  # by row, the values that its boxes were made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)

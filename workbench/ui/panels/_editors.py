@@ -14,7 +14,7 @@ from workbench.protocol import Field
 from workbench.theming import fonts
 from workbench.ui.menus.option_picker import NoWheelComboBox
 
-INT_RANGE = 2**31 - 1  # of Qt's spin box
+INT_RANGE = 2**31 - 1  # limit of Qt's spin box
 
 Changed = Callable[[Scalar], None]
 Show = Callable[[Scalar], None]

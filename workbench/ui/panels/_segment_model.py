@@ -44,7 +44,7 @@ MEASURED = (
     NUMBERS.lower(),
     "note",
 )
-AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
+AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # the last columns, if the table has them
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
@@ -66,9 +66,9 @@ class Shown:
     headings: Sequence[str] = ()
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
-    settings: Sequence[str] = ()  # what differs, by the names of the command line
+    settings: Sequence[str] = ()  # differing settings, named as on the command line
     notes: Sequence[str] = ()  # the basis of the interval, or why there is none
-    verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
+    verdicts: Sequence[str] = ()  # by row, the verdict of its ``SegmentRatio``
 
     def mark(self, row: int) -> tuple[str, str]:
         """Return icon and colour for a segment's numbers; empty if nothing is known of them."""

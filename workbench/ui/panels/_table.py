@@ -24,10 +24,10 @@ from workbench import plot_export
 from workbench.theming import fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
 
-FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
+FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit and as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
 _LINES_PX = 6  # above and below a cell of several lines
-_MOST_PLACES = 4  # after the point; where there are more, room is worth more than order
+_MOST_PLACES = 4  # digits after the point to align; longer ones would take too much room
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LONGEST_CELL = 500  # characters
@@ -38,7 +38,7 @@ class PlainTable(QTableWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.table: Table | None = None  # that is shown
+        self.table: Table | None = None  # the table that is shown
         self._last_px = self._most_px = 0
         self.setShowGrid(False)
         self.setTabKeyNavigation(False)  # Tab goes on; arrows move within

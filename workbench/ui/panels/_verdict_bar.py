@@ -40,7 +40,7 @@ class VerdictBar(QWidget):
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._prompt = session, run, verdicts, prompt
         self._theme = theme
-        self._detailed: Offer | None = None  # whose result is shown with its details
+        self._detailed: Offer | None = None  # the offer whose details are shown
         self.bar = Bar(prompt.dismiss)
         _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.FittedScrollArea(self.bar))
         for changed in (

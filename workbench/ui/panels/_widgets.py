@@ -34,7 +34,7 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
-_SNUG_LINES = 4  # that a body keeps in sight while it scrolls
+_SNUG_LINES = 4  # lines of a scrolling body that stay visible
 _SNUG_EVENTS = (
     QEvent.Type.LayoutRequest,
     QEvent.Type.ShowToParent,
@@ -382,7 +382,7 @@ def settle(widget: QWidget) -> None:
         if isinstance(above, QScrollArea):
             areas.append(above)
         above = above.parentWidget()
-    for area in areas:  # one as high as before scrolls further
+    for area in areas:  # an area of unchanged height updates its scroll range
         QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
 
 

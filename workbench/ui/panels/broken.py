@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QVBoxLayout, QWidget
 
 from workbench.ui.panels import _widgets
 
-NAME = "broken"  # of the covering widget
+NAME = "broken"  # object name of the covering widget
 
 
 class Cover(QFrame):

@@ -110,7 +110,7 @@ class BuildPanel(QWidget):
         model.addWidget(self._family, 1)
         model.addWidget(self._preset, 1)
         for combo in (self._family, self._preset):
-            combo.setMinimumContentsLength(3)  # both fit into the narrowest column
+            combo.setMinimumContentsLength(3)  # two boxes fit into the narrowest column
         self._preset.setAccessibleName("Preset")
         self._preset.setToolTip("Preset: the size of the model")
         _row(top, "Model", self._family, model)

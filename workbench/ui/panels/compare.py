@@ -46,7 +46,7 @@ from workbench.ui.state.theme import ThemeModel
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
 _TABLES_LEAST = 120  # pixels: the names of the tabs, a heading and two rows
-_TITLE_LETTERS = 24  # of a session, in the box of the baseline
+_TITLE_LETTERS = 24  # length of a session's title in the baseline's box
 NOTHING = (
     "Nothing to compare yet",
     "Drop two session files (.h5) onto the window, or choose Compare with … to put saved sessions "
@@ -257,13 +257,13 @@ class ComparePanel(QWidget):
             self._empty.say(*(failed if result.reason else NOTHING))
             added = self._compared.sessions
             self._out.setVisible(bool(result.reason and added))
-            if added:  # without whose buttons, which stand in the table
+            if added:  # the hidden table has their buttons
                 label = distinct([self._session.shown, *added])[-1]
                 self._out.setText(for_menu(f"Remove {label!r}"))
             return
         self._pages.setCurrentIndex(1)
         listed = [(run.session.id, run.title) for run in result.runs]
-        if listed != self._listed:  # else it may be open
+        if listed != self._listed:  # keep it otherwise: it may be open
             self._listed = listed
             self._base.clear()
             for run in result.runs:

@@ -11,7 +11,7 @@ from workbench.ui.state import config_edit
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.undo import Change, Choices
 
-CHECK_DELAY_MS = 120  # after the last edit
+CHECK_DELAY_MS = 120  # pause after the last edit
 
 
 class ConfigurationModel(QObject):
@@ -35,7 +35,7 @@ class ConfigurationModel(QObject):
     def close(self) -> None:
         """Stop asking the runner about availability."""
         self._check_timer.stop()
-        self.undo.blockSignals(True)  # it would announce its own end
+        self.undo.blockSignals(True)  # it would emit signals while it is destroyed
 
     # Editing
 

@@ -92,7 +92,7 @@ class SessionModel(QObject):
         self._compared_titles: Sequence[Mapping[str, str]] = ()
         self._runner_titles: Mapping[str, str] = {}
         self._live_path: Path | None = None
-        self._changes = 0  # of the live session, counted
+        self._changes = 0  # number of changes of the live session
         self._written: tuple[Recorder, int] | None = None  # the last that reached a file
 
     @property
@@ -190,7 +190,7 @@ class SessionModel(QObject):
         if previous is None or self.recorder.session.segments:
             return False
         self.previous = None
-        self.saved = True  # it is empty
+        self.saved = True  # an empty session has nothing to save
         self.close_journal()
         self.recorder, self.journal = previous.recorder, previous.journal
         self.saved, self._changes = previous.saved, previous.changes
@@ -286,7 +286,7 @@ class SessionModel(QObject):
             self.path = path
         self.savedChanged.emit()
 
-    # What the live session records
+    # Records of the live session
 
     def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
         """Mark a moment of the shown session with a note or a bookmark.
