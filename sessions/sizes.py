@@ -13,7 +13,7 @@ from sessions.numbers import MISSING, Cell, text
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_units = UNITS  # in use in this process
+_units = UNITS  # the units that this process uses
 
 
 def use_decimal(decimal: bool) -> None:

@@ -225,9 +225,9 @@ UNPAIRED_NOTE = (
     "Unpaired ratios prove nothing: the runs followed each other, so the machine may have changed."
 )
 PEAK = "peak memory"
-RESIDENT = "peak resident set"  # of the process, if no allocator counts bytes
+RESIDENT = "peak resident set"  # peak of the process, if no allocator counts bytes
 PEAKS = (PEAK, RESIDENT)
-OWN = "own peak"  # of the peak, without memory that is held for other configurations
+OWN = "own peak"  # the peak without memory of other configurations
 
 
 def _arms_table(

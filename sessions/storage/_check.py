@@ -30,7 +30,7 @@ from sessions.storage._structure import require_plain
 from sessions.storage._write import image
 from sessions.storage.content import cleaned
 
-TIMEOUT_S = 10.0  # of processor time, and a second more for every 10 MB
+TIMEOUT_S = 10.0  # processor time, plus a second for every 10 MB
 _PATIENCE = 3.0  # times as long by the clock: other processes may keep the processors busy
 _CPU_SIGNAL = getattr(signal, "SIGXCPU", 0)
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20

@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self.trusted = False  # this program wrote it, and it is unchanged
+        self.trusted = False  # True if this program wrote the unchanged file
         if descriptor is None:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.descriptor = descriptor

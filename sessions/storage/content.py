@@ -40,12 +40,12 @@ from sessions.storage.study_schema import TIMELINE, columns_of, has_timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
-LONGEST_NAME = 1_000  # of titles, labels and units
+LONGEST_NAME = 1_000  # characters of titles, labels and units
 _MOST_TEXT = 100_000_000  # characters of all cells of a column
 _MOST_CELLS = 100_000  # numbers of one sample of a metric
 _DEEPEST_MODULE = 64  # names in a path
 _MOST_ARMS = 26
-_MOST_SLICES = 200_000  # of a timeline
+_MOST_SLICES = 200_000  # slices of a timeline
 _DEEPEST_SLICE = 256
 _SHOWN = 60
 T = TypeVar("T", bound=msgspec.Struct)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from sessions.errors import SessionError
 
 SIZE = 512
-VERSION = 1  # of the session format
+VERSION = 1  # version of the session format
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TITLE = b"GPU optimization workbench session, format version "
 _BEGINNING = re.compile(re.escape(_TITLE) + rb"(\d{1,9})\nbytes (\d{1,18})\n")
@@ -32,8 +32,8 @@ class Seal(enum.Enum):
     """The kinds of checksum that the first bytes of a file show."""
 
     NONE = "none"  # another program wrote it
-    INTACT = "intact"  # as some program wrote it
-    OWN = "own"  # as this program wrote it under this user account
+    INTACT = "intact"  # unchanged since some program wrote it
+    OWN = "own"  # unchanged since this program wrote it under this user account
 
 
 def stamp(image: memoryview, key: bytes | None = None) -> None:

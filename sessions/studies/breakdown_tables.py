@@ -17,7 +17,7 @@ from sessions.studies.kernel_names import brief
 from sessions.tables import Column, Table
 
 MOST = 25  # rows of a table that could have thousands
-DEPTH = 3  # of modules within the model that are shown
+DEPTH = 3  # depth of modules that are shown
 
 
 def kernels_table(study: Study, most: int = MOST) -> Table:

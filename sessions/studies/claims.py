@@ -43,7 +43,7 @@ class Row:
 
     document: str
     experiment: str
-    row: str  # as in the project's list of requirements
+    row: str  # the id in the project's list of requirements
     claim: str
     says: str
     unit: str
@@ -55,7 +55,7 @@ class Row:
     result: str = WAITING
     reason: str = ""
     how: str = ""
-    rounds: float = math.nan  # that the interval comes of
+    rounds: float = math.nan  # rounds behind the interval
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:

@@ -21,7 +21,7 @@ from sessions.verdicts import statistics, verdict
 from sessions.verdicts.rounds import calls, paired_logs
 
 EAGER, COMPILED = "torch", "torch.compile"
-_BEYOND = 1.1  # of the limit; a kernel that reads more than it writes may be a bit above a copy
+_BEYOND = 1.1  # times the limit: kernels that mostly read may be above a copy
 _NAMES = {EAGER: "PyTorch", COMPILED: "torch.compile"}
 
 _COLUMNS = [
@@ -93,8 +93,8 @@ class Roof:
     """A device's measured ceilings in one dtype."""
 
     dtype: str
-    bytes_per_s: float  # of a large copy
-    flops_per_s: float  # of a large matrix product
+    bytes_per_s: float  # rate of a large copy
+    flops_per_s: float  # rate of a large matrix product
 
     def at(self, intensity: ArrayLike) -> NDArray:
         """Return the FLOP/s that work of this intensity (FLOP a byte) can reach.

@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from sessions.numbers import counted
 
-LEAST_POINTS = 3  # for an interval: a line through two always fits
-MOST_LOG = 60.0  # of the factor's natural logarithm: a line so steep is noise between near sizes
+LEAST_POINTS = 3  # fewest points of an interval: a line always fits two points
+MOST_LOG = 60.0  # a steeper line is noise between near sizes; natural logarithm
 TOO_CLOSE = "the sizes are too close to one another for an exponent"
-_TOLERANCE = 1e-6  # of the variance beyond the points' own
+_TOLERANCE = 1e-6  # relative error of the variance beyond the points' own
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ KIND, POINTS, FITS, NUMBERS = SWEEP, "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve
-LEAST_BLOCKS = 3  # for an interval
-_MOST_CORRELATION = 0.5  # of the order in time with the places along an axis
-_EXPONENT = 0.05  # what an exponent of two points is rounded to, at best
+LEAST_BLOCKS = 3  # fewest blocks of an interval
+_MOST_CORRELATION = 0.5  # largest correlation of time with the position along an axis
+_EXPONENT = 0.05  # finest rounding of an exponent of two points
 
 Value = float | str
 
@@ -53,7 +53,7 @@ class Typical:
 
     ms: float
     error: float  # standard error of its logarithm
-    low_ms: float  # of the 95 % interval
+    low_ms: float  # lower end of the 95 % interval
     high_ms: float
 
 
@@ -79,7 +79,7 @@ class Curve:
     outcomes: list[str]
     reasons: list[str]
     columns: Mapping[str, NDArray]
-    numbers: Sequence[Numbers | None] = ()  # of each point
+    numbers: Sequence[Numbers | None] = ()  # by point
 
     @property
     def measured(self) -> NDArray:
@@ -266,7 +266,7 @@ def _checks(study: Study) -> dict[tuple[int, Value | None, Value | None], Number
         x, y = (_value(table[name][row]) if name in table else None for name in "xy")
         right, arm = float(table["right"][row]), count_of(table["arm"][row])
         if arm is None or arm >= len(study.request["arms"]):
-            continue  # of no arm
+            continue  # the row belongs to no arm
         checks[arm, x, y] = Numbers(
             None if math.isnan(right) else bool(right), str(table["text"][row])
         )

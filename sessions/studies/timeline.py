@@ -35,7 +35,7 @@ class Lane:
     """
 
     title: str
-    kind: str  # of its track, "modules" or "idle"
+    kind: str  # kind of its track, "modules" or "idle"
     start: NDArray
     stop: NDArray
     depth: NDArray
@@ -57,7 +57,7 @@ class Statistic:
     name: str
     count: int
     total_us: float
-    share: float  # of the range
+    share: float  # share of the range
 
     @property
     def mean_us(self) -> float:

@@ -27,7 +27,7 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import MODULE, STEP, Event, Span, Trace
 
-MOST_BYTES = 1 << 30  # of the text
+MOST_BYTES = 1 << 30  # bytes of the text
 MOST_EVENTS = 3_000_000
 _GZIP = b"\x1f\x8b"
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")

@@ -28,7 +28,7 @@ class Row:
     module: str
     phase: str
     kind: str
-    operator: str  # of the kernel library; empty for other work
+    operator: str  # operator of the kernel library; empty for other work
     calls: int
     us: float
 

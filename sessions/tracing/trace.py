@@ -140,9 +140,9 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # indices of the spans that are marked steps
-    work: list[Work] = field(default_factory=list)  # of the marked steps, by start
+    work: list[Work] = field(default_factory=list)  # work of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
-    events: list[Event] = field(default_factory=list)  # as they were read, until ``resolve``
+    events: list[Event] = field(default_factory=list)  # events as read; ``resolve`` empties it
     untold: str = ""  # reasons why compiled code has no module, as clauses
 
     def callers(self, index: int) -> list[str]:
@@ -261,7 +261,7 @@ def _resolve(trace: Trace) -> None:
     """Determine the module and the phase of every span."""
     main = trace.spans[trace.steps[0]].thread
     operators: dict[int, str] = {}  # like ``modules``
-    modules: dict[int, str] = {}  # of the last forward operator by sequence number
+    modules: dict[int, str] = {}  # module of the last forward operator by sequence number
     # Without ranges of modules, all that is neither backward nor an update counts as forward.
     has_modules = any(span.name.startswith(MODULE) for span in trace.spans)
     # A node runs after the operator that created it, on the main thread or on autograd's.
@@ -273,7 +273,7 @@ def _resolve(trace: Trace) -> None:
             span.module, span.phase = parent.module, parent.phase
             span.operator = parent.operator
             if parent.is_node and span.sequence is not None and span.sequence == parent.sequence:
-                span.operator = operators.get(span.sequence, "")  # what the node itself does
+                span.operator = operators.get(span.sequence, "")  # the operator of the node itself
             elif span.phase == "backward" and (span.is_marked or span.sequence is not None):
                 span.operator = ""  # a checkpoint computes it again
         if span.name == STEP and has_modules:

@@ -23,7 +23,7 @@ _NAMED = 3  # sessions that a sentence can name each
 # were kept ready, and how much that was.
 OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
 
-# What step times may differ for whatever the configuration; the CPU where the host's clock is used.
+# Facts that change step times of any configuration; the CPU only if the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
 

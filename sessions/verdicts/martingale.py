@@ -68,7 +68,7 @@ def p_value(n: int, distance: float, deviation: float, mixture: float = PAIRS) -
     if not deviation > 0:
         return 0.0
     ratio, grown = deviation / distance, 1 + n * mixture
-    # By 1 / x, x = t^2 / v: no difference of logarithms, which rounding can turn at large x.
+    # Use 1 / x with x = t^2 / v: a difference of logarithms can change its sign at large x.
     inverse = ratio * ratio * (n - 1) / n
     log_e = n / 2 * math.log1p(n * mixture / (1 + grown * inverse)) - math.log(grown) / 2
     return min(1.0, math.exp(-log_e))

@@ -184,7 +184,7 @@ def _with_work(ratio: SegmentRatio, base: Measurement, other: Measurement) -> Se
     if not difference or not math.isfinite(ratio.ratio):
         return ratio
     if KERNELS in (base.configuration.family, other.configuration.family):
-        return SegmentRatio(math.nan, verdict=difference)  # not even how time grows
+        return SegmentRatio(math.nan, verdict=difference)  # a ratio does not show how time grows
     return dataclasses.replace(ratio, verdict=difference)
 
 

@@ -34,8 +34,8 @@ from sessions.verdicts.martingale import ALPHA as ALPHA
 from sessions.verdicts.martingale import critical as critical
 from sessions.verdicts.martingale import paths as paths
 
-REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
-HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
+REGION = 0.01  # practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
+HALF_WIDTH = 0.005  # half the interval of the log ratio at which measuring ends
 _EACH = 40  # pairs that are all checked
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
@@ -129,7 +129,7 @@ def judge_pairs(
                 f"{_ratio_text(cycles, margin)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
-            if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
+            if cycles.mean * time.mean > 0:  # otherwise more pairs would only confirm the conflict
                 more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
         few = (

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 MODES = ("ladder", "leave-one-out", "factorial", "shapley")
 MOST_FACTORIAL = 5  # toggles: 32 arms
-LEAST_ORDERS = 4  # that are sampled, or their scatter would say nothing
+LEAST_ORDERS = 4  # fewest sampled orders that show a scatter
 Place = TypeVar("Place", bound=Hashable)
 Subset = frozenset[int]  # places of the toggles that are on
 Weights = Mapping[int, float]  # by arm

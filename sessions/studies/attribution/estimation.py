@@ -42,7 +42,7 @@ from sessions.verdicts import verdict
 # The verdict's sentences speak of pairs; here they are rounds.
 _LEAST = f"of at least {verdict.MIN_PAIRS}"
 _PAIRS_AS_ROUNDS = f"{_LEAST} pairs", f"{_LEAST} rounds"
-WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # what of a step is timed
+WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # the timed part of a step
 
 Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
 
@@ -234,6 +234,6 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
         low=wide.ratios[1],
         high=wide.ratios[2],
         p=min(1.0, p_orders + p_rounds),
-        more_s=None,  # what the orders leave open, more rounds of them leave open too
+        more_s=None,  # more rounds of the same orders would not decide
         reasons=[*judgement.reasons, *reasons],
     )

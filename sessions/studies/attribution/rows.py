@@ -27,7 +27,7 @@ class Arm:
     peak_bytes: float = math.nan
     numerics: Numerics | None = None
     evidence: list[Evidence] = field(default_factory=list)
-    path: str = ""  # what computed its experts, and the ranks of its heads
+    path: str = ""  # how its experts were computed, and the ranks of its heads
 
 
 def arm_rows(arms: Sequence[Arm], medians_ms: estimation.Table) -> Rows:

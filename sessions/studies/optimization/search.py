@@ -60,8 +60,8 @@ from sessions.studies.optimization.space import (
 from sessions.studies.optimization.time_plan import TimePlan
 
 BATCH = 4  # candidates of a race; more would compete for memory
-MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
-MOST_ROUNDS = 16  # of a race; an open candidate races again once all others had their turn
+MATTERS = 0.0025  # log ratio: a smaller improvement is not worth a race
+MOST_ROUNDS = 16  # an undecided candidate races again after all others
 MOST_TURNS = 6  # races of a candidate against one incumbent
 MUCH_BETTER = math.log(1.1)  # a candidate that seems better by this races until it is decided
 SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
@@ -69,9 +69,9 @@ SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried a
 # limit leaves room for their error, which both estimates share: that of the best candidate.
 PAIR_REACH = math.log(1.07)
 NEAR = math.log(1.01)  # predictions closer than this do not order; what is built sooner comes first
-RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
-COMPILE_SHARE = 0.5  # of the search's time; then options that compile no longer wait
-PREDICTION_SHARE = 0.05  # of the budget, for predictions
+RACE_SHARE = 0.5  # share of the time left for a race; each batch of untried options has one
+COMPILE_SHARE = 0.5  # share of the search's time; then options that compile no longer wait
+PREDICTION_SHARE = 0.05  # share of the budget for predictions
 NO_TIME = "no time was left"
 BETTER, WORSE, OPEN = "better", "worse", "open"
 
@@ -88,12 +88,12 @@ class Search:
     left_out: dict[Point, str] = field(default_factory=dict)  # points with the reason
     knowledge: Knowledge = field(default_factory=Knowledge)
     is_complete: bool = False  # every change of the best candidate within reach was decided
-    rounds: int = 0  # of all races
+    rounds: int = 0  # rounds of all races
 
     def __post_init__(self) -> None:
         self._by_point: dict[Point, Candidate] = {}
         self._turns: dict[tuple[int, int], int] = {}  # races of two candidates, by their numbers
-        self._lacks_time = False  # for something that was proposed last
+        self._lacks_time = False  # the last proposals did not fit in the time
         self.plan = TimePlan(self.goal.budget_s, self.bench.now)
         self.best = self.candidate(tuple(dimension.start for dimension in self.dimensions))
         self.checks = Checks(self)
@@ -189,7 +189,7 @@ class Search:
     @property
     def _left_s(self) -> float:
         if not any(candidate.rounds for candidate in self.candidates):
-            return self.most_left_s  # without a race there is nothing to give a verdict on
+            return self.most_left_s  # before a race, only the least time is reserved for verdicts
         final_s = self.plan.final_s([self.start, self.best])
         return self.plan.left_s - final_s - self.checks.owed_s
 
@@ -461,7 +461,7 @@ class Search:
 
     def _may_be_better(self, candidate: Candidate) -> bool:
         """Return True if another race against the best candidate may show that this is better."""
-        if self.goal.objective == MEMORY:  # which is counted exactly
+        if self.goal.objective == MEMORY:  # memory is counted exactly
             return False
         if self.checks.is_suspect(candidate):
             return False

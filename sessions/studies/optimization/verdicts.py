@@ -36,13 +36,13 @@ from sessions.studies.optimization.space import (
 from sessions.verdicts import verdict
 from sessions.verdicts.verdict_words import duration
 
-MOST_CHECKS = 4  # of candidates that may be the runner-up
-BUILDS = verdict.LEAST_BUILDS + 1  # of all arms, for the last may not end
-REBUILD_SHARE = 0.5  # of the time of the verdicts, at most
-SEARCH_SHARE = 0.25  # of the time that the search took, at most, for all builds and their rounds
-LEAST_ROUNDS = 2  # of a build
+MOST_CHECKS = 4  # checks of candidates that may be the runner-up
+BUILDS = verdict.LEAST_BUILDS + 1  # one more build of all arms, because the last may not end
+REBUILD_SHARE = 0.5  # largest share of the verdicts' time
+SEARCH_SHARE = 0.25  # largest share of the search's time for all builds and their rounds
+LEAST_ROUNDS = 2  # fewest rounds of a build
 MOST_FRONT = 6  # candidates that are checked because they may be on the Pareto front
-GROWTH = 1.25  # of the rounds between two looks
+GROWTH = 1.25  # factor of the rounds between two looks
 NO_TIME = "no time was left to measure it"
 GAIN, RUNNER_UP, WITHOUT = KINDS = ("total", "runner-up", "without")
 
@@ -59,12 +59,12 @@ class Verdicts:
     arms: list[Candidate] = field(default_factory=list)
     contrasts: list[Contrast] = field(default_factory=list)
     rounds: list[dict[int, Measurement]] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)  # on step time
-    energy: list[Effect] = field(default_factory=list)  # on the energy of a step, where counted
-    builds: list[int] = field(default_factory=list)  # of all arms, by round
-    slice_s: float = math.inf  # after which all arms are built again
+    effects: list[Effect] = field(default_factory=list)  # effects on step time
+    energy: list[Effect] = field(default_factory=list)  # effects on the energy of a step
+    builds: list[int] = field(default_factory=list)  # number of the build, by round
+    slice_s: float = math.inf  # time after which all arms are built again
     one_build: str = ""  # why they are built once, as a clause
-    seconds: float = 0.0  # of alternating
+    seconds: float = 0.0  # seconds of alternating blocks
     _refuted: list[Candidate] = field(default_factory=list)  # former best candidates
 
     @property
