@@ -140,7 +140,7 @@ class AdaAttnModel(LanguageModel):
         )
         self.adaptation = Adaptation(config.n_layers, config.n_heads, head_dim, config.rules)
         self.adapting = True
-        self._sight: Sight | None = None  # of the call that is under way
+        self._sight: Sight | None = None  # the sight of the current call
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop or resume adapting; frozen calls are pure and run no analysis."""

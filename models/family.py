@@ -48,7 +48,7 @@ class Family:
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
     inference_only: tuple[str, ...] = ()  # fields that must be off in a training step
     first_choice: str = "base"  # the largest preset that is chosen by default
-    metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
+    metrics: tuple[Metric, ...] = ()  # quantities that its models report
     # (config, workload) to the operators of ``kernels`` that a step calls, including those behind a
     # switch of the model (fused add + norm, fused loss). None: not known beforehand.
     operators: Callable[[Any, str], frozenset[str]] | None = None

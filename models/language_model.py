@@ -61,7 +61,7 @@ def step_operators(
     """
     if workload == "train":
         return frozenset({"linear_cross_entropy"})
-    operators = set() if workload == "forward" else {"linear"}  # of the last token alone
+    operators = set() if workload == "forward" else {"linear"}  # for the logits of the last token
     if fuses_heads:
         operators.add("rope_to_cache" if workload in DECODING else "qkv_rope")
     if fuses_gates or (fuses_steps and workload in DECODING):
@@ -104,13 +104,13 @@ class LanguageModel(Model):
         self.dim, self.max_sequence = dim, max_sequence
         self.stage = Stage(range(len(blocks)))
         self.passage = self.stage.passage(None)  # blocks of the stage that a call computes
-        self.applied_blocks = self.applied_tokens = 0  # in the last call; tokens of a sequence
+        self.applied_blocks = self.applied_tokens = 0  # in the last call, per sequence
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_linear: frozenset[int] = frozenset()  # blocks whose decoding steps are fused
         self.fused_loss = False
         self.stream: Region = WHOLE  # outside of the sharded layers of its blocks
-        self.context: Context = FULL  # whose part of every sequence it computes
+        self.context: Context = FULL  # the part of every sequence that it computes
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)

@@ -34,8 +34,8 @@ class Metric:
     title: str
     unit: str  # "" for a fraction or a plain number
     help: str  # one sentence: meaning, and typical good values
-    rows: str = "block"  # what a row is
-    columns: str = ""  # what a column is ("expert", "head"); empty if there is one
+    rows: str = "block"  # the meaning of a row
+    columns: str = ""  # the meaning of a column ("expert", "head"); empty if there is only one
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _SWITCHES = {
 }
 
 _switching = threading.RLock()
-_repaired = _cudnn_gradient.repair()  # for the whole process, as long as this is kept
+_repaired = _cudnn_gradient.repair()  # valid for the process while this object exists
 
 
 @contextlib.contextmanager

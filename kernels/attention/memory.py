@@ -70,7 +70,7 @@ class WeightsMemory(NamedTuple):
     Relative to a fused kernel, which saves the logarithm of each row's sum and no weights.
     """
 
-    saved: int = 0  # for its backward pass
+    saved: int = 0  # kept for the backward pass
     forward: int = 0  # peak where a backward pass follows, including the saved bytes
     inference: int = 0  # peak where none does
     backward: int = 0  # peak in the backward pass, including the saved bytes

@@ -21,7 +21,7 @@ from kernels.core.operator import Huge, Implementation, Inputs, Operator
 
 # Added to twice the reference's error, in units in the last place of the largest value (of 1, if
 # terms cancel to zero throughout). Another order of the same sums moves a result by that much.
-# Where the reference happens to hit the exact value, twice its error is nothing.
+# If the reference equals the exact value by chance, twice its error is 0.
 ULPS = 4.0
 RMS_ULPS = 2.0
 

@@ -48,7 +48,7 @@ if INSTALLED:
         _integer_class = functools.partial(native_specialize_impl, BaseBackend)
 
 
-_CACHES: list[dict[Any, Any]] = []  # of every launcher
+_CACHES: list[dict[Any, Any]] = []  # caches of all launchers
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
 # the driver, and its device and stream functions
 active_driver: list[tuple[Any, ...]] = [(object(), None, None)]
@@ -119,7 +119,7 @@ def launches_timed() -> Iterator[list[int]]:
         yield spent_ns
     finally:
         for cache, entries in before:
-            cache.clear()  # this also removes entries that were copied in here and are timed
+            cache.clear()  # also removes entries of timed candidates
             cache.update(entries)
         _invalidate()
 

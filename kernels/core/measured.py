@@ -49,7 +49,7 @@ _SCALARS = (bool, str, type(None), torch.dtype)
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()  # backward passes call operators in autograd's threads
 _is_on, _may_measure = True, True
-_captured_blocks = 0  # of ``captured_choices`` that are entered
+_captured_blocks = 0  # number of entered ``captured_choices``
 _known: dict[tuple[str, str, str], Measurement] = {}  # by GPU, operator and class
 _loaded: set[tuple[str, str]] = set()
 _recent: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
@@ -235,7 +235,7 @@ def _accepts_more(
     """
     compared = {*known.costs, *known.dropped}
     if not contenders(op, [name for name in candidates if name not in compared], args):
-        return False  # as a rule
+        return False  # usually
     return compared < set(contenders(op, candidates, args))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 Inputs = dict[str, Any]
 T = TypeVar("T")
-COMPILED_TERMS = 128  # of a running sum that Inductor compiles at once
+COMPILED_TERMS = 128  # terms of a running sum that Inductor compiles at once
 MOST_REMEMBERED = 4096  # entries per function; more of them are sizes that change at every call
 
 

@@ -28,7 +28,7 @@ class Footprint:
     activations: int
     cache: int  # decode state
     tables: int  # rotary tables, and other constants of a model
-    workspaces: int  # of libraries, for their matrix products
+    workspaces: int  # workspaces of libraries for matrix products
     together: int  # activations and gradients at their joint peak
     saved: int = 0  # those of the activations that autograd saves in the forward pass
 

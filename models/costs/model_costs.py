@@ -32,9 +32,9 @@ class Routed:
 class BlockMemory:
     """Bytes that a unit block with PyTorch's operators holds."""
 
-    kept_per_token: int  # for its backward pass, without the residual stream
+    kept_per_token: int  # kept for the backward pass, without the residual stream
     backward_per_token: int  # additional peak in its backward pass
-    saved: int = 0  # for its backward pass, independent of the number of tokens
+    saved: int = 0  # kept for the backward pass at any number of tokens
 
 
 class How(NamedTuple):
@@ -69,7 +69,7 @@ class How(NamedTuple):
 class Beside(NamedTuple):
     """Bytes that a block holds besides those proportional to the tokens."""
 
-    saved: int = 0  # for its backward pass
+    saved: int = 0  # kept for the backward pass
     backward: int = 0  # additional peak in its backward pass
 
 
@@ -150,7 +150,7 @@ class Costs:
     # For each block, each pass's attentions; and the backend that runs where another is requested.
     attends: tuple[tuple[tuple[Attends, ...], ...], ...] = ()
     attention: Callable[[How], str] | None = None  # None: the requested one
-    # Those of ``saved_per_token`` that a unit saves after its attention.
+    # The part of ``saved_per_token`` that a unit saves after its attention.
     saved_past_attention: int = 0
     # Peak bytes per token of a block where no backward pass follows, its input included; None: as
     # many as it would save for one.

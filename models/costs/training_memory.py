@@ -124,7 +124,7 @@ class _Pass(NamedTuple):
 class _Block:
     """One block, and what it saves for backward."""
 
-    share: float  # of the parameters in blocks
+    share: float  # share of the parameters in blocks
     copies: int  # bytes of autocast's copies of its linears
     passes: list[_Pass]
     unit: int  # bytes of one unit
@@ -156,7 +156,7 @@ def _blocks(
     costs: Costs, size: Precision, step: How, checkpointing: str, accumulates: bool
 ) -> list[_Block]:
     """Return the blocks of a model."""
-    cast = costs.cast_by_operators if accumulates else None  # others are left of earlier passes
+    cast = costs.cast_by_operators if accumulates else None  # earlier passes leave the other casts
     tokens = step.batch * step.sequence
     memory = unit_memory(costs, size, step)
     unit = tokens * memory.kept_per_token + memory.saved + _extra_memory(costs, step).saved

@@ -269,7 +269,7 @@ class Attention(nn.Module):
         """Shard by key/value heads, each with the query heads that share it."""
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         cuts = {"qkv.weight": Cut(0, (queries, keys, keys)), "out.weight": Cut(1, (queries,))}
-        saved = 2 * (queries + keys)  # as rotated, and the output
+        saved = 2 * (queries + keys)  # rotated copies, and the output
         return Division("key/value heads", self.n_kv_heads, cuts, saved, self._narrow)
 
     def _narrow(self, ranks: int) -> None:

@@ -113,7 +113,7 @@ class SSM(Sparing):
     def __init__(self, sizes: SSMSizes, eps: float, n_residuals: int) -> None:
         super().__init__()
         self.sizes, self.eps = sizes, eps
-        self.chunk: int | None = None  # of the scan; None leaves it to the operator
+        self.chunk: int | None = None  # chunk size of the scan; None: the operator chooses
         inner, heads, convolved = sizes.inner, sizes.n_heads, sizes.convolved
         self.in_proj = Linear(sizes.dim, sizes.projected, 1 / math.sqrt(3 * sizes.dim))
         self.conv_weight = nn.Parameter(torch.empty(convolved, sizes.d_conv))
@@ -167,7 +167,7 @@ class SSM(Sparing):
             saved -= 2 * 2 * states  # B and C, as projected and as convolved
             # The gated norm's steps: y and z, silu(z), their product, and its norm.
             units, by_steps = "heads of a mixer", 5 * inner
-            copies = 2 * inner  # of y and z
+            copies = 2 * inner  # copies of y and z
             return Division(units, heads, cuts, saved, self._narrow, fp32=by_steps, copies=copies)
         return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
 
@@ -224,7 +224,7 @@ class SSM(Sparing):
         elif self.context.ranks > 1:
             conv_BCW = self.context.before(xbc_BSC, self.rows_before).transpose(1, 2)
         is_step = going_on and u_BSE.shape[1] == 1
-        updates = is_step and not torch.is_grad_enabled()  # in place, without gradients
+        updates = is_step and not torch.is_grad_enabled()  # in place
         if state is not None and updates:
             state.check_dtype(xbc_BSC.dtype)
         xbc_BSC, conv_BCW = kernels.causal_conv1d(

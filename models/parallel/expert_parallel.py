@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from models.builder import ModelBuilder
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, divide
 
-Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen experts and their weights
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # called with tokens, chosen experts, weights
 
 
 class Exchange:

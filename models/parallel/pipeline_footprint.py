@@ -17,7 +17,7 @@ from models.parallel.tensor_parallel_footprint import shard_costs
 from models.parallel.tensor_parallel_plan import WHOLE, divide
 
 Value = TypeVar("Value")
-Order = tuple[list[int], list[int], int]  # of passes; see ``_order``
+Order = tuple[list[int], list[int], int]  # order of passes; see ``_order``
 # Micro-batches' activations of a chunk's blocks that weight gradients computed apart add to those
 # of an interleaved pipeline. Measured on two H200s (HYDRA base, 4 x 1,024 tokens), not derived:
 # the gradients that wait, and what autograd cannot free before them.
@@ -72,7 +72,7 @@ def largest_stage(
 class _MicroBatch:
     """Memory of stages and of their parts for a micro-batch of so many ``rows``."""
 
-    costs: Costs  # of the model
+    costs: Costs  # costs of the model
     rows: int
     step: dict[str, Any]
 

@@ -151,9 +151,9 @@ class Divisible:
 
     layers: Mapping[str, Division]  # by name
     replicated: tuple[str, ...]  # why other wide layers are replicated, each reason once
-    numel: int  # of all parameters
-    sharded_numel: int  # of the sharded ones
-    sharded_numel_in_blocks: int  # of the sharded ones in blocks
+    numel: int  # elements of all parameters
+    sharded_numel: int  # elements of the sharded parameters
+    sharded_numel_in_blocks: int  # elements of the sharded parameters in blocks
     why_not_split: str  # why the residual stream between them cannot be split; empty if it can
 
     def of_block(self, index: int) -> list[Division]:

@@ -63,7 +63,7 @@ class AdaAttention(nn.Module):
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal, measures_values=True)
         self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
         self.adapting = True
-        self._counted: dict[str, dict[str, int]] = {}  # as ``kernels.usage``
+        self._counted: dict[str, dict[str, int]] = {}  # counts in the form of ``kernels.usage``
         started(self)
 
     def forward(

@@ -193,7 +193,7 @@ class AdaptiveHeads(nn.Module):
         can_write = self.fuses_cache and self.rotary is not None
         if not can_write or not is_cached_step(x_BSE, state, position):
             return False
-        rules = self.rules  # they may round keys before these are written
+        rules = self.rules  # rules may round keys before the cache stores them
         rounds = rules.adaptive_rank or rules.rounds(computed_dtype(x_BSE))
         return choice is None or choice.cut or not rounds
 
