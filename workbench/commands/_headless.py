@@ -86,7 +86,7 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # of a terminal that has gone
+        with contextlib.suppress(OSError):  # the terminal was closed
             self._progress.stop()
 
     def write(self, text: str) -> None:
@@ -152,7 +152,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         print_status(failure.sentence_with_fix)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
             print_status(f"Its last output:\n{failure.detail}")
-        elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
+        elif failure.detail and "the log has" in failure.fix.lower():  # nothing else stores it
             print_status(f"The log:\n{failure.detail.rstrip()}")
     saved = None
     if output is not None and session.segments:

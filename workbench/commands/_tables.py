@@ -17,7 +17,7 @@ from sessions.tables import Table
 
 OPTION, HELP = "--markdown", "print tables as Markdown; the default if the output is not a terminal"
 _MARKDOWN: ContextVar[bool] = ContextVar("markdown", default=False)
-_MOST_ROWS = 6  # of a table that is turned on its side because its columns do not fit
+_MOST_ROWS = 6  # most rows of a table that is transposed if its columns do not fit
 _GAP = 2  # spaces between columns
 _RULE = "    \n    \n -- \n    \n    \n    \n    \n    \n"  # a line of dashes below the headings
 _AUTOMATIC = ("auto", "off")  # options that nobody chose

@@ -63,9 +63,9 @@ from workbench.commit_checkout import NotCheckedOut, checked_out
 from workbench.git import commit_of, repository_of, why_no_repository
 
 BUDGET_S = 60.0
-UNPAIRED_S = 10.0  # of steps where only the file can be compared with
+UNPAIRED_S = 10.0  # seconds of steps if only the file can be compared
 NOT_SLOWER = "not-slower"
-TITLE_DIGITS = 13  # of a commit in the title of a side, by which a history knows a baseline
+TITLE_DIGITS = 13  # digits of a commit in a title; histories recognise a baseline by it
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,10 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
         except NotCheckedOut as reason:
             yield Commits(None, variant, str(reason))
             return
-        old = configuration  # with its SHA-256, so that files of another content are refused
+        old = configuration  # has the SHA-256, so that another content is refused
         if is_of_file:
             file = (checkout / relative).resolve()
-            if not file.is_relative_to(checkout):  # else the current file would pass for the old
+            if not file.is_relative_to(checkout):  # otherwise the current file would be used
                 yield Commits(None, variant, "the baseline's file is outside of its repository")
                 return
             old = _with_source(configuration, file, keep_digest=True)
@@ -307,7 +307,7 @@ def _findings(
     time = compare_unpaired(sides[0].summary.median, sides[1].summary.median, ratio)
     memory = compare_memory(base, current, region)
     if machine(baseline.environment) != machine(measured.environment):
-        memory = dataclasses.replace(memory, regressed=None)  # of another machine
+        memory = dataclasses.replace(memory, regressed=None)  # measured on another machine
     return [time, memory, compare_results(base, current)]
 
 

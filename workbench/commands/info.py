@@ -26,7 +26,7 @@ from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands._tables import evidence_lines, render
 from workbench.commands.run import summary
 
-# Whose command tells a study of a kind.
+# The command that makes a kind of study.
 _MADE_BY = {
     attribution_words.KIND: "attribute",
     breakdown.KIND: "profile",

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Failed(f"{error}") from None
     hdf5.save(session, output)
     if arguments.journal is None:
-        journal.discard(path)  # so that the next call finds the next one
+        journal.discard(path)  # the next call recovers the next journal
     segments, steps = (
         len(session.segments),
         sum(len(segment.steps["t_s"]) for segment in session.segments),

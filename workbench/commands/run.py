@@ -45,7 +45,7 @@ from workbench.protocol.catalogue import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SYNTHETIC = "synthetic"  # data that no file has
-SECONDS = 10.0  # where neither steps nor seconds are asked for
+SECONDS = 10.0  # duration if neither steps nor seconds are requested
 
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
@@ -327,7 +327,7 @@ def _read(field: protocol.Field, text: str) -> Scalar:
             return {"true": True, "false": False}[text.lower()]
         value: Scalar = type(field.default)(text)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError  # which no wire can carry
+            raise ValueError  # messages cannot contain it
         return value
     except (ValueError, KeyError):
         kind = _KINDS[type(field.default)]

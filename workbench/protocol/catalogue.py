@@ -47,8 +47,8 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     unit: str  # "" for a share or a plain number
     help: str
-    row: str  # what a row is
-    column: str  # what a column is; empty where there is one
+    row: str  # the meaning of a row
+    column: str  # the meaning of a column; empty if there is only one
 
 
 class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,8 +30,8 @@ VERSION = 4
 # The index of a study that the client writes; the runner counts its own studies from 0.
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
-UNREAD = "unread"  # that of a line which the runner could not read as a command
-SCRIPT_FAILED = "script"  # that of a script that did not end with exit code 0
+UNREAD = "unread"  # the kind of a line that is not a command
+SCRIPT_FAILED = "script"  # the kind of a script that did not end with exit code 0
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -53,7 +53,7 @@ class Catalogue(Message, tag="catalogue"):
     toggles: list[ToggleInfo]
     operators: dict[str, str]  # operator: which implementations are available, or why not
     presets: list[TogglePreset] = []
-    plugins: list[Plugin] = []  # of the runner's process; skipped ones too
+    plugins: list[Plugin] = []  # plug-ins of the runner's process, including skipped ones
 
 
 class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
@@ -207,7 +207,7 @@ class ComparisonStarted(Message, tag="comparison"):
 
     index: int
     arms: list[str]  # labels, the base first
-    segments: list[int]  # that the arms' steps belong to
+    segments: list[int]  # segments of the arms' steps
     request: dict[str, Scalar] = msgspec.field(name="asked")
     before: list[Block] = []
     prediction: Prediction | None = None  # if it was requested
