@@ -17,7 +17,7 @@ from sessions.numbers import counted
 from sessions.plain_text import sentence
 from sessions.storage import hdf5
 from workbench import interrupts, protocol
-from workbench.client import journal
+from workbench.client import headless, journal
 from workbench.client.headless import Outcome
 from workbench.client.runner_process import NotStarted, Runner
 from workbench.commands._command import (
@@ -127,6 +127,14 @@ class Bar:
         self._progress.update(
             self._task, total=total, completed=completed, shown=counted(self._steps_done, "step")
         )
+
+
+def drive(
+    begin: headless.Chooser, steps: int | None = None, seconds: float | None = None
+) -> Outcome:
+    """Run the command that ``begin`` makes of the catalogue, with a progress bar."""
+    with Bar(steps, seconds) as progress_bar:
+        return headless.run(begin, watch=progress_bar.watch)
 
 
 def settle(outcome: Outcome, output: Path | None) -> str | None:

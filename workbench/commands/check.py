@@ -33,7 +33,6 @@ from sessions.verdicts.verdict_words import headline, ratio_line, remarks
 from sessions.verdicts.work import COMMIT, short_commit
 from workbench import protocol
 from workbench.alternating_runners import AlternatingRunners, Variant, VariantFailed
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
@@ -56,7 +55,7 @@ from workbench.commands._command import (
     load,
     print_status,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.ab import EXPECTATIONS, is_expected
 from workbench.commit_checkout import NotCheckedOut, checked_out
@@ -279,8 +278,7 @@ def _decides(expectation: str, command: protocol.Compare, judgement: Judgement) 
 def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
     seconds = min(UNPAIRED_S, arguments.budget)
     start = protocol.Start(configuration=current.configuration, seconds=seconds, check="last")
-    with Bar(seconds=seconds) as progress_bar:
-        return headless.run(lambda _catalogue: start, watch=progress_bar.watch)
+    return drive(lambda _catalogue: start, seconds=seconds)
 
 
 def _findings(

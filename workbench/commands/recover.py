@@ -55,10 +55,8 @@ def _run(arguments: argparse.Namespace) -> int:
     hdf5.save(session, output)
     if arguments.journal is None:
         journal.discard(path)  # the next call recovers the next journal
-    segments, steps = (
-        len(session.segments),
-        sum(len(segment.steps["t_s"]) for segment in session.segments),
-    )
+    segments = len(session.segments)
+    steps = sum(len(segment.steps["t_s"]) for segment in session.segments)
     if arguments.json:
         data = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
         answer_json(data)
