@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessions.columns import row_count
+from sessions.columns import TableColumns, row_count
 from sessions.model import CLAIMS, Session, Study
 from sessions.numbers import Cell, Measured, counted, number, text
 from sessions.tables import Column, Table
@@ -68,7 +68,7 @@ class Row:
         return self.result not in (MEASURING, WAITING, "")
 
 
-def columns(claims: Sequence[Row]) -> dict[str, list[float | str | None]]:
+def columns(claims: Sequence[Row]) -> TableColumns:
     """Return the rows as columns of a study's table; None is NaN."""
     names = [field.name for field in dataclasses.fields(Row)]
     return {name: [_wire(getattr(row, name)) for row in claims] for name in names}

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sessions.columns import TableColumns
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
 from sessions.tracing import kinds, sums
-from sessions.tracing.sums import TableColumns
 from sessions.tracing.trace import MODULE, NODE, OPERATOR, STEP, Span, Trace, Work, module_and_phase
 
 MOST = 12_000  # slices of a profile

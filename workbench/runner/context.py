@@ -75,11 +75,7 @@ class RunnerContext:
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.clocks = ClockMeter(self.device, self._no_cycles)
-        self.memory = make_memory(
-            self.device,
-            lambda variant: resident_bytes(variant.step, variant.situation),
-            self.variants.others_bytes,
-        )
+        self.memory = make_memory(self.device, resident_bytes, self.variants.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
@@ -176,6 +172,10 @@ class RunnerContext:
     def note(self, kind: str, text: str) -> None:
         """Put something on the timeline; ``kind`` as in ``protocol.Note``."""
         self.wire.send(protocol.Note(kind=kind, text=text))
+
+    def progress(self, task: str, fraction: float, text: str = "") -> None:
+        """Report the completed ``fraction`` (0 to 1) of a task."""
+        self.wire.send(protocol.Progress(task=task, fraction=fraction, text=text))
 
     def send_steps(self, laps: list[Lap], block: int = 0) -> None:
         """Send finished steps, with the present memory; ``block`` is 0 outside of one."""

@@ -220,8 +220,7 @@ def is_fatal(error: BaseException) -> bool:
         # The context stays usable after a failed capture, after a lack of memory, and if another
         # rank has lost its own.
         return False
-    lost = getattr(torch, "AcceleratorError", ())
-    return isinstance(error, lost or ()) or "CUDA error:" in str(error)
+    return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
 
 
 def _why_not_compiled(text: str) -> str:

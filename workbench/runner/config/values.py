@@ -10,7 +10,17 @@ import torch
 import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
-from workbench.protocol import MOST_PAIRING_SHARE, OR, Field, Start
+from workbench.protocol import (
+    MOST_PAIRING_SHARE,
+    OR,
+    Attribute,
+    Compare,
+    Field,
+    Optimize,
+    Scale,
+    Start,
+    Validate,
+)
 from workbench.protocol.catalogue import expected
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import all_toggles
@@ -21,6 +31,7 @@ LONGEST_S = 1e9
 FIRST_FAMILY = "hydra"  # the first start chooses it, and the demo runs it
 
 Value = TypeVar("Value")
+Comparing = Compare | Attribute | Optimize | Validate | Scale  # commands with a budget and widths
 
 
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
@@ -122,12 +133,26 @@ def _shown(value: Scalar) -> str:
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise ``Mistake`` for a duration that is not above 0 or too long."""
+    if not 0 < seconds <= LONGEST_S:
+        raise Mistake(f"{name} = {seconds:g} is outside of 0 to {LONGEST_S:g}")
+
+
+def check_comparison(command: Comparing) -> None:
+    """Raise ``Mistake`` for a budget or a width that no comparison can have."""
+    check_seconds("budget_s", command.budget_s)
+    for name in ("region", "floor", "half_width"):
+        if not 0 <= (value := getattr(command, name, 0.0)) < 1:
+            raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+
+
 def check_limits(start: Start) -> None:
     """Raise ``Mistake`` for a run without steps or time, or too large a share for pairing."""
     if start.steps is not None and start.steps < 1:
         raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
-    if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
-        raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+    if start.seconds is not None:
+        check_seconds("seconds", start.seconds)
     if not 0 <= start.pairing_share <= MOST_PAIRING_SHARE:
         share = f"pairing_share = {start.pairing_share:g}"
         raise Mistake(f"{share} is outside of 0 to {MOST_PAIRING_SHARE:g}")

@@ -19,7 +19,7 @@ from sessions.model import KERNELS, Configuration, Phase, Scalar
 from sessions.verdicts import verdict
 from sessions.verdicts.rounds import paired_logs
 from workbench import protocol
-from workbench.runner.config.values import LONGEST_S
+from workbench.runner.config.values import check_seconds
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
@@ -41,8 +41,8 @@ class BenchRun:
     def execute(self) -> None:
         """Time all that was requested; raises ``Mistake`` or ``Cancelled``."""
         budget_s = self._command.budget_s
-        if budget_s is not None and not 0 < budget_s <= LONGEST_S:
-            raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        if budget_s is not None:
+            check_seconds("budget_s", budget_s)
         names = self._command.operators or sorted(kernels.OPS)
         models = self._command.model_shapes
         for name in names:
@@ -61,9 +61,9 @@ class BenchRun:
             self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
         self._context.state("running", "Timing kernels")
         for index, name in enumerate(names):
-            self._send_progress(index / len(names), name)
+            self._context.progress("timing kernels", index / len(names), name)
             self._bench(name, dtype, chosen[name])
-        self._send_progress(1.0, "")
+        self._context.progress("timing kernels", 1.0, "")
 
     def _dtype(self) -> torch.dtype:
         requested, device = self._command.dtype, self._context.device
@@ -194,14 +194,8 @@ class BenchRun:
             for logs in log_ratios
         )
 
-    def _send_progress(self, fraction: float, text: str) -> None:
-        self._context.wire.send(
-            protocol.Progress(task="timing kernels", fraction=fraction, text=text)
-        )
-
     def _handle_commands(self) -> None:
-        if self._context.wire.cancelled.is_set():
-            raise Cancelled
+        self._context.check_cancelled()
         while (command := self._context.wire.pending()) is not None:
             match command:
                 case protocol.Cancel():

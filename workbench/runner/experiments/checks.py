@@ -166,7 +166,7 @@ def steady_memory(variant: Variant, steps: int) -> Result:
     estimate = footprint(variant.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
-    pools = resident_bytes(variant.step, variant.situation)
+    pools = resident_bytes(variant)
     measured = standing + max(first.highest, second.highest) + pools
     # Neither is measured, except workspaces in a pool of graphs, which are half of them.
     unmeasured = estimate.cache + estimate.workspaces // (2 if pools else 1)

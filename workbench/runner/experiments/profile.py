@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from models import Model
-from sessions.model import Scalar
+from sessions.columns import TableColumns
 from sessions.numbers import counted
 from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
@@ -39,6 +39,7 @@ from workbench.runner.environment import host
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
@@ -81,9 +82,9 @@ class ProfileRun:
         files = files or [None] * len(situations)
         try:
             for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
-                self._send_progress(number / len(situations))
+                self._context.progress("profiling", number / len(situations))
                 self._profile(situation, file)
-            self._send_progress(1.0)
+            self._context.progress("profiling", 1.0)
         finally:
             context.watchdog.active = False
 
@@ -201,7 +202,7 @@ class ProfileRun:
             torch.cuda.reset_peak_memory_stats(self._context.device)
             variant.step()
             self._context.synchronize()
-        resident = resident_bytes(variant.step, variant.situation)
+        resident = resident_bytes(variant)
         return float(torch.cuda.max_memory_allocated(self._context.device) + resident)
 
     def _without_graphs(
@@ -268,69 +269,59 @@ class ProfileRun:
 
     # Sending
 
-    def _send(
-        self, situation: Situation, traced: _Traced, facts: dict[str, Scalar | list[Scalar]]
-    ) -> None:
+    def _send(self, situation: Situation, traced: _Traced, facts: Facts) -> None:
         """Send the profile as a study; ``facts`` are completed, and those that are NaN left out."""
-        context, recorded = self._context, traced.trace
-        index, context.studies = context.studies, context.studies + 1
+        device, recorded = self._context.device, traced.trace
         configuration = situation.configuration
-        text = label(configuration, context.device)
-        name = configuration.title
-        request: dict[str, Scalar | list[Scalar]] = {
+        text = label(configuration, device)
+        request: Facts = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "label": text,
             "steps": self._command.steps,
-            "device": context.device.type,
+            "device": device.type,
         }
-        wire = context.wire
-        title = f"{name}: {text}"
-        wire.send(
-            protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, request=request)
-        )
-        on_gpu = context.device.type == "cuda"
-        rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
-        self._rows(index, "kernels", sums.kernel_columns(rows, len(recorded.steps)))
-        facts |= self._send_least(index, situation)
-        self._rows(index, "gaps", sums.gap_columns(recorded))
-        self._rows(index, "memory", {name: [*values] for name, values in traced.memory.items()})
+        study = StudySender(self._context)
+        study.begin(breakdown.KIND, f"{configuration.title}: {text}", request)
+        rows = sums.device_rows(recorded) if situation.on_gpu else sums.host_rows(recorded)
+        least, least_facts = self._least(situation)
         trains = situation.workload.trains
-        peak = findings.peak_by_role(traced.memory, footprint(situation), trains=trains)
-        self._rows(index, "peak", peak)
-        for table, columns in timeline.tables(recorded).items():
-            self._rows(index, table, columns)
+        tables: dict[str, TableColumns] = {
+            "kernels": sums.kernel_columns(rows, len(recorded.steps)),
+            "least": least,
+            "gaps": sums.gap_columns(recorded),
+            "memory": {role: [*values] for role, values in traced.memory.items()},
+            "peak": findings.peak_by_role(traced.memory, footprint(situation), trains=trains),
+            **timeline.tables(recorded),
+        }
+        for table, columns in tables.items():
+            if next(iter(columns.values())):
+                study.rows(table, columns)
+        facts |= least_facts
         if traced.file is not None:
             facts["trace"] = str(traced.file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
-        wire.send(protocol.StudyFacts(study=index, facts=finite))
+        study.facts(**finite)
 
-    def _send_least(self, index: int, situation: Situation) -> dict[str, Scalar | list[Scalar]]:
-        """Send the least work of a step; return the ceilings, and why some work is unknown."""
+    def _least(self, situation: Situation) -> tuple[TableColumns, Facts]:
+        """Return the least work of a step; the ceilings, and why some work is unknown."""
         predictor = self._context.predictor
         least, why = predictor.rows(situation)
-        unknown: dict[str, Scalar | list[Scalar]] = {"no_least": why} if why else {}
-        if not least:
-            return unknown
-        self._rows(index, "least", {
+        facts: Facts = {"no_least": why} if why else {}
+        if least:
+            rates = predictor.ceilings.flops_per_s
+            facts |= {
+                "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
+                "ceiling_dtypes": [*rates],
+                "ceiling_flops_per_s": [*rates.values()],
+            }
+        columns: TableColumns = {
             "name": [row.name for row in least],
             "calls": [row.calls for row in least],
             "bytes": [row.bytes for row in least],
             "flops": [row.flops for row in least],
             "us": [row.us for row in least],
-        })  # fmt: skip
-        rates = predictor.ceilings.flops_per_s
-        return unknown | {
-            "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
-            "ceiling_dtypes": [*rates],
-            "ceiling_flops_per_s": [*rates.values()],
         }
-
-    def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
-        if next(iter(columns.values())):
-            self._context.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
-
-    def _send_progress(self, fraction: float) -> None:
-        self._context.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+        return columns, facts
 
 
 def _compilation(situation: Situation, compiles: Compiles, step: Step) -> findings.Compilation:
@@ -350,7 +341,7 @@ def known_memory(variant: Variant, device: torch.device) -> roles.Known:
         None if variant.trainer is None else variant.trainer.optimizer,
         () if replicate is None else replicate.tensors(),
         (variant.batches.inputs, variant.batches.targets),
-        resident_bytes(variant.step, variant.situation) if device.type == "cuda" else 0,
+        resident_bytes(variant) if device.type == "cuda" else 0,
     )
 
 

@@ -188,19 +188,19 @@ class Run:
         try:
             with context.phases.during(Phase.BUILD):
                 variant = context.variants.get(situation, context.phases)
-            self._check_cancelled()
+            context.check_cancelled()
             self._facts(**context.facts_of(variant, context.segment))
             self._entered.enter_context(variant.entered())
             if not reused and variant.prepare():
                 self._facts(**variant.ledger)
-                self._check_cancelled()
+                context.check_cancelled()
             context.phases.restart()
             if not reused:
                 self._first_step(variant)
                 variant.startup_s = time.perf_counter() - began
             if self._saved is not None:
-                decode_state.restore(self._saved, variant.decoder, variant.rounds, variant.batches)
-                self._context.note("info", self._saved.note)
+                decode_state.restore(self._saved, variant)
+                context.note("info", self._saved.note)
                 self._saved = None
             return variant
         except (RunEnded, Cancelled):
@@ -220,23 +220,16 @@ class Run:
         return failure
 
     def _first_step(self, variant: Variant) -> None:
-        """Run the first step, in which compilation, capture and lazy allocations happen."""
+        """Run the first step, and report its duration and findings."""
         context, began = self._context, time.perf_counter()
-        with variant.watched():
-            variant.restart()
-            context.clock.begin()
-            self._output = variant.step()
-            context.synchronize()
-        context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
-        variant.restart()
-        context.send_steps(context.clock.drain(wait=True))
+        self._output = blocks.first_step(context, variant)
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4), **variant.record.facts)
         if digest := sketch(self._output):
             self._facts(**{SKETCH: digest})
         if variant.record.tiles:
             self._facts(tiles=origins(variant.record.tiles))
-        self._check_cancelled()
+        context.check_cancelled()
 
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
@@ -267,10 +260,7 @@ class Run:
         if last and self._start.save_state:
             self._context.watchdog.active = False  # writing is no hang
             try:
-                path, rounds, batches = self._start.save_state, variant.rounds, variant.batches
-                decoder = variant.decoder
-                saved = decode_state.save(path, variant.situation, decoder, rounds, batches)
-                self._context.note("info", saved)
+                self._context.note("info", decode_state.save(self._start.save_state, variant))
             except OSError as error:
                 self._context.wire.send(
                     unwritten("The decode state", self._start.save_state, error)
@@ -316,12 +306,8 @@ class Run:
         """Step until a command waits; raises RunEnded at a limit."""
         context, variant = self._context, self._variant
         assert variant is not None
-        wire, phases, watchdog, numbers = (
-            context.wire,
-            context.phases,
-            context.watchdog,
-            self._numbers,
-        )
+        wire, phases, watchdog = context.wire, context.phases, context.watchdog
+        numbers = self._numbers
         step, ready, pairing = variant.step, variant.ready, self._pairing
         lap = context.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
@@ -422,7 +408,7 @@ class Run:
                 case protocol.Predict():
                     self._predict(command)
                 case protocol.Baseline():
-                    self._pairing.choose(command)
+                    self._pairing.choose(command.configuration)
                 case _:
                     self._end(command)
         self._apply(toggles)
@@ -445,7 +431,7 @@ class Run:
                     case protocol.Predict():
                         context.answer(command)
                     case protocol.Baseline():
-                        self._pairing.choose(command)
+                        self._pairing.choose(command.configuration)
                     case _:
                         self._end(command)
         context.state("running")
@@ -475,10 +461,6 @@ class Run:
             raise Cancelled
         passed_on = None if isinstance(command, protocol.Stop) else command
         raise RunEnded("stopped", passed_on)
-
-    def _check_cancelled(self) -> None:
-        if self._context.wire.cancelled.is_set():
-            raise Cancelled
 
     def _facts(self, **ledger: Scalar) -> None:
         self._context.wire.send(protocol.Facts(segment=self._context.segments - 1, ledger=ledger))

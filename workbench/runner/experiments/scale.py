@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-from sessions.model import Configuration, Judgement, Numerics, Scalar
+from sessions.model import Configuration, Judgement, Numerics
 from sessions.studies import rank_scaling
 from sessions.studies.rank_scaling import (
     KIND,
@@ -30,12 +30,14 @@ from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
@@ -90,7 +92,7 @@ class ScaleRun:
 
     def __init__(self, context: RunnerContext, command: protocol.Scale) -> None:
         self._context, self._command = context, command
-        self._study = -1
+        self._study = StudySender(context)
         self._one_device: Row = {}
         self._base_numerics: Numerics | None = None  # results on one device; None before the check
         self._points: list[Point] = []
@@ -102,17 +104,18 @@ class ScaleRun:
         self._announce()
         try:
             for number, point in enumerate(self._points):
-                self._send_progress(number / len(self._points), point.name)
+                self._context.progress("scaling", number / len(self._points), point.name)
                 self._measure(point)
             if self._command.lanes:
                 self._record_all()
-            self._send_progress(1.0, "")
+            self._context.progress("scaling", 1.0, "")
         finally:
             self._context.watchdog.active = False
 
     def _plan(self) -> list[Point]:
         """Return the points, by number of ranks; raise ``Mistake`` if none can be measured."""
         command, context = self._command, self._context
+        check_comparison(command)
         (base,) = demand(context.wire, context.device, command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
@@ -154,36 +157,26 @@ class ScaleRun:
     def _announce(self) -> None:
         context, command = self._context, self._command
         base = resolve(command.base, context.device).configuration
-        self._study, context.studies = context.studies, context.studies + 1
-        context.wire.send(
-            protocol.StudyStarted(
-                index=self._study,
-                kind=KIND,
-                title=f"{base.title}: {command.mode} scaling",
-                request={
-                    "mode": command.mode,
-                    "batch": int(base.settings["batch"]),
-                    "kinds": [*command.kinds],
-                    "ranks": [*command.ranks],
-                    "base": msgspec.json.encode(base).decode(),
-                    "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
-                    "budget_s": command.budget_s,
-                    "region": command.region,
-                    "floor": command.floor,
-                    "floor_note": command.floor_note,
-                    "half_width": command.half_width,
-                    "seed": command.seed,
-                },
-            )
-        )
-        on_gpu = context.device.type == "cuda"
-        facts: dict[str, Scalar | list[Scalar]] = {
-            "memory": "peak memory" if on_gpu else "resident set",
-            "communication": NOT_RECORDED,
+        request: Facts = {
+            "mode": command.mode,
+            "batch": int(base.settings["batch"]),
+            "kinds": [*command.kinds],
+            "ranks": [*command.ranks],
+            "base": msgspec.json.encode(base).decode(),
+            "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
+            "budget_s": command.budget_s,
+            "region": command.region,
+            "floor": command.floor,
+            "floor_note": command.floor_note,
+            "half_width": command.half_width,
+            "seed": command.seed,
         }
+        self._study.begin(KIND, f"{base.title}: {command.mode} scaling", request)
+        on_gpu = context.device.type == "cuda"
+        memory = "peak memory" if on_gpu else "resident set"
+        self._study.facts(memory=memory, communication=NOT_RECORDED)
         if not on_gpu:
-            facts["device"] = ON_CPU
-        self._find(facts)
+            self._study.facts(device=ON_CPU)
 
     # Comparisons
 
@@ -293,7 +286,7 @@ class ScaleRun:
         """Record the lanes of all points, the most ranks first, because those ranks still run."""
         measured = [point for point in self._points if point.contender is not None]
         for point in reversed(measured):
-            self._send_progress(1.0, f"recording the ranks of {point.name}")
+            self._context.progress("scaling", 1.0, f"recording the ranks of {point.name}")
             try:
                 self._record(point)
             except (Cancelled, RunEnded):
@@ -336,7 +329,7 @@ class ScaleRun:
         point.row["exposed_ms"] = median(rank.lane.waiting_ms for rank in lanes)
         point.row["communication_ms"] = median(rank.lane.communication_ms for rank in lanes)
         point.row["skew_ms"] = skew_ms([rank.lane.computing_ms for rank in lanes])
-        self._find({"communication": RECORDED.format(steps=LANE_STEPS)})
+        self._study.facts(communication=RECORDED.format(steps=LANE_STEPS))
 
     # Messages
 
@@ -368,15 +361,7 @@ class ScaleRun:
     def _send(self, table: str, rows: Sequence[Row]) -> None:
         if rows:
             columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._context.wire.send(
-                protocol.StudyRows(study=self._study, table=table, columns=columns, replace=True)
-            )
-
-    def _find(self, facts: dict[str, Scalar | list[Scalar]]) -> None:
-        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
-
-    def _send_progress(self, fraction: float, text: str) -> None:
-        self._context.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
+            self._study.rows(table, columns, replace=True)
 
 
 def _numbers(numerics: Numerics) -> Row:

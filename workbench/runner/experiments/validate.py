@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sessions.model import Configuration, Judgement, Scalar
+from sessions.columns import TableColumns
+from sessions.model import Configuration, Judgement
 from sessions.numbers import counted
 from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
 from sessions.verdicts.expectation import at_most
@@ -17,6 +18,7 @@ from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.checks import Result, fails, not_applicable, passed, undecided
@@ -25,6 +27,7 @@ from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
@@ -50,7 +53,7 @@ class ValidateRun:
         self._variants = Alternation(context, command.budget_s, 1, _BUSY)
         self._breaks: list[Break] = []
         self._contender: Contender | None = None
-        self._index = -1
+        self._study = StudySender(context)
         self.steps = 0
 
     def execute(self) -> None:
@@ -59,17 +62,11 @@ class ValidateRun:
         context = self._context
         try:
             self._contender = self._build(situation, "Checked")
-            self._breaks = list(
-                self._variant.compiles.read().breaks
-            )  # later checks look for others
+            self._breaks = list(self._variant.compiles.read().breaks)  # before further checks
             self._announce(situation)
             for number, name in enumerate(CHECKS):
                 context.state("running", f"Checking: {CHECKS[name]}")
-                context.wire.send(
-                    protocol.Progress(
-                        task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
-                    )
-                )
+                context.progress("checking", number / len(CHECKS), CHECKS[name])
                 self._report(name, self._run_check(name))
                 self._variants.handle_commands()
         finally:
@@ -78,6 +75,7 @@ class ValidateRun:
 
     def _prepare(self) -> Situation:
         command, context = self._command, self._context
+        check_comparison(command)
         if not 4 <= command.steps <= MOST_STEPS:
             raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
         if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
@@ -98,20 +96,16 @@ class ValidateRun:
         return contender
 
     def _announce(self, situation: Situation) -> None:
-        context, command = self._context, self._command
-        self._index, context.studies = context.studies, context.studies + 1
-        configuration = situation.configuration
-        request: dict[str, Scalar | list[Scalar]] = {
+        command, configuration = self._command, situation.configuration
+        request: Facts = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "steps": command.steps,
             "batches": [*self._batches(situation)],
             "expect_speedup": command.expect_speedup or 0.0,
             "budget_s": command.budget_s,
         }
-        title = f"{configuration.title}: {label(configuration, context.device)}"
-        context.wire.send(
-            protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
-        )
+        title = f"{configuration.title}: {label(configuration, self._context.device)}"
+        self._study.begin(KIND, title, request)
 
     def _run_check(self, name: str) -> Result:
         try:
@@ -153,24 +147,14 @@ class ValidateRun:
         return self._situation
 
     def _report(self, name: str, result: Result) -> None:
-        send = self._context.wire.send
         for line in result.lines:
-            send(
-                protocol.StudyRows(
-                    study=self._index, table="lines", columns={"check": [name], "line": [line]}
-                )
-            )
-        send(
-            protocol.StudyRows(
-                study=self._index,
-                table="checks",
-                columns={
-                    "check": [name],
-                    "status": [result.status],
-                    "evidence": [result.evidence],
-                },
-            )
-        )
+            self._study.rows("lines", {"check": [name], "line": [line]})
+        row: TableColumns = {
+            "check": [name],
+            "status": [result.status],
+            "evidence": [result.evidence],
+        }
+        self._study.rows("checks", row)
 
     # Checks that take more than the variant
 
@@ -223,11 +207,7 @@ class ValidateRun:
             return passed(text) if answer.holds else fails(text)
         reasons = answer.reasons
         if answer.more_s is not None:
-            facts: dict[str, Scalar | list[Scalar]] = {
-                "more_s": answer.more_s,
-                "seconds": run.seconds,
-            }
-            self._context.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
+            self._study.facts(more_s=answer.more_s, seconds=run.seconds)
             reasons = [*reasons, more_text(answer.more_s, run.seconds)]
         return undecided("; ".join([text, *reasons]))
 

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import torch
 
 from models import Footprint, Model
+from sessions.columns import TableColumns
 from sessions.model import Scalar
 from sessions.studies import breakdown
 from sessions.tracing import trace
@@ -86,7 +87,7 @@ def disturbed(before_ms: float, after_ms: float) -> str:
 
 def peak_by_role(
     memory: dict[str, list[float]], estimate: Footprint | None, *, trains: bool
-) -> dict[str, list[float | str | None]]:
+) -> TableColumns:
     """Return the table ``peak`` of a profile from the memory during the step."""
     totals = [sum(sizes) for sizes in zip(*(memory[role] for role in breakdown.ROLES), strict=True)]
     # A graph's pool exists all the time: its peak is where the step uses most of it.

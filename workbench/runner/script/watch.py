@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from sessions.columns import TableColumns
 from sessions.model import Evidence, Phase
 from sessions.numbers import counted
 from sessions.studies import breakdown
@@ -267,7 +268,7 @@ class ScriptWatch:
             )
         )
         names = ["waiting for input", "everything else"]
-        columns: dict[str, list[float | str | None]] = {
+        columns: TableColumns = {
             "name": [*names],
             "module": [breakdown.INPUT, breakdown.OUTSIDE],
             "phase": ["input", "step"],

@@ -1,4 +1,4 @@
-"""One block of a paired comparison: steps of one arm without a pause, and whether they are valid.
+"""One block of a paired comparison: steps of one arm without a pause, and if they are valid.
 
 A block begins with a few steps that are not timed, because caches hold data of the other arm.
 Nothing observes the block while it is timed; causes that make it void are read before and after.
@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
+
+import torch
 
 from sessions.ceilings import impossible
 from sessions.model import PairedComparison, Phase
@@ -124,6 +126,19 @@ def block_steps(
     return max(min(desired_steps, affordable), least_steps, math.ceil(MIN_BLOCK_MS / step_ms))
 
 
+def first_step(context: RunnerContext, variant: Variant) -> torch.Tensor:
+    """Run the first step, in which compilation, capture and lazy allocations happen."""
+    with variant.watched():
+        variant.restart()
+        context.clock.begin()
+        output = variant.step()
+        context.synchronize()
+    context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
+    variant.restart()
+    context.send_steps(context.clock.drain(wait=True))
+    return output
+
+
 def settling_steps(steps: int) -> int:
     """Return the number of untimed steps before a block: 1 is enough if steps are long."""
     return SETTLING_STEPS if steps >= LEAST_STEPS else 1
@@ -135,9 +150,9 @@ def warm_up_block(context: RunnerContext, contender: Contender) -> TimedBlock | 
 
 
 def run_block(context: RunnerContext, contender: Contender, number: int) -> TimedBlock | None:
-    """Run a block and send its steps; None where a command ended it early.
+    """Run a block and send its steps; return None if a command ended it early.
 
-    ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
+    ``number`` counts the blocks of the comparison from 1; the steps of a block 0 are warm-up.
     """
     arm = contender.variant
     assert arm is not None
@@ -181,7 +196,7 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
 
 
 def settle(context: RunnerContext, pace: Pace, steps: int = SETTLING_STEPS) -> None:
-    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    """Run some untimed steps of an arm: until then, caches contain data of another arm."""
     _run(context, pace, steps)
     context.send_steps(_marked(context.clock.drain(wait=True), Phase.WARM_UP))
 

@@ -334,14 +334,7 @@ class Alternation:
                 self._context.check_cancelled()
             context.phases.restart()
             if not reused:
-                with arm.watched():
-                    arm.restart()
-                    context.clock.begin()
-                    arm.step()
-                    context.synchronize()
-                context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
-                arm.restart()
-                context.send_steps(context.clock.drain(wait=True))
+                blocks.first_step(context, arm)
         self._context.check_cancelled()
         contender.variant = arm
         contender.build_s = time.perf_counter() - began

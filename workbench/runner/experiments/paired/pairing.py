@@ -57,18 +57,15 @@ class Pairing:
         self._blocks: list[protocol.Block] = []
         self._began = self._due = 0.0  # times of ``time.perf_counter``
         if start.baseline is not None:
-            self._choose(start.baseline)
+            self.choose(start.baseline)
 
     def begin(self, situation: Situation, segment: int) -> None:
         """Pair another segment of the run; its first pair runs once it is steady."""
         self._segment = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
-    def choose(self, command: protocol.Baseline) -> None:
+    def choose(self, configuration: Configuration) -> None:
         """Set another baseline, which has already run in this runner, from the next change on."""
-        self._choose(command.configuration)
-
-    def _choose(self, configuration: Configuration) -> None:
         if _without_toggles(configuration) == _without_toggles(self._start.configuration):
             segment = self._context.steady.get(msgspec.json.encode(configuration))
             self._baseline = segment or self._baseline
