@@ -25,6 +25,7 @@ from workbench.runner.toggles._toggle import (
     Toggle,
     as_default,
     effective,
+    never_blocked,
     no_effect,
     unknown,
 )
@@ -39,10 +40,6 @@ FOLLOW = "follow"
 SWITCH: Mapping[str, tuple[str, Scalar]] = {"on": ("On", True), "off": ("Off", False)}
 
 
-def _always(value: Any, situation: Situation) -> Blocked | None:
-    return None
-
-
 def _nothing_to_add(value: Any, observed: Observed) -> str:
     return ""
 
@@ -55,7 +52,7 @@ def field_toggle(
     *,
     name: str = "",
     group: str = "Model",
-    needs: Needs = _always,
+    needs: Needs = never_blocked,
     idle: Facts = _nothing_to_add,
     facts: Facts = _nothing_to_add,
     same_mathematics: bool = False,
