@@ -13,8 +13,8 @@ from models import Cache, LanguageModel
 class Decoder:
     """Tensors on the device that every step reads and writes, at addresses that never change.
 
-    ``written`` are the new tokens of the first sequence, (2, new_tokens): of this round of steps
-    and of the one before, in turn. ``done`` counts the steps of a round.
+    ``written`` are the new tokens of the first sequence, (2, new_tokens). Its rows alternate: one
+    is of this round of steps, the other of the previous round. ``done`` counts a round's steps.
     """
 
     def __init__(

@@ -68,11 +68,10 @@ _variant_ids = itertools.count(1)
 class Parallel:
     """One rank's side of a variant of several ranks.
 
-    ``n_differing``: how many parameters were not equal on all ranks that have them after the last
-    steps; None before that. ``peaks``: the highest number of bytes that each rank allocated in
-    steps, without what ``others_bytes`` attributes to other variants, but with ``pool_bytes`` in
-    the pools of its graphs; on the CPU resident bytes.
-    ``moved_bytes``: weights and moments that the last ``entered`` had to load.
+    ``n_differing``: number of parameters that differed between ranks after the last steps; None
+    before that. ``peaks``: by rank, the peak bytes allocated in steps; on the CPU resident bytes.
+    They include ``pool_bytes``, in the pools of its graphs, and exclude ``others_bytes``, which
+    belong to other variants. ``moved_bytes``: weights and moments that the last ``entered`` loaded.
     """
 
     def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:

@@ -135,9 +135,9 @@ class Logits:
         return self.shape[0]
 
     def computed(self) -> Tensor:
-        """Return the logits, which are the same tensor each time.
+        """Return the logits, as the same tensor each time.
 
-        Only what was computed without a graph is computed again for one.
+        If they were computed without an autograd graph, they are computed again when one is needed.
         """
         tensor = self._tensor
         if tensor is None or (self.requires_grad and not tensor.requires_grad):

@@ -18,8 +18,8 @@ JUMPS = 0.12  # assumed for so few: a little more than an H200's jumps at its po
 def moved(readings: Sequence[float], tolerance: float) -> bool:
     """Return True if the later half differs from the earlier by more than the share ``tolerance``.
 
-    That is beyond what the jumps from one reading to the next explain: twice the standard error of
-    the halves' means.
+    The difference must also exceed twice the standard error of the halves' means, which jumps
+    between readings explain.
     """
     half = len(readings) // 2
     if not half:

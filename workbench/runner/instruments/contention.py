@@ -134,8 +134,8 @@ class CpuOthers:
 def _cpu_seconds_between(before: Tree, after: Tree) -> float:
     """Return seconds of CPU that the processes of a tree spent between two readings of it.
 
-    A parent that waits for an ended child is credited with all that it ever spent: what the
-    reading before had counted of it is taken off, unless no process of the tree waited.
+    A parent that waits for an ended child is credited with all seconds of the child. The seconds
+    that the earlier reading counted are subtracted, unless no process of the tree waited.
     """
     new = (0.0, 0.0)
     alive_s = sum(used_s - before.get(process, new)[0] for process, (used_s, _) in after.items())

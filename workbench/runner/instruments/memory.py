@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 class PeakReader:
     """The highest number of bytes allocated on a GPU since ``restart``.
 
-    The allocator has one counter. A reader that resets it lets all others keep what it showed.
+    The allocator has one counter. Before a reader resets it, all other readers store its value.
     """
 
     _readers: ClassVar[weakref.WeakSet[PeakReader]] = weakref.WeakSet()
@@ -81,10 +81,10 @@ class PeakReader:
 
 
 class GpuMemory(Generic[Stepping]):
-    """Samples PyTorch's caching allocator; memory that CUDA graphs hold is added to its peak.
+    """Samples PyTorch's caching allocator; the memory of CUDA graphs is added to its peak.
 
-    ``pool_bytes`` counts what the graphs of a variant hold beside the allocator's count, and
-    ``others_bytes`` what is held for others than a variant.
+    ``pool_bytes`` counts the memory of a variant's graphs that the allocator does not count,
+    ``others_bytes`` the memory of all other variants.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def _nothing_infinite(batch: int) -> Counts | None:
 class FiniteWatch:
     """Checks the outputs of one segment; ``poll`` is called between steps.
 
-    ``expected`` tells what is not finite in a batch's outputs and may be so; None: none of it may.
+    ``expected`` returns the allowed counts of non-finite outputs of a batch; None: none is allowed.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def known(
 ) -> Known:
     """Return the memory of a model and its steps between two of them.
 
-    ``buckets``: what gradients lie in where ranks reduce them. ``pool_bytes``: as in ``Known``.
+    ``buckets``: memory of gradients that ranks reduce. ``pool_bytes``: as in ``Known``.
     """
     memory = Known()
     on_gpu = device.type == "cuda"

@@ -46,7 +46,7 @@ class PredictedToggle(Protocol):
 
     @property
     def known_classes(self) -> Mapping[str, Collection[str]]:
-        """Operators whose least time is known for every other option, too, by kernel class."""
+        """Operators whose least time is known for the other options too, by kernel class."""
 
     @property
     def is_counted(self) -> bool:
@@ -58,10 +58,10 @@ class PredictedToggle(Protocol):
 
 
 class Predictor:
-    """Counts configurations once, also those whose steps have the same work.
+    """Predicts step times from counted work; steps with the same work are counted once.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
-    one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of
+    one that cannot run. ``toggles`` report what cannot be predicted. ``count`` returns the work of
     a situation's step.
     """
 
