@@ -203,9 +203,7 @@ def attend(
     if shared is not None and shared.keys is not None:
         assert rows is not None
         length_BK = rows.position + 1
-        single = (
-            length_BK.shape[1] == 1
-        )  # then backends that accept one length per sequence can run
+        single = length_BK.shape[1] == 1  # then backends with one length per sequence can run
         return kernels.attention(
             q_BHSD,
             shared.keys,

@@ -222,10 +222,8 @@ def cleaned_study(study: Study, number: int) -> Study:
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
-    kind, title = (
-        _name(study.kind, f"kind of {location}"),
-        _text(study.title, f"title of {location}"),
-    )
+    kind = _name(study.kind, f"kind of {location}")
+    title = _text(study.title, f"title of {location}")
     question, facts = _plain_json(study.request), _plain_json(study.facts)
     cleaned = dataclasses.replace(
         study, kind=kind, title=title, request=question, facts=facts, tables=tables

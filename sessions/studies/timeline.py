@@ -81,11 +81,8 @@ class Timeline:
             for title, kind in zip(tracks["title"], tracks["kind"], strict=True)
         ]
         self.track, self.depth = integers["track"], integers["depth"]
-        self.name, self.module, self.launch = (
-            integers["name"],
-            integers["module"],
-            integers["launch"],
-        )
+        self.name, self.module = integers["name"], integers["module"]
+        self.launch = integers["launch"]
         self.start = np.asarray(table["t_us"], np.float64)
         self.stop = self.start + np.asarray(table["us"], np.float64)
         self.own_us = self._own_times()

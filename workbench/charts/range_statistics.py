@@ -17,7 +17,6 @@ NEAR_S = 0.5  # from a step to an event that may explain it
 _CLOCK_DROP = 0.02  # drop of the median clock that may explain a slow step
 _GROWTH = 2**20  # bytes that the allocator took, from which it is worth a word
 _OTHERS_PERCENT = 5.0  # percent of the device used by other processes
-_SLOW = 1.05  # times the median, from which a step is slow
 _NEARBY = 20  # steps on either side whose clock and memory are compared
 
 

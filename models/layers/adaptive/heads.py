@@ -75,12 +75,8 @@ class AdaptiveHeads(nn.Module):
         qk_dimensions: int = 0,
     ) -> None:
         super().__init__()
-        self.n_heads, self.head_dim, self.rules, self.causal = (
-            n_heads,
-            dim // n_heads,
-            rules,
-            causal,
-        )
+        self.n_heads, self.head_dim = n_heads, dim // n_heads
+        self.rules, self.causal = rules, causal
         self.measures_values = measures_values
         self.scale = self.head_dim**-0.5
         self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)

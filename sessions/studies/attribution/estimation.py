@@ -214,10 +214,8 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
     decision, reasons = verdict.decide(wide, margin)
     if judgement.verdict == "UNDECIDED":
-        decision, reasons = (
-            "UNDECIDED",
-            [],
-        )  # its reasons stay: too few, or clocks or means disagree
+        # The judgement has its reasons: too few pairs, or clocks or means disagree.
+        decision, reasons = "UNDECIDED", []
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     effect_logs = values(contrast.weights, logs)

@@ -210,11 +210,8 @@ class Sweeps(QObject):
         self.changed.emit()
 
     def _suggest(self, axis: int) -> None:
-        catalogue, edited, name = (
-            self._configuration.catalogue,
-            self._configuration.edited,
-            self.fields[axis],
-        )
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        name = self.fields[axis]
         text = ""
         if catalogue is not None and edited is not None and name:
             text = ", ".join(map(sweep.shown, _neighbouring_values(catalogue, edited, name)))

@@ -163,9 +163,8 @@ class SessionsTable(PlainTable):
         titled, compared = self._session.titled, self._compared.sessions
         titles = [f"{segment.index}: {titled(segment.label)}" for segment in run.session.segments]
         removable = any(session.id == run.session.id for session in compared)
-        same = (
-            id(run.session) if removable else run.session.id
-        )  # a live segment's is a copy each time
+        # The session of a live segment is another copy each time.
+        same = id(run.session) if removable else run.session.id
         offered = (same, titles, self._theme.current.name)
         if self._offered[row : row + 1] != [offered]:
             self._offered[row : row + 1] = [offered]

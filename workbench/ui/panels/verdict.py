@@ -65,10 +65,8 @@ class VerdictPanel(QWidget):
         self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
         self._chosen: int | None = None  # index of the session's comparison; None: the newest
         self._shown_details: object = None  # the lines that are shown
-        self._known: tuple[str, int] = (
-            "",
-            0,
-        )  # session, and its number of comparisons when a row was chosen
+        # The session, and its number of comparisons, when a row was chosen.
+        self._known: tuple[str, int] = ("", 0)
         self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
