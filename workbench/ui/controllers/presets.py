@@ -19,7 +19,7 @@ from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.failures import FailureModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.undo import Change, Choices
 
 
@@ -40,7 +40,7 @@ class _Request:
 
 
 class Presets(QObject):
-    """Toggle sets: ``own`` are the user's by name, ``outcome`` what came of the last applied."""
+    """Toggle sets: ``own`` are the user's sets by name, ``outcome`` that of the last applied."""
 
     changed = Signal()
 
@@ -77,7 +77,7 @@ class Presets(QObject):
         if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
         if self._configuration.edited is None or self._run.state in ("none", "starting", "dead"):
-            return "The runner is not ready."
+            return NOT_READY
         return ""
 
     # Applying

@@ -16,7 +16,7 @@ from workbench.claims._course import Chosen, Course
 from workbench.client.recorder import Recorder
 from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 10.0
@@ -87,13 +87,9 @@ class Reproductions(QObject):
 
     def why_not(self) -> str:
         """Return why no claim can be measured now; empty if it is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.measuring:
-            return "Claims are being measured."
-        if self._configuration.catalogue is None or not self._run.ready:
-            return "The runner is not ready."
-        return ""
+        pending = "Claims are being measured." if self.measuring else ""
+        why = self._run.why_not("measure", pending)
+        return why or (NOT_READY if self._configuration.catalogue is None else "")
 
     def measure(self, document: str = "", experiment: str = "") -> None:
         """Measure all claims, the claims of a document, or the claims of an experiment."""

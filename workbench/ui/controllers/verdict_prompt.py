@@ -1,7 +1,6 @@
 """A verdict offered after toggles were changed in a run; in automatic mode it starts at once.
 
-Clicks that follow one another quickly are one change: the base stays the configuration before the
-first of them.
+Several quick clicks are one change: its base is the configuration before the first click.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NAMED = 2  # toggles; more are counted
 
 @dataclass(frozen=True)
 class Offer:
-    """A change of toggles that can be judged: ``text`` names what was chosen."""
+    """A change of toggles that can be judged: ``text`` names the chosen options."""
 
     base: Configuration
     other: Configuration

@@ -15,7 +15,7 @@ from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 20.0
@@ -318,13 +318,10 @@ class Verdicts(QObject):
 
     def why_not(self) -> str:
         """Return why no two configurations can be compared now; empty if it is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.busy or self.measuring:
-            return "Two configurations are being compared."
-        if self._measurements.resumes or not self._run.ready:
-            return "The runner is not ready."
-        return ""
+        is_comparing = self.busy or self.measuring
+        pending = "Two configurations are being compared." if is_comparing else ""
+        why = self._run.why_not("measure", pending)
+        return why or (NOT_READY if self._measurements.resumes else "")
 
 
 def _why_not_families(base: Configuration, other: Configuration) -> str:

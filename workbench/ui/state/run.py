@@ -22,6 +22,9 @@ ACTIVE = ("building", "running", "paused", "stopping")
 Launch = Callable[[Journal | None], Client]
 
 
+NOT_READY = "The runner is not ready."
+
+
 class RunModel(QObject):
     """State of the runner and of the run in progress; sends commands to the runner.
 
@@ -69,6 +72,15 @@ class RunModel(QObject):
     def ready(self) -> bool:
         """True if the runner can take another command that measures."""
         return self.state in ("idle", "running", "paused")
+
+    def why_not(self, use: str, pending: str = "") -> str:
+        """Return why the runner cannot be used to ``use`` now; empty if it can.
+
+        ``pending`` is the sentence of a measurement that has not ended.
+        """
+        if self.replaying:
+            return f"This is a replay; open the window without --replay to {use}."
+        return pending or ("" if self.ready else NOT_READY)
 
     @property
     def connected(self) -> bool:
