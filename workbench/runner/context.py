@@ -30,7 +30,7 @@ from workbench.runner.instruments.clocks import ClockMeter
 from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.instruments.rank_telemetry import Companions
+from workbench.runner.instruments.rank_telemetry import RankTelemetry
 from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
@@ -82,7 +82,7 @@ class RunnerContext:
         self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
         self.variants.on_restart = lambda: self.note("warning", RESTARTED)
-        self._companions = Companions(self.wire, self.device, world.current)
+        self._rank_telemetry = RankTelemetry(self.wire, self.device, world.current)
         self._variant: weakref.ref[Variant] | None = None  # the variant that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # bytes by segment
@@ -99,7 +99,7 @@ class RunnerContext:
         self.memory.track(variant)
         self.watchdog.cause = "" if variant is None else _hang_cause(variant)
         self._variant = None if variant is None else weakref.ref(variant)
-        self._companions.update()
+        self._rank_telemetry.update()
 
     def begin_segment(self) -> int:
         """Begin a segment and return its number; steps and phases belong to it from here on.
@@ -261,7 +261,7 @@ class RunnerContext:
 
     def _telemetry_seen(self, sample: Sample) -> None:
         who = "" if self._sampler is None else self._sampler.other_processes.who
-        share, other = self._companions.busiest_others()
+        share, other = self._rank_telemetry.busiest_others()
         if share > sample.get("others", 0.0):  # load on any device disturbs the step
             sample, who = {**sample, "others": share}, other
         self.samples.append((time.perf_counter_ns(), sample))
