@@ -58,7 +58,7 @@ OPTIMIZATION, PROFILE, SCALING, SWEEP = "optimization", "profile", "scaling", "s
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides what a segment runs: a segment can be run again from it alone."""
+    """The complete description of a run: a segment can be repeated from it alone."""
 
     family: str
     preset: str
@@ -275,7 +275,7 @@ class Study:
     """A measurement of several configurations, or with extra steps, and its tables.
 
     ``tables`` are columns of numbers, or of text, by table and column; a number that was not
-    measured is NaN. What the columns mean is said where the study is made.
+    measured is NaN. ``sessions.storage.study_schema`` describes the columns.
     """
 
     kind: str  # "attribution", "sweep", ...
@@ -287,15 +287,15 @@ class Study:
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that the runner received; what the session gained until the next order came of it.
+    """A command that the runner received; it caused all additions until the next order.
 
-    ``command``: the fields of the command as it stood on the wire, its ``type`` among them.
-    ``claims``: the index of the study of claims that sent it; None if a person did.
+    ``command``: the fields of the command as it was sent, including its ``type``.
+    ``claims``: the index of the study of claims that sent it; None if the user did.
     """
 
     start_s: float
     command: dict[str, Any]
-    segments: int = 0  # how many there were before, as of all that follows
+    segments: int = 0  # number before the order; likewise for comparisons and studies
     comparisons: int = 0
     studies: int = 0
     claims: int | None = None

@@ -32,7 +32,7 @@ Cell = str | int | float | Measured | None
 
 
 def text(cell: Cell) -> str:
-    """Return the cell as a person reads it: rounded to what is known, a dash if nothing is."""
+    """Return the cell as text: rounded to its known digits; a dash if the value is unknown."""
     match cell:
         case str():
             return cell
@@ -92,7 +92,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def edges_of(region: float) -> tuple[float, ...]:
-    """Return what an interval of ratios is read against: 0, 1, and where the same ends."""
+    """Return the limits for an interval of ratios: 0, 1, and both ends of the region of SAME."""
     return 0.0, 1 / (1 + region), 1.0, 1 + region
 
 
@@ -130,14 +130,14 @@ def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share of 1 in whole percent; never 0 % for a part, nor 100 % for less than all."""
+    """Return a share of 1 in whole percent; above 0 is never 0 %, below 1 never 100 %."""
     if 0 < share <= 0.005:  # Python rounds it to 0
         return "below 1 %"
     return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
 
 
 def margin_text(share: float) -> str:
-    """Return a margin in percent, such as "1.25 %": rounded up, so that it claims no less room."""
+    """Return a margin in percent, such as "1.25 %": rounded up, so that it is never understated."""
     exact = decimal.Decimal(f"{100 * share:.9g}")  # without the error of the product
     context = decimal.Context(prec=DIGITS, rounding=decimal.ROUND_CEILING)
     return f"{exact.normalize(context):f} %"

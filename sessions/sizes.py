@@ -1,7 +1,7 @@
-"""Sizes of memory by one rule: the largest unit of which there is at least one, binary by default.
+"""Sizes of memory by one rule: the largest unit that gives at least 1, binary by default.
 
-Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
-allocator counts is exact. A column (``sized``) has the unit of its largest size.
+Readings (``size_text``) have three significant digits, and no decimals from 100 on: the allocator's
+counts are exact. A column (``sized``) has the unit of its largest size.
 """
 
 from __future__ import annotations

@@ -172,9 +172,9 @@ def _caution(words: Sequence[str]) -> list[str]:
     ]
 
 
-def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
+def segment_command(segment: Segment) -> str:
     """Return the command for as many steps as the segment has."""
-    return command(segment.configuration, row_count(segment.steps) or None, output)
+    return command(segment.configuration, row_count(segment.steps) or None)
 
 
 def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:

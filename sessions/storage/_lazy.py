@@ -60,8 +60,8 @@ class Source:
     def open(self) -> Iterator[h5py.File]:
         """Yield the file as HDF5, for reading; blocks may nest and overlap, the last one closes it.
 
-        Raises ``OSError`` for a file that was written to since it was opened: what the checksum
-        said no longer holds, and HDF5 must not see it.
+        Raises ``OSError`` for a file that was written to since it was opened: its checksum is no
+        longer valid, and HDF5 must not read it.
         """
         with self._lock:
             if self._users == 0:

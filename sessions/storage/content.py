@@ -1,4 +1,4 @@
-"""Refuses sessions whose content is not what their columns and entries say, and cleans their text.
+"""Refuses sessions whose content contradicts their columns and entries, and cleans their text.
 
 Plots, tables and statistics rely on these checks: lengths agree, indices exist, times are finite,
 and amounts are not negative. The checks read every column, in the child process that checks files

@@ -7,14 +7,14 @@ A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables
 all else), ``kind`` (operator class), ``operator`` (of the kernel library, or empty), ``calls``,
 ``us``. A kernel that computes for several modules belongs to the innermost module that contains
 them all.
-``least``: what a step's operators need at the device's measured ceilings, however they run:
-``name`` (of an operator of the library, or of a class for all others), ``calls``, ``bytes``,
+``least``: the least work and time of a step's operators at the device's measured ceilings:
+``name`` (an operator of the library, or a class for all other operators), ``calls``, ``bytes``,
 ``flops``, ``us``.
 ``memory``: bytes over one step: ``t_ms`` since its start, ``reserved``, and a column for each role.
-``peak``: bytes by ``role`` where most was allocated: ``bytes``, and ``estimate`` from the model's
-sizes (NaN where there is none).
-``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
-profiler's own cost in them.
+``peak``: bytes by ``role`` at the moment of most allocated memory: ``bytes``, and ``estimate``
+from the model's sizes (NaN if there is none).
+``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``, including
+the profiler's own cost.
 ``timeline``, ``labels``, ``tracks``: events of the profiled steps (``sessions.studies.timeline``).
 """
 

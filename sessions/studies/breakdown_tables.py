@@ -23,8 +23,8 @@ DEPTH = 3  # depth of modules that are shown
 def kernels_table(study: Study, most: int = MOST) -> Table:
     """Return the kernels that took longest, for all modules together.
 
-    "Of attainable" is what the kernel's operator, or the other kernels of its class, reach of what
-    the measured ceilings allow; it is left out where that is not known.
+    "Of attainable" is the share of the ceilings' rate that the kernel's operator, or its class,
+    reaches; the column is omitted if no share is known.
     """
     total = breakdown.total_us(study) or math.nan
     shares = breakdown.shares_by_kernel(study)

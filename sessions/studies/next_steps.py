@@ -176,7 +176,7 @@ class _Facts:
 
 
 def _host(facts: _Facts) -> list[Suggestion]:
-    """Suggest what shortens the host's part."""
+    """Suggest options that shorten the host's part."""
     if facts.on_gpu:
         if not facts.idle > 0 or facts.is_captured:
             return []

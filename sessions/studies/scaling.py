@@ -32,8 +32,8 @@ _TOLERANCE = 1e-6  # relative error of the variance beyond the points' own
 class Scaling:
     """y = factor * x ** exponent; NaN where there are too few points, and ``reason`` says so.
 
-    ``low`` and ``high`` bound the 95 % interval of the exponent. ``scatter`` is by what share the
-    points lie off the line beyond their noise.
+    ``low`` and ``high`` bound the 95 % interval of the exponent. ``scatter`` is the relative
+    distance of the points from the line beyond their noise.
     """
 
     n: int
@@ -87,10 +87,9 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
 
 
 def longer_half(x: ArrayLike) -> NDArray:
-    """Mark the points in the upper half of x, the middle one among them: (n,) bools.
+    """Return a mask (n,) of the points in the upper half of x, including the middle one.
 
-    Small sizes are bound by launches, which do not grow; what is claimed of scaling is claimed of
-    the large ones.
+    Launches, which do not grow, limit small sizes. Claims about scaling are about large sizes.
     """
     values = np.asarray(x, np.float64)
     upper: NDArray = values >= np.sort(values)[len(values) // 2] if len(values) else values > 0

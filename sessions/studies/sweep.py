@@ -1,13 +1,13 @@
-"""A sweep as a session keeps it: a configuration at many sizes under several arms, in a study.
+"""A sweep as a study of a session: a configuration at many sizes under several arms.
 
-Its study has two tables. ``points`` has one row a point, in the order in which they were measured:
-``x`` and, of two fields, ``y`` (numbers, or words), ``arm``, ``outcome`` with its ``reason``,
+The study has three tables. ``points`` has one row per point, in the order of measurement:
+``x`` and, for two fields, ``y`` (numbers, or words), ``arm``, ``outcome`` with its ``reason``,
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
-``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
-``text``, checked at the smallest size and valid for every point. Where a field is not a size (a
-toggle, a workload), its values have a row each too, which ``x`` or ``y`` name.
+``numbers`` has one row per checked arm: ``right`` (1, 0, NaN if unknown) and ``text``. The check at
+the smallest size is valid for every point. If a field is not a size (a toggle, a workload), each of
+its values has a row, which ``x`` or ``y`` names.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Value = float | str
 class Typical:
     """A step time from blocks of steps; NaN where there are too few.
 
-    The interval is of what varied while this point was measured. It does not cover what changed
-    between two points, so it decides digits and weights and is never shown as an interval.
+    The interval covers variation during this point, but no change between two points. So it decides
+    digits and weights and is never shown as an interval.
     """
 
     ms: float
@@ -197,9 +197,9 @@ def axis(study: Study, field: int) -> list[Value]:
     return [str(value) for value in values]
 
 
-def is_numeric(study: Study, field: int = 0) -> bool:
-    """Return True if that field's values are numbers."""
-    return all(map(is_number, study.request.get(f"values_{field}", [])))
+def is_numeric(study: Study) -> bool:
+    """Return True if the first field's values are numbers."""
+    return all(map(is_number, study.request.get("values_0", [])))
 
 
 def field_title(study: Study, field: int = 0) -> str:
@@ -320,7 +320,7 @@ def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:
 
 
 def toggles(study: Study) -> list[dict[str, str]]:
-    """Return what each arm switched over the base."""
+    """Return the toggles that each arm changes in the base."""
     return [dict(json.loads(text)) for text in study.request.get("toggles", [])]
 
 
@@ -348,7 +348,7 @@ def name_of(study: Study, curve: Curve) -> str:
 
 
 def peak_title(study: Study) -> str:
-    """Return what a point's memory is: all that the process holds if no allocator counts."""
+    """Return the name of a point's memory: that of the process if no allocator counts."""
     return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
 
 

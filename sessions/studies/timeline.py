@@ -25,6 +25,7 @@ HOST_MODULES = "Modules (CPU)"
 LEAST_GAP_US = 2.0  # shorter gaps between kernels do not matter
 _DEEPEST = 256  # slices in slices that a file may store
 _MOST_DEPTH = 8  # rows of nested modules that are drawn
+_MOST_ROWS = 200  # rows of the statistics of a range
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,9 @@ class Timeline:
     def statistics(
         self, start_us: float, stop_us: float, matching: NDArray | None = None
     ) -> list[Statistic]:
-        """Return what worked in a range by name, the longest first.
+        """Return the work in a range by name, the longest first.
 
-        On a GPU its kernels count, on a CPU the own time of its operators. ``matching``: of these
-        rows only.
+        On a GPU, kernels count; on a CPU, the own time of operators. ``matching``: a mask of rows.
         """
         rows = self.of_kind(STREAM_TRACK) if self.on_device else self.of_kind(HOST_TRACK)
         if matching is not None:
@@ -249,7 +249,7 @@ def is_stored(study: Study) -> bool:
     )
 
 
-def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -> Table:
+def statistics_table(rows: Sequence[Statistic], heading: str) -> Table:
     """Return the statistics of a range as a table; ``heading`` is that of the names."""
     columns = [
         Column(heading),
@@ -260,7 +260,7 @@ def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -
     ]
     cells: list[list[Cell]] = [
         [entry.name, entry.count, entry.total_us, entry.mean_us, 100 * entry.share]
-        for entry in rows[:most]
+        for entry in rows[:_MOST_ROWS]
     ]
     return Table("Selected range", columns, cells)
 

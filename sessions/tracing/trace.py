@@ -5,14 +5,14 @@ file that a person opens in Perfetto. Times are microseconds.
 
 An operator belongs to the innermost module range around it. Backward operators run outside of all
 module ranges, but autograd gives an operator and the node that it creates the same sequence number:
-a node belongs to the module of the last forward operator with the node's number. Operators inside a
-node that have numbers of their own are those that a checkpoint computes again, and no part of the
-node's operator. After a node has run, autograd may add its gradients to those of other nodes. Where
-the node is a whole operator of the kernel library, such a sum is not part of that operator. A
-kernel belongs to the host's call that launched it, which CUPTI identifies by correlation.
+a node belongs to the module of the last forward operator with the node's number. If operators
+inside a node have other numbers, a checkpoint computes them again: they are not part of the node's
+operator. After a node has run, autograd may add its gradients to those of other nodes. If the node
+is a complete operator of the kernel library, such a sum is not part of that operator. A kernel
+belongs to the host's call that launched it, which CUPTI identifies by correlation.
 
-Communication between ranks, and whatever else a step does outside of the model, the loss and the
-updates, has the phase "step": with several micro-batches it is between forward and backward passes.
+Work outside of the model, the loss and the updates, such as communication between ranks, has the
+phase "step": with several micro-batches it is between forward and backward passes.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def build(events: list[Event], device: str) -> Trace:
 
 
 def resolve(trace: Trace) -> None:
-    """Determine modules and phases of all spans, and what the device worked on in the steps."""
+    """Determine modules and phases of all spans, and the device's work in the steps."""
     _resolve(trace)
     trace.work = _device_work(trace, trace.events)
     trace.events = []

@@ -45,7 +45,7 @@ class Arm:
 
     @property
     def own_peak_bytes(self) -> float:
-        """Without what was held for other configurations; NaN where that is not known."""
+        """The peak without memory of other configurations; NaN if unknown."""
         return float(self.segment.ledger.get(OWN_PEAK, math.nan))
 
 
@@ -126,7 +126,7 @@ def compare_segments(
 
 
 def steady_peak_bytes(segment: Segment) -> float:
-    """Return the highest peak of the steady steps, without what compiling or tuning took before."""
+    """Return the highest peak of the steady steps; compiling and tuning do not count."""
     measured = segment.steps["peak"][steady(segment)]
     measured = measured[np.isfinite(measured)]
     return float(measured.max()) if len(measured) else math.nan

@@ -166,11 +166,11 @@ def _interval(series: NDArray, alpha: float) -> Interval:
 
 
 def _deviation(series: NDArray) -> float:
-    """Return the standard deviation; 0 for equal values, whose mean may be rounded off them."""
+    """Return the standard deviation; exactly 0 for equal values, despite rounding of their mean."""
     return float(series.std(ddof=1)) if np.ptp(series) > 0 else 0.0
 
 
-def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
+def fixed_interval(logs: ArrayLike) -> Interval:
     """Return the interval for a number of pairs that was fixed before the first look.
 
     It is the wider of t and BCa on each side. It holds if there was no look in between.
@@ -179,8 +179,8 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     n = len(series)
     mean, deviation = float(series.mean()), _deviation(series) if n > 1 else 0.0
     if n < MIN_PAIRS or not deviation > 0:
-        return interval(series, alpha)
-    below, above, half = _fixed(series, alpha)
+        return interval(series)
+    below, above, half = _fixed(series, ALPHA)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 

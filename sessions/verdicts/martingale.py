@@ -5,7 +5,7 @@ For ``n`` independent normal values of unknown variance,
     E_n = (1 + n g)^(-1/2) ((1 + t^2 / v) / (1 + t^2 / ((1 + n g) v)))^(n / 2),    v = n - 1
 
 (t the t statistic of the n values, g the variance of the normal mixture over the standardised
-effect) is a martingale where the mean is the one that t is taken against. By Ville's inequality the
+effect) is a martingale if the values have the mean that t tests. By Ville's inequality the
 probability that it *ever* exceeds 1 / alpha is at most alpha (Wang and Ramdas, Anytime-valid
 t-tests and confidence sequences for Gaussian means with unknown variance, 2023; Lai, Annals of
 Statistics 4, 1976).

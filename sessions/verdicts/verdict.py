@@ -61,12 +61,12 @@ def judge(
     alpha: float = ALPHA,
     least_builds: int = 1,
 ) -> Judgement:
-    """Return what the blocks so far show of the second arm against the first.
+    """Return the judgement of the blocks so far: the second arm against the first.
 
-    ``region``: the ratio from 1 within which arms are the same in practice. ``floor``: what this
-    machine showed between identical arms; nothing below it is claimed, so that the larger of the
-    two counts. ``seconds`` is how long the pairs took, for the time that deciding would take.
-    ``least_builds``: how many builds of both arms there must be before anything is claimed.
+    ``region``: arms whose ratio is within it of 1 are the same in practice. ``floor``: the
+    difference that identical arms showed on this machine; the larger of the two counts.
+    ``seconds``: duration of the pairs, to estimate the time until a decision. ``least_builds``:
+    builds of both arms that a claim needs.
     """
     return judge_pairs(
         pairs(comparison),

@@ -201,7 +201,7 @@ def _judge(
 def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: float) -> Judgement:
     """Return the judgement with the interval of the orders added, by Bonferroni's inequality.
 
-    ``settled`` stays that of the rounds: what the orders add does not shrink with more of them.
+    ``settled`` stays that of the rounds: more rounds do not narrow the part of the orders.
     """
     from scipy import stats  # slow to load, and the window imports this package
 

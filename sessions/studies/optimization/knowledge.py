@@ -143,7 +143,7 @@ class Knowledge:
 def _usable_options(
     bench: Bench, dimensions: Sequence[Dimension], point: Point
 ) -> dict[Option, Point]:
-    """Return the single changes of a point that can be used, with what the options need."""
+    """Return the usable single changes of a point, with other options that they need."""
     usable = {}
     for option in by_turns(dimensions, point):
         changed, _ = bench.usable(replaced(point, [option]))

@@ -141,7 +141,7 @@ def _reason(candidate: Candidate, search: Search) -> str:
 def _state_of(
     search: Search, option: tuple[int, str], candidates: list[Candidate]
 ) -> tuple[str, str]:
-    """Return what became of an option, and why, if it was not measured."""
+    """Return the state of an option, and the reason if it was not measured."""
     if any(candidate.state == RACED for candidate in candidates):
         reasons = [reason for c in candidates if (reason := _reason(c, search))]
         return TRIED, reasons[0] if len(reasons) == len(candidates) else ""

@@ -1,9 +1,9 @@
-"""The search for the best configuration: proposals, races, elimination, and what was left out.
+"""The search for the best configuration: proposals, races, elimination, and omitted points.
 
-* **Proposals.** The search begins at the configuration that a person has. It proposes single
-  changes of the best candidate so far, the most promising first: by the measured effect of the
-  option elsewhere, else by the prediction; then what is built sooner. All changes that help are
-  also proposed together, and at the end pairs of changes that are only slightly worse.
+* **Proposals.** The search begins at the user's configuration. It proposes single changes of the
+  best candidate so far, the most promising first: by the measured effect of the option elsewhere,
+  otherwise by the prediction, then by the time of the build. All changes that help are also
+  proposed together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
   cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
@@ -272,9 +272,9 @@ class Search:
         return False
 
     def _together(self) -> list[Point]:
-        """Propose at once all options that are better than the best candidate's.
+        """Propose together all options that are better than the best candidate's.
 
-        They are better by what was measured, or else by what was predicted.
+        The measured effect decides, or the prediction if an option was not measured.
         """
         point, effect = self.best.point, self.knowledge.effect
         for axis, dimension in enumerate(self.dimensions):
@@ -306,7 +306,7 @@ class Search:
         return self._untried(points)
 
     def _smaller(self) -> list[Point]:
-        """Propose what is too large alone beside each change that saves enough memory."""
+        """Propose options that are too large alone with each change that saves enough memory."""
         points = smaller_points(
             self.candidates, self.best, self.knowledge.large, self.goal.memory_limit
         )
@@ -356,7 +356,7 @@ class Search:
         return sorted(untried, key=self._rank)
 
     def _rank(self, point: Point) -> tuple[int, bool, float]:
-        """Return the rank of a point: by what it promises, then by how soon it is built.
+        """Return the rank of a point: by its expected effect, then by the time of its build.
 
         Once a step is compiled, each further change compiles again. So the options that compile
         wait for the others, but not for more than half of the time.
@@ -402,7 +402,7 @@ class Search:
                 self.bench.release(candidate)
 
     def _race_left_s(self, rounds: int, live: Sequence[Candidate], until_s: float) -> float:
-        """Return what is left to a race: of its share, or more if it can soon decide much."""
+        """Return the seconds left to a race: of its share, or more for a large improvement."""
         if rounds < LEAST_ROUNDS:
             return self.most_left_s
         races = (candidate.race(self.best.number, self.goal.objective) for candidate in live)

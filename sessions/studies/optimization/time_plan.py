@@ -1,4 +1,4 @@
-"""The time of a search: what was spent, what a round takes, and what the verdicts need."""
+"""The time of a search: spent time, the duration of a round, and the need of the verdicts."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class TimePlan:
         return max(verdict.MIN_PAIRS - rounds, 0) * self.round_s(arms)
 
     def final_s(self, arms: Sequence[Candidate]) -> float:
-        """Return the seconds that a search leaves to the verdicts, of which these arms are sure."""
+        """Return the seconds that a search reserves for verdicts, which include these arms."""
         share_s = min(FINAL_SHARE * self._budget_s, FINAL_ROUNDS * self.round_s(arms))
         return max(share_s, self.least_final_s(arms))
 
     def least_final_s(self, arms: Sequence[Candidate]) -> float:
-        """Return the seconds that no race takes from the verdicts on these arms."""
+        """Return the seconds for verdicts on these arms that no race may use."""
         needed_s = self.verdict_s(arms) + self.round_s(arms)  # some rounds take longer
         return min(MOST_FINAL_SHARE * self._budget_s, needed_s)

@@ -1,9 +1,9 @@
-"""The verdicts of an optimization, from new blocks: what the search promised is measured again.
+"""The verdicts of an optimization: new blocks measure the result of the search again.
 
 The start, the best candidate, the runner-up and the best candidate without each of its changes
-alternate in rounds. The blocks of the search do not count: the best of many was chosen by them. If
-the new blocks show that one of these others is faster than the best candidate or needs less, and
-its numbers are right, it takes that place.
+alternate in rounds. The blocks of the search do not count, because they chose the best of many. If
+the new blocks show that another of these is faster than the best candidate or needs less, and its
+numbers are right, it becomes the result.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Verdicts:
         return estimation.settled(self.effects)
 
     def run(self) -> None:
-        """Check what the front needs, choose the arms, and alternate until the verdicts settle."""
+        """Check the front, choose the arms, and alternate until the verdicts settle."""
         self._check_front()
         self.runner_up = self._find_runner_up()
         with self.search.plan.timed("verdicts"):
@@ -99,10 +99,10 @@ class Verdicts:
         return self.search.plan.left_s
 
     def front(self) -> list[Candidate]:
-        """Return the Pareto front of what can be proposed, the fastest first.
+        """Return the Pareto front of candidates that can be proposed, the fastest first.
 
-        The best candidate is on it: no race showed another one to be better. Estimates of near ties
-        may order them otherwise.
+        It includes the best candidate, even if estimates order near ties differently: no race
+        showed that another candidate is better.
         """
         front = pareto_front([c for c in self.search.candidates if self.search.proposable(c)])
         if self.best is not None and self.best not in front:
