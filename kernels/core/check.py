@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def right(self) -> bool:
-        """True if both errors are within what is allowed (NaN is not)."""
+        """True if both errors are within their limits (NaN is not)."""
         return self.error <= self.allowed and self.rms_error <= self.rms_allowed
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Exact:
     ) -> dict[str, Tensor]:
         """Return outputs and gradients of ``call`` by name, computed in ``dtype`` if given.
 
-        They include the inputs that the call writes into, of which it gets copies.
+        They include inputs that the call writes into; it gets copies of them.
         """
         leaves = [
             _leaf(value, dtype, name in self.gradients) if isinstance(value, Tensor) else value
@@ -159,9 +159,8 @@ def end_of_huge(
 ) -> list[Comparison]:
     """Compare the last results of huge inputs, and every gradient that depends on them.
 
-    These are what a kernel whose offsets overflow 32 bits gets wrong; a reference of all results
-    would not fit in memory. Results that combine all entries are left out, unless they are one
-    number.
+    If offsets of a kernel overflow 32 bits, these are wrong. A reference of all results would not
+    fit in memory. Results that combine all entries are left out, unless they are one number.
     """
     first = next(iter(inputs.values()))
     count = first.shape[0]

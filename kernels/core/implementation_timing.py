@@ -47,7 +47,7 @@ class Cost:
         return self.device_us > 0
 
     def of_step(self, captured: bool) -> float:
-        """Return what a call adds to a step that is captured or compiled, or is not."""
+        """Return the time that a call adds to a step; ``captured``: or compiled."""
         return self.device_us if captured else max(self.device_us, self.call_us)
 
 

@@ -242,7 +242,7 @@ def _view(slot: int, offset: int, view: Tensor, arguments: list[Any]) -> Make:
 
 
 def _empty(like: Tensor, arguments: list[Any]) -> Make:
-    """Return a function that allocates such a tensor again, by the cheapest call for its dtype."""
+    """Return a function that allocates a tensor like ``like`` by the cheapest call."""
     shape, stride, dtype, device = like.shape, like.stride(), like.dtype, like.device
     alike = [n for n, x in enumerate(arguments) if n and (x.dtype, x.device) == (dtype, device)]
     for slot in alike:

@@ -54,10 +54,10 @@ def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> Bloc
 
 
 def cast_inputs(step: How, *, dim: int, consumers: int) -> Beside:
-    """Return what fused kernels save under autocast because the norm's output has two dtypes.
+    """Return the memory that fused kernels save under autocast for a norm's output of two dtypes.
 
-    The router reads it in FP32. Of the ``consumers`` that compute in 16 bits, each has a copy, and
-    one copy is counted as that output.
+    The router reads it in FP32. Each of the ``consumers`` in 16 bits has a copy; one of the copies
+    is already counted as the output.
     """
     if not (step.fused and step.autocast):
         return Beside()

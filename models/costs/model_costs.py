@@ -18,7 +18,7 @@ from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """Layers that compute only a fraction of the tokens; fields as of ``Costs``."""
+    """Layers that compute only a fraction of the tokens; fields as in ``Costs``."""
 
     share: TokenFraction
     matmul_per_token: int
@@ -38,7 +38,7 @@ class BlockMemory:
 
 
 class How(NamedTuple):
-    """Step properties that determine what a unit block holds."""
+    """Step properties that determine the memory of a unit block."""
 
     workload: str
     batch: int
@@ -203,12 +203,12 @@ class Costs:
 
 
 def attention_parameters(dim: int, q_dim: int, kv_dim: int) -> int:
-    """Count the numbers in an attention's linears, with so many columns of queries and of keys."""
+    """Count the parameters of an attention's linears; ``kv_dim`` columns of keys and of values."""
     return 2 * dim * (q_dim + kv_dim)
 
 
 def attention_saved(dim: int, q_dim: int, kv_dim: int) -> int:
-    """Count what a block saves per token for backward, without its feed-forward layer.
+    """Count the numbers that a block without its feed-forward layer saves per token.
 
     These are both norms' outputs, the rotated queries, keys and values, the attention's output.
     """

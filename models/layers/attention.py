@@ -82,7 +82,7 @@ class KVState:
         return self._views
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position: nothing, because no token sees later ones."""
+        """Return no tensors: a cache can go back, because no token sees later ones."""
         return []
 
     def write(

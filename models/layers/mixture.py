@@ -41,7 +41,7 @@ from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region, e
 
 
 class Router(nn.Module):
-    """Router of tokens to experts, in FP32 whatever the precision around it."""
+    """Router of tokens to experts, always in FP32."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class MixtureOfExperts(nn.Module):
         return BlockOutput(y_BSD, loss, measured)
 
     def _experts(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted sum of what this rank's experts compute."""
+        """Return the weighted sum of the outputs of this rank's experts."""
         workspace = usable(self.workspace)
         return kernels.moe_experts(
             x, index, weight, self.gate_up, None, self.down, workspace=workspace

@@ -66,8 +66,8 @@ class SSMSizes:
 class SSMState:
     """The last W inputs of the convolution, (B, C, W), and the heads' states, (B, H, P, N) in FP32.
 
-    They summarise all tokens before, in a size that does not depend on their number. So calls must
-    follow one another: unlike keys and values, this state cannot go back to a position.
+    They summarise all earlier tokens, in a size that does not depend on their number. So calls must
+    process tokens in order: unlike keys and values, this state cannot go back to a position.
     """
 
     conv: Tensor
@@ -78,7 +78,7 @@ class SSMState:
         return [self.conv, self.ssm]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return self.tensors()
 
     def check_dtype(self, dtype: torch.dtype) -> None:
@@ -134,10 +134,10 @@ class SSM(Sparing):
 
     @property
     def beside_split(self) -> SavedBeside:
-        """Return what splitting the sequence adds, to compute the state before this rank's tokens.
+        """Return the memory that splitting the sequence adds, to compute earlier ranks' state.
 
-        Of each token its heads' weighted inputs, and in FP32 its steps and decays; the states of
-        of all ranks.
+        For each token, its heads' weighted inputs, and in FP32 its steps and decays; the states of
+        all ranks.
         """
         size = self.sizes
         state = size.inner * size.d_state
@@ -211,7 +211,7 @@ class SSM(Sparing):
     ) -> Tensor:
         """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
-        ``position`` None means that the state is empty, whatever it holds. With any other value,
+        ``position`` None means that the state counts as empty. With any other value,
         the state includes all previous tokens. With ``norm``, in a decoding step, it returns ``u +
         forward(norm(u))``, fused into the two linear layers.
         """

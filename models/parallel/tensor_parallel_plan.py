@@ -138,7 +138,7 @@ class Division:
 def experts_division(down_XEF: Tensor, choices: int) -> Division:
     """Shard by columns of SwiGLU experts, whose last map is ``down_XEF``, [experts, model, width].
 
-    Each rank has a part of every expert, and so the same work whatever the router chooses.
+    Each rank has a part of every expert, and so the same work for any routing.
     """
     hidden = down_XEF.shape[2]
     cuts = {"gate_up": Cut(1, (hidden, hidden)), "down": Cut(2, (hidden,))}
@@ -179,9 +179,9 @@ Divisions = Callable[[nn.Module], Iterator[tuple[str, "Division | str"]]]
 
 
 def divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
-    """Yield the layers of a model that can be sharded by name, and why others cannot.
+    """Yield a model's layers by name, with their division or the reason why there is none.
 
-    No layer inside one that gives such a reason is sharded either.
+    Layers inside a layer without a division are not sharded either.
     """
     unsharded: list[str] = []
     for name, module in model.named_modules():

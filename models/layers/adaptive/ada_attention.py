@@ -24,8 +24,8 @@ from models.model import transformed
 class AdaAttention(nn.Module):
     """Adaptive attention as a separate layer with its state: (B, S, E) over (B, T, E).
 
-    ``default_precision`` ("inputs", "fp16" or "fp8") is what heads begin with, and keep unless
-    ``adaptive_precision``. Raises ``ConfigurationError`` for what cannot be built.
+    ``default_precision`` ("inputs", "fp16" or "fp8") is the first precision of heads; it changes
+    only with ``adaptive_precision``. Raises ``ConfigurationError`` for unsupported arguments.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class AdaAttention(nn.Module):
         return kernels.attention_usage(self._counted)
 
     def _count(self, before: Mapping[str, Mapping[str, int]], *, masked: bool) -> None:
-        """Add what one call used, ``before`` which ``kernels.usage`` was that."""
+        """Add the usage of one call; ``before`` is ``kernels.usage`` before it."""
         after = kernels.usage()
         for name in ("attention", "adaptive_attention"):
             counts = self._counted.setdefault(name, {})
