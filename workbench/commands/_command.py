@@ -156,7 +156,7 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
 def check_session(path: Path | None, other: Path | None = None) -> None:
     """Check the session's output path, if any; ``other`` is another file of the command.
 
-    A session takes the place of a session only: ``-o model.py`` is a slip.
+    A session may replace only a session: ``-o model.py`` is a slip.
     """
     if path is None:
         return
@@ -203,8 +203,8 @@ def report_skipped(loaded: Iterable[plugins.Plugin]) -> None:
 def answer(text: str) -> None:
     """Print the result; raise ``Failed`` if standard output is closed.
 
-    Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
-    code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.
+    A reader that closes the pipe has read enough. The command continues, and its exit code is the
+    same: ``workbench validate ... | grep -q PASS`` must not turn a failure into a success.
     """
     interrupts.set_last_words("")
     try:
@@ -237,7 +237,7 @@ def answer_json(result: Any) -> None:
 
 
 def _as_json(result: Any) -> str:
-    """Return JSON text, in which null stands for what JSON has no number for (NaN)."""
+    """Return JSON text; NaN, for which JSON has no number, becomes null."""
     return f"{json_escaped(json.dumps(_finite(result), indent=2, ensure_ascii=False))}\n"
 
 

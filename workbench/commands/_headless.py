@@ -59,14 +59,14 @@ def query_runner(
 
 
 class Bar:
-    """A progress bar on stderr that follows the runner's messages, where a person reads it.
+    """A progress bar on a terminal's stderr that follows the runner's messages.
 
-    It goes by the runner's own word on its progress, or else by ``steps`` or ``seconds``.
+    Its fraction is the one that the runner reports, otherwise that of ``steps`` or ``seconds``.
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self._steps, self._seconds = steps, seconds
-        self._told = False
+        self._has_fraction = False
         self._steps_done = 0
         self._first_s: float | None = None
         console = Console(stderr=True)
@@ -106,11 +106,11 @@ class Bar:
                 text = f"{message.task.capitalize()}: {message.text}"
                 self._progress.update(self._task, description=text)
                 if message.fraction is not None:
-                    self._told = True
+                    self._has_fraction = True
                     self._progress.update(self._task, total=1.0, completed=message.fraction)
             case protocol.Failure() if message.kind == protocol.JOURNAL:
                 self.write(message.sentence_with_fix)
-            case protocol.Steps() if not self._told:
+            case protocol.Steps() if not self._has_fraction:
                 self._advance(message)
 
     def _advance(self, message: protocol.Steps) -> None:

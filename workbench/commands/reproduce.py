@@ -167,7 +167,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
 
 
 def _omissions(chosen: Sequence[Chosen]) -> list[tuple[str, tuple[Omission, ...]]]:
-    """Return what the chosen documents say that no claim measures, by document."""
+    """Return the statements of the chosen documents that no claim measures, by document."""
     return list({document.name: document.omissions for document, _ in chosen}.items())
 
 

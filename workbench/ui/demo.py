@@ -1,6 +1,6 @@
 """The guided demo: runs a model, switches optimizations on, and measures a verdict on each.
 
-It acts through the workspace as the user would, so what it shows is what the window does.
+It acts through the workspace as the user would, so it shows the real behaviour of the window.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Demo(QObject):
         self._timer.start(PERIOD_MS)
 
     def interrupt(self) -> None:
-        """End it now; what has run to its end by then is not undone."""
+        """End the demo now; finished parts are not undone."""
         if self._timer.isActive():
             self.outcome.interrupted = True
             self._end()

@@ -86,7 +86,7 @@ class DockArea(QMainWindow):
         """Give additional width to the plots: Qt would give half of it to the forms."""
         super().resizeEvent(event)
         self._keep_left()
-        self._width = self.width()  # stored now: a width that a small window limits is no choice
+        self._width = self.width()  # set last: sizes that a small window forces are no choice
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

@@ -1,4 +1,4 @@
-"""Notices of what was done: written files, sessions left behind, long measurements that ended."""
+"""Notices of written files, of sessions left behind, and of long measurements that ended."""
 
 from __future__ import annotations
 

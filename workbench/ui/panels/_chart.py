@@ -138,7 +138,7 @@ class Chart(QWidget):
             self._redraw_canvas()
 
     def _redraw_canvas(self) -> None:
-        """Make a canvas in the present theme that shows what the one before did."""
+        """Make a canvas in the present theme with the content of the previous canvas."""
         x_range = self.canvas.vb.viewRange()[0]
         auto_range_x = self.canvas.auto_range_x
         texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
@@ -204,7 +204,7 @@ class Chart(QWidget):
             self.show_runs(self.runs)
 
     def refresh(self) -> bool:
-        """Take in what the runs have gained; False if an empty plot is to be asked again later."""
+        """Show new data of the runs; return False if an empty plot needs another call later."""
         if self._broken:
             return True
         if self._reason is None:

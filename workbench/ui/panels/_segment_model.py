@@ -98,7 +98,7 @@ class Group:
     expanded: bool
 
     def cells(self, columns: int) -> list[str]:
-        """Return the row's cells: how many segments, and what they belong to."""
+        """Return the row's cells: the title of the study and the number of its segments."""
         mark = "▾" if self.expanded else "▸"
         count = len(self.segments)
         words = counted(count, "segment")
@@ -331,7 +331,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
 
 
 def _without_hash(parts: dict[str, str], values: dict[str, str]) -> list[str]:
-    """Return what differs; a model of one's own is named by its file, and never by its hash."""
+    """Return the differing parts; a user's model is named by its file, and never by its hash."""
     source, digest = "model.source", "model.sha256"
     if source in parts:
         parts[source] = f"File: {file_title(values[source])}"

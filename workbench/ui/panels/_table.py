@@ -68,7 +68,7 @@ class PlainTable(QTableWidget):
             changed.connect(lambda *_: later.start(0))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give what is gained or lost to the last column."""
+        """Adapt the width of the last column."""
         super().resizeEvent(event)
         self._fit_last()
 
@@ -119,7 +119,7 @@ class PlainTable(QTableWidget):
         return item
 
     def show_table(self, table: Table) -> None:
-        """Show a table of a session, which can be copied; what is no text is a number."""
+        """Show a table of a session, which can be copied; cells without text are numbers."""
         if self.table is None:
             self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
             self.customContextMenuRequested.connect(self._show_copy_menu)

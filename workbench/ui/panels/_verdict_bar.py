@@ -95,7 +95,7 @@ class VerdictBar(QWidget):
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 
     def _show_result(self, judged: Offer, comparison: PairedComparison) -> None:
-        """Show the verdict in one line and what is wrong; the rest is behind a button."""
+        """Show the verdict in one line, and wrong results; the rest is behind a button."""
         verdicts = self._verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [

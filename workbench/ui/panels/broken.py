@@ -52,7 +52,7 @@ class Cover(QFrame):
 
 
 def cover(panel: QWidget, text: str) -> None:
-    """Cover a panel with a text; a newer text takes the place of an older one."""
+    """Cover a panel with a text; a newer text replaces an older one."""
     existing = panel.findChild(Cover, NAME, Qt.FindChildOption.FindDirectChildrenOnly)
     (existing or Cover(panel)).say(text)
 

@@ -318,7 +318,7 @@ class BuildPanel(QWidget):
             self._size.setText(self._size_text())
 
     def _show_problems(self) -> None:
-        """Below the forms: why this cannot start, and what the run in progress goes on without."""
+        """Show why this cannot start, and the changes that the run in progress does not have."""
         problems, left = self._configuration.problems(), self._left_behind()
         unusable = self._configuration.unusable()
         shown = (problems, left, unusable, self._theme.current.name)

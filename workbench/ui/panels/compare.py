@@ -58,7 +58,7 @@ _ALIGNED = {"By time": "time", "By step": "step"}
 
 @dataclass
 class Result:
-    """Result of the comparison in the background: the comparison, or why there is none."""
+    """Result of the comparison in the background; ``reason`` says why there is none."""
 
     runs: list[Run]
     comparison: Comparison | None
@@ -132,7 +132,7 @@ class ComparePanel(QWidget):
         self._compute_in(0)
 
     def set_align(self, align: str) -> None:
-        """Lay the time lines over one another by ``time`` or by ``step``."""
+        """Align the time lines by ``time`` or by ``step``."""
         self._align.setCurrentIndex(list(_ALIGNED.values()).index(align))
         self.charts["aligned_timeline"].set_option("align", align)
 
@@ -199,7 +199,7 @@ class ComparePanel(QWidget):
             self._compared.remove(session)
 
     def _compute_in(self, delay_ms: int) -> None:
-        """Work everything out anew; what only grows can wait, and needs a live session."""
+        """Compute the comparison again; with a delay, only if a live session grows."""
         if delay_ms and not (self._session.live and self._compared.sessions):
             return
         if not self._timer.isActive() or delay_ms == 0:
@@ -295,9 +295,9 @@ class ComparePanel(QWidget):
 
 
 def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Result:
-    """Compare, and derive what the plots draw; run on a separate thread.
+    """Compare, and derive the content of the plots; run on a separate thread.
 
-    A session without a choice takes part with its segment of the most steady steps.
+    A session without a chosen segment is represented by the one with the most steady steps.
     """
     sessions = [replace(run.session, title=run.title) for run in runs]
     with open_files.reading(*sessions):

@@ -364,7 +364,7 @@ class SessionModel(QObject):
     # The journal
 
     def open_journal(self) -> Journal:
-        """Return the live session's journal; it is begun if there is none."""
+        """Return the live session's journal; begin one if there is none."""
         if self.journal is None:
             self.journal = Journal()
         return self.journal
@@ -377,7 +377,7 @@ class SessionModel(QObject):
             self.journal = None
 
     def _is_saved(self) -> bool:
-        """Return True if the live session is in a file; wait for what is being written."""
+        """Return True if the live session is in a file; wait for writes in progress."""
         self._tasks.wait()
         return self.saved or self._written == (self.recorder, self._changes)
 
