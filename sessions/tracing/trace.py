@@ -143,7 +143,7 @@ class Trace:
     work: list[Work] = field(default_factory=list)  # work of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
     events: list[Event] = field(default_factory=list)  # events as read; ``resolve`` empties it
-    untold: str = ""  # reasons why compiled code has no module, as clauses
+    unattributed: str = ""  # reasons why compiled code has no module, as clauses
 
     def callers(self, index: int) -> list[str]:
         """Return the names of the operators around a span and its own, the innermost first."""

@@ -16,13 +16,13 @@ import torch
 
 from sessions.ceilings import FASTEST
 from sessions.energy import DEVICES
-from sessions.model import Ceilings, Phase, Scalar
+from sessions.model import Ceilings, Configuration, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.building.variant_cache import VariantCache
-from workbench.runner.config.resolve import resolve_runnable
+from workbench.runner.config.resolve import report_left_out, resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
@@ -100,6 +100,15 @@ class RunnerContext:
         self.watchdog.cause = "" if variant is None else _hang_cause(variant)
         self._variant = None if variant is None else weakref.ref(variant)
         self._rank_telemetry.update()
+
+    def resolve(self, *configurations: Configuration) -> list[Situation]:
+        """Return the situations of a request; raise ``ValueError`` if one cannot run.
+
+        Preferred options that are not used are reported.
+        """
+        situations = [resolve_runnable(choice, self.device) for choice in configurations]
+        report_left_out(self.wire, situations)
+        return situations
 
     def begin_segment(self) -> int:
         """Begin a segment and return its number; steps and phases belong to it from here on.

@@ -23,7 +23,7 @@ from workbench.runner.environment import host
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 # Kinds of failure that free memory may prevent: a failed capture hides its cause, which may have
 # been a lack of memory.
-MEMORY_MAY_CURE = ("out-of-memory", "capture")
+MEMORY_MAY_HELP = ("out-of-memory", "capture")
 _LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
 _DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
 _TRITON = "triton."

@@ -24,7 +24,7 @@ BATCH = "batch"  # the only setting that a fix may change
 OUT_OF_MEMORY = "out-of-memory"
 
 
-def cure(
+def with_fix(
     failure: protocol.Failure, configuration: Configuration | None, device: torch.device
 ) -> protocol.Failure:
     """Return the failure with the choice that should help, if there is one."""

@@ -238,7 +238,7 @@ class Verdicts:
     def _is_slower_than_the_start(self) -> bool:
         return any(effect.contrast.kind == GAIN for effect in self._refutations())
 
-    def _give_way(self) -> None:
+    def _replace_best(self) -> None:
         """Replace the best candidate if the rounds show that another candidate is better.
 
         The comparison was planned before these rounds, so its result is valid. The other candidate
@@ -308,7 +308,7 @@ class Verdicts:
             if is_look(count):
                 self.judge()
                 chosen = len(self.arms)
-                self._give_way()
+                self._replace_best()
                 arms += self.arms[chosen:]
                 search.report(f"{counted(count, 'round')} of {len(arms)} configurations")
                 if self.is_settled:
@@ -317,7 +317,7 @@ class Verdicts:
             if self.left_s <= search.plan.round_s(arms) or is_hopeless:
                 break
         self.judge()
-        self._give_way()
+        self._replace_best()
 
     def _plan_builds(self) -> None:
         """Build all arms several times if that is cheap: builds of one configuration differ."""

@@ -10,17 +10,8 @@ import torch
 import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
-from workbench.protocol import (
-    MOST_PAIRING_SHARE,
-    OR,
-    Attribute,
-    Compare,
-    Field,
-    Optimize,
-    Scale,
-    Start,
-    Validate,
-)
+from workbench import protocol
+from workbench.protocol import MOST_PAIRING_SHARE, OR, Field, Start
 from workbench.protocol.catalogue import expected
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import all_toggles
@@ -31,15 +22,16 @@ LONGEST_S = 1e9
 FIRST_FAMILY = "hydra"  # the first start chooses it, and the demo runs it
 
 Value = TypeVar("Value")
-Comparing = Compare | Attribute | Optimize | Validate | Scale  # commands with a budget and widths
+Comparing = (  # commands with a budget and widths
+    protocol.Compare | protocol.Attribute | protocol.Optimize | protocol.Validate | protocol.Scale
+)
 
 
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
     """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
 
-    It checks each preset, workload, toggle and model field that is a choice separately.
-
-    ``field`` is named as by ``Configuration.replaced``.
+    ``field`` is a name as in ``Configuration.replaced``: the preset, the workload, a toggle, or a
+    model's field that is a choice. Other fields are not checked here.
     """
     family = known("family", configuration.family, families())
     group, _, name = field.partition(".")
@@ -134,7 +126,7 @@ def _shown(value: Scalar) -> str:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Raise ``Mistake`` for a duration that is not above 0 or too long."""
+    """Raise ``Mistake`` for a duration that is not above 0, or is too long."""
     if not 0 < seconds <= LONGEST_S:
         raise Mistake(f"{name} = {seconds:g} is outside of 0 to {LONGEST_S:g}")
 

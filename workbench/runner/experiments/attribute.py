@@ -29,7 +29,7 @@ from workbench.runner.building.labels import label
 from workbench.runner.building.paths import path_text
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.model_digest import difference_of_situations
-from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.resolve import resolve
 from workbench.runner.config.values import check_comparison, check_seconds, known
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
@@ -103,7 +103,7 @@ class AttributeRun:
             check_seconds("build_s", command.build_s)
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        (base,) = demand(context.wire, context.device, command.base)
+        (base,) = context.resolve(command.base)
         if command.timed == estimation.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)

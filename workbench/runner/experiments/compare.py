@@ -23,7 +23,6 @@ from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.building.labels import title
 from workbench.runner.config.model_digest import difference_of_situations
-from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks, rebuilding
@@ -138,7 +137,7 @@ class CompareRun:
                 f"build_count = {command.build_count}: expected 1 (build once), at least "
                 f"{verdict.LEAST_BUILDS} (two do not show how far builds differ), or 0 (automatic)"
             )
-        situations = demand(context.wire, context.device, command.base, command.other)
+        situations = context.resolve(command.base, command.other)
         kind, fields = difference_of_situations(*situations)
         if kind and command.require_same_work:
             raise Mistake(

@@ -40,7 +40,6 @@ from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import blocked_options
-from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_comparison, known
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize_bench import RunnerBench
@@ -112,7 +111,7 @@ class OptimizeRun:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
         if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
             raise Mistake(f"memory cannot be the objective or a limit here: {NOT_COUNTED}")
-        (base,) = demand(context.wire, context.device, command.base)
+        (base,) = context.resolve(command.base)
         dimensions = self._dimensions(base)
         bench = RunnerBench(
             context, base, dimensions, command.objective, command.budget_s, command.seed

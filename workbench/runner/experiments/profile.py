@@ -33,7 +33,6 @@ from workbench import protocol
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.labels import label
 from workbench.runner.config.estimate import footprint
-from workbench.runner.config.resolve import demand
 from workbench.runner.context import RunnerContext
 from workbench.runner.environment import host
 from workbench.runner.experiments.paired import blocks
@@ -76,7 +75,7 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, context = self._command, self._context
         self._check()
-        situations = demand(context.wire, context.device, *command.configurations)
+        situations = context.resolve(*command.configurations)
         context.variants.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
@@ -190,7 +189,7 @@ class ProfileRun:
             if (uncaptured := self._without_graphs(variant, path, compilation)) is not None:
                 plain = read()
                 sums.name_replayed(recorded, plain)
-                recorded.untold = recorded.untold or plain.untold
+                recorded.unattributed = recorded.unattributed or plain.unattributed
                 memory = roles.replayed(roles.memory_over_step(plain, uncaptured), known)
         return _Traced(recorded, memory, step_us, file)
 

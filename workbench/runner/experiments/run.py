@@ -22,7 +22,6 @@ from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
 from workbench.runner.config.model_digest import model_facts
-from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_limits
 from workbench.runner.context import RunnerContext
 from workbench.runner.decoding.checkpoint import SavedRound
@@ -34,7 +33,7 @@ from workbench.runner.experiments.segment_check import SegmentCheck
 from workbench.runner.experiments.segment_evidence import SegmentEvidence
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (
-    MEMORY_MAY_CURE,
+    MEMORY_MAY_HELP,
     Cancelled,
     explain,
     is_fatal,
@@ -47,7 +46,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import masked_inf
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.result_sketch import sketch
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
 from workbench.runner.variants.variant import Variant
@@ -115,7 +114,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._context.wire, self._context.device, configuration)
+            (situation,) = self._context.resolve(configuration)
             if before is None:
                 self._saved = decode_state.read(
                     situation, self._start.load_state, self._start.save_state
@@ -127,7 +126,7 @@ class Run:
         except Exception as error:
             if before is None or is_fatal(error):
                 raise
-            failure = cure(explain(error), configuration, self._context.device)
+            failure = with_fix(explain(error), configuration, self._context.device)
         else:
             return
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
@@ -211,7 +210,7 @@ class Run:
             self._entered.close()
             context.variants.forget(situation)
             failure = explain(error)
-            if is_retry or failure.kind not in MEMORY_MAY_CURE or not context.variants.count:
+            if is_retry or failure.kind not in MEMORY_MAY_HELP or not context.variants.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
@@ -388,7 +387,7 @@ class Run:
         assert self._variant is not None
         quantity = "loss" if self._variant.trainer is not None else "output"
         context.wire.send(
-            cure(suggested_fixes.not_finite(quantity), self.configuration, context.device)
+            with_fix(suggested_fixes.not_finite(quantity), self.configuration, context.device)
         )
 
     # Commands

@@ -29,7 +29,7 @@ from sessions.studies.rank_scaling import (
 from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.config.resolve import require_unblocked, resolve
 from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
@@ -116,7 +116,7 @@ class ScaleRun:
         """Return the points, by number of ranks; raise ``Mistake`` if none can be measured."""
         command, context = self._command, self._context
         check_comparison(command)
-        (base,) = demand(context.wire, context.device, command.base)
+        (base,) = context.resolve(command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
             raise Mistake(f"ranks = {command.ranks}: name at least one from 2 to {MOST_RANKS}")

@@ -56,7 +56,7 @@ class SegmentCheck:
         """Compare the variant, which is not entered, with its reference, unless a command comes."""
         began = time.perf_counter()
         try:
-            checked_numerics = self._check_results(variant, self._give_way)
+            checked_numerics = self._check_results(variant, self._stop_for_command)
         except comparison.PutOff:
             return
         finally:
@@ -92,7 +92,7 @@ class SegmentCheck:
         self._send_numerics(numerics)
         return numerics
 
-    def _give_way(self) -> None:
+    def _stop_for_command(self) -> None:
         if self._context.wire.waiting:
             raise comparison.PutOff
 

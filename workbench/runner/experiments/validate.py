@@ -17,7 +17,7 @@ from sessions.verdicts.verdict_words import judgement_words, more_text
 from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
-from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.resolve import resolve
 from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
@@ -82,7 +82,7 @@ class ValidateRun:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        (situation,) = demand(context.wire, context.device, command.configuration)
+        (situation,) = context.resolve(command.configuration)
         self._situation = situation
         context.variants.keep_only(situation)
         return situation

@@ -56,8 +56,10 @@ def notes(compilation: Compilation, device: torch.device, void: str, result: Tra
             "torch.compile fuses operators of several modules into one kernel. Its time counts "
             "for the innermost module that contains them all."
         )
-        if result.untold:
-            lines.append(f"(compiled code) could not be attributed to a module: {result.untold}.")
+        if result.unattributed:
+            lines.append(
+                f"(compiled code) could not be attributed to a module: {result.unattributed}."
+            )
     if compilation.recorded and not recordings.can_launch(device.index):
         lines.append(
             "This version of torch offers no way to run Inductor's own CUDA graphs kernel by "

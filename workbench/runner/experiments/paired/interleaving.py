@@ -26,7 +26,7 @@ from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (
-    MEMORY_MAY_CURE,
+    MEMORY_MAY_HELP,
     Cancelled,
     Mistake,
     explain,
@@ -110,10 +110,10 @@ class Alternation:
         except Exception as error:
             self._context.variants.forget(contender.situation, contender.copy)
             failure = explain(error)
-            if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
+            if failure.kind not in MEMORY_MAY_HELP or self.alone or is_fatal(error):
                 raise
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
-        return self._go_alone(contender, failure)
+        return self._build_alone(contender, failure)
 
     def rebuilding(self) -> dict[str, Scalar]:
         """Return the facts that report if each block builds its arm again, and why."""
@@ -245,7 +245,7 @@ class Alternation:
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
             configuration = contender.situation.configuration
             self._context.wire.send(
-                suggested_fixes.cure(advice, configuration, self._context.device)
+                suggested_fixes.with_fix(advice, configuration, self._context.device)
             )
 
     def handle_commands(self) -> None:
@@ -255,7 +255,7 @@ class Alternation:
         while (command := context.wire.pending()) is not None:
             if isinstance(command, protocol.Pause):
                 command = self._pause()
-            if self._waves_off(command):
+            if self._ignores(command):
                 continue
             match command:
                 case protocol.Resume():
@@ -273,13 +273,13 @@ class Alternation:
         with context.unwatched():
             context.state("paused")
             command = context.wire.next()
-            while self._waves_off(command):
+            while self._ignores(command):
                 command = context.wire.next()
         self._paused_s += time.perf_counter() - began
         context.state("running")
         return command
 
-    def _waves_off(self, command: protocol.Command) -> bool:
+    def _ignores(self, command: protocol.Command) -> bool:
         """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._context.wire.send(explain(Mistake(self._busy)))
@@ -345,7 +345,7 @@ class Alternation:
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 
-    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
+    def _build_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
         """Build the arm with no other arm in memory; raises if that fails too."""
         self.alone = True
         contender.variant = None
@@ -391,7 +391,7 @@ class Alternation:
             if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
                 raise
             self._context.clock.drain(wait=True)  # steps of no block
-        self._go_alone(contender, failure)
+        self._build_alone(contender, failure)
         return None
 
 
