@@ -59,7 +59,7 @@ def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def is_fused_by_compiler(gate: Tensor, up: Tensor | None, *_: Any) -> bool:
-    """Return False for the gradient of packed halves, each of which Inductor computes twice.
+    """Return False for the gradient of packed halves: Inductor computes each half twice.
 
     On an H200, that took 70 us for 8,192 rows of 2 x 2048 in BF16, and this kernel 42 us.
     """

@@ -21,7 +21,7 @@ BACKENDS = {
 
 
 def get_kernel_status() -> dict[str, Any]:
-    """Return whether Triton is available and used, its version, and what each operator runs."""
+    """Return a report: if Triton is available and used, its version, and each operator's choice."""
     reports = status()
     with_triton = [name for name, op in OPS.items() if "triton" in op.implementations]
     available = any("triton" in reports[name].available for name in with_triton)

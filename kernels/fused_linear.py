@@ -56,8 +56,8 @@ from kernels.linear._few_rows import (
 from kernels.linear._kernels import linear_few_rows_kernel
 from kernels.linear._many_rows import gate_many_rows, is_for_many_rows
 
-MOST_ROWS = 64  # for the kernel for few rows, which reads the weight again for each 16
-_PARTS = ("norm", "residual", "gated")  # that a product may have around it
+MOST_ROWS = 64  # the kernel for few rows reads the weight once per 16 rows
+_PARTS = ("norm", "residual", "gated")  # parts that a fused product may have
 
 
 def fused_linear(

@@ -54,7 +54,7 @@ from kernels.core.triton_helpers import (
 from kernels.core.tuning import Tile, Tunable, size_class
 
 MAX_SLOTS = 128  # the complete graph is held on the chip
-MOST_ROWS = 1 << 30  # of one product: cuBLAS accumulates no more than 2^31
+MOST_ROWS = 1 << 30  # rows of one product: cuBLAS accumulates no more than 2^31
 NEEDED_BYTES = 150 << 10  # shared memory for that many slots
 
 

@@ -91,7 +91,7 @@ def _cost(
 def _sizes(random: Random) -> dict[str, Any]:
     return _qk.random_sizes(
         random,
-        eps=0.01,  # at dimension 2 a small eps leaves gradients that are noise
+        eps=0.01,  # at dimension 2, a small eps makes gradients noise
     )
 
 

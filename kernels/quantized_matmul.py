@@ -58,7 +58,7 @@ SCHEMES: dict[str, torch.dtype] = {
     "fp8_row": torch.float8_e4m3fn,
 }
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-FEWEST_ROWS = 17  # that torch._int_mm accepts on a GPU
+FEWEST_ROWS = 17  # fewest rows that torch._int_mm accepts on a GPU
 _FP8_UNITS = hardware.needs("torch's FP8 product", (8, 9))
 _INT8_UNITS = hardware.needs("torch's INT8 product", (7, 5))
 

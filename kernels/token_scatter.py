@@ -250,7 +250,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
 def _cost(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Cost:
     x, update = tensor_bytes(x_BSD), tensor_bytes(update_BKD)
     small = tensor_bytes(weight_BK, index_BK)
-    rows = update_BKD.numel() * x_BSD.element_size()  # of dy, at the chosen positions
+    rows = update_BKD.numel() * x_BSD.element_size()  # dy at the chosen positions
     return Cost(
         Work(2 * x + update + small, 2 * update_BKD.numel()),
         Work(2 * update + rows + small + tensor_bytes(weight_BK), 3 * update_BKD.numel()),

@@ -78,7 +78,7 @@ class Block(TransformerBlock):
         kv_length: Tensor | None = None,
         sight: Sight | None = None,
     ) -> Tensor:
-        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        """Return the result of ``forward`` for one more token, with fused linear layers."""
         cached = {"state": state, "position": position, "kv_length": kv_length}
         x_BSE = self.attention.fused_step(x_BSE, self.attention_norm, choice, **cached)
         return self.mlp.fused_step(x_BSE, self.mlp_norm)
@@ -93,7 +93,7 @@ class Block(TransformerBlock):
         kv_length: Tensor | None = None,
         sight: Sight | None = None,
     ) -> tuple[Tensor, BlockOutput]:
-        """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
+        """Return the tokens after attention, and the MLP's addition; ``u_BSE`` is their norm."""
         cached = {"state": state, "position": position, "kv_length": kv_length}
         y_BSE, measured = self.attention(u_BSE, u_BSE, u_BSE, choice, **cached, sight=sight)
         x_BSE, y_BSE = self.after_attention(y_BSE, x_BSE)
@@ -140,7 +140,7 @@ class AdaAttnModel(LanguageModel):
         )
         self.adaptation = Adaptation(config.n_layers, config.n_heads, head_dim, config.rules)
         self.adapting = True
-        self._sight: Sight | None = None  # of the call that is under way
+        self._sight: Sight | None = None  # the sight of the current call
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop or resume adapting; frozen calls are pure and run no analysis."""
@@ -174,9 +174,9 @@ class AdaAttnModel(LanguageModel):
     def given(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> Sequence[tuple[Any, ...]]:
-        """Return, for each block, what its heads compute with and what they measure.
+        """Return the choices and the measured tokens for the heads of each block.
 
-        Whatever the layers share is computed here, once.
+        Values that the layers share are computed here, once.
         """
         (batch, length, _), rules = x_BSE.shape, self.adaptation.rules
         dtype = computed_dtype(x_BSE)
@@ -194,7 +194,7 @@ class AdaAttnModel(LanguageModel):
         return [(choice, kv_length, None) for choice in choices]
 
     def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Record the metrics, and choose what the next call computes with."""
+        """Record the metrics, and choose ranks and precisions of the next call."""
         sight, self._sight = self._sight, None
         if sight is None:
             return

@@ -1,4 +1,4 @@
-"""Interface of what builds a model, for modules that ``models.family`` itself imports."""
+"""Interface of model builders, for modules that ``models.family`` imports."""
 
 from __future__ import annotations
 

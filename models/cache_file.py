@@ -97,7 +97,7 @@ class SavedState:
 
 
 def read(path: str | Path) -> SavedState:
-    """Read what ``write`` saved; raises ``ConfigurationError`` for any other file."""
+    """Read a file of ``write``; raises ``ConfigurationError`` for any other file."""
     content = _content(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ConfigurationError(f"load: {str(path)!r} is not a saved decode state, or is damaged")

@@ -1,4 +1,4 @@
-"""Decode state of a language model: what its blocks carry from one call to the next."""
+"""Decode state of a language model: tensors that its blocks carry from call to call."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Cache:
     def mark_static(self) -> None:
         """Tell torch.compile that the tensors' addresses never change.
 
-        Only then does it capture a step that writes to them into a CUDA graph. The step's inputs
-        are the tensors of which some of these are views.
+        Otherwise it does not capture a step that writes to them in a CUDA graph. Some of them are
+        views: then the viewed tensors are the inputs of the step.
         """
         for tensor in self.tensors():
             owner = tensor if tensor._base is None else tensor._base
@@ -67,9 +67,9 @@ class Cache:
             tensor.zero_()
 
     def mark(self) -> list[Tensor]:
-        """Return what ``go_back`` needs to return to the current position: copies.
+        """Return the copies with which ``go_back`` returns to the current position.
 
-        They are in the host's memory: on the device they would count as the decoding step's.
+        They are in the host's memory: on the device they would count as memory of the step.
         """
         carried = [tensor for state in self.states() for tensor in state.carried()]
         marked = [torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in carried]
@@ -95,8 +95,8 @@ class Cache:
     def load(self, saved: str | Path | SavedState) -> int:
         """Restore the state from a file, or one already read, in place; returns its position.
 
-        The file holds no weights: it is for the model that made it, or one of equal weights. Raises
-        ``ConfigurationError`` for a file that is not such a state or does not fit this cache, which
+        The file holds no weights: it fits the model that made it, or one with equal weights. Raises
+        ``ConfigurationError`` for a file that is no decode state or does not fit this cache, which
         is then unchanged.
         """
         if not isinstance(saved, SavedState):

@@ -48,7 +48,7 @@ class Family:
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
     inference_only: tuple[str, ...] = ()  # fields that must be off in a training step
     first_choice: str = "base"  # the largest preset that is chosen by default
-    metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
+    metrics: tuple[Metric, ...] = ()  # quantities that its models report
     # (config, workload) to the operators of ``kernels`` that a step calls, including those behind a
     # switch of the model (fused add + norm, fused loss). None: not known beforehand.
     operators: Callable[[Any, str], frozenset[str]] | None = None
@@ -155,7 +155,7 @@ class Family:
             )
 
     def longest(self, config: Any) -> int:
-        """Return the tokens of the longest sequence; without such a field, any number."""
+        """Return the tokens of the longest sequence; ``sys.maxsize`` without such a field."""
         longest: int = getattr(config, self.length_field, sys.maxsize)
         return longest
 
@@ -166,7 +166,7 @@ class Family:
     def flops(
         self, config: Any, batch: int, sequence: int, training: bool = False, **options: Any
     ) -> int:
-        """Count FLOPs of one step; ``options`` as of ``models.costs.model_costs.flops``."""
+        """Count FLOPs of one step; ``options`` as in ``models.costs.model_costs.flops``."""
         costs = self.costs(config)
         return flops(costs, batch=batch, sequence=sequence, training=training, **options)
 
@@ -233,9 +233,9 @@ class Family:
     def weights(
         self, config: Any, device: torch.device, dtype: torch.dtype, seed: int, take: Take
     ) -> dict[str, nn.Parameter]:
-        """Return the weights of ``materialise`` by name, each replaced by what ``take`` returns.
+        """Return the weights of ``materialise`` by name, each replaced by the result of ``take``.
 
-        A weight that ``take`` makes smaller is never in memory together with all others.
+        If ``take`` makes weights smaller, the original weights are never in memory all at once.
         """
         model = self.build(config)
         initialise(model, device, dtype, seed, take)

@@ -114,7 +114,7 @@ def prefill_in_chunks(
     """Process ``tokens_BS`` into ``cache``, ``chunk`` at a time (None: all at once).
 
     The activations are those of one chunk, so that a sequence of any length up to the cache's is
-    possible. ``position`` tokens were processed before; 0 starts over, whatever the cache holds.
+    possible. ``position`` tokens were processed before; 0 starts over and ignores the cache.
     Returns the logits after the last token, (B, 1, V). Raises ``ConfigurationError`` for arguments
     that do not fit.
     """

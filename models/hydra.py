@@ -68,12 +68,12 @@ class Block(TransformerBlock):
     def change(
         self, x_BSE: Tensor, state: State | None, position: Tensor | None, rows: Rows | None
     ) -> Tensor:
-        """Return what ``forward`` adds to the tokens, (B, S, E)."""
+        """Return the addition of ``forward`` to the tokens, (B, S, E)."""
         attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
         return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
 
     def fused_step(self, x_BSE: Tensor, state: State | None, position: Tensor | None) -> Tensor:
-        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        """Return the result of ``forward`` for one more token, with fused linear layers."""
         return self.mlp.fused_step(
             self.attention.fused_step(x_BSE, self.attention_norm, state, position), self.mlp_norm
         )
@@ -85,7 +85,7 @@ class Block(TransformerBlock):
         state: State | None = None,
         position: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens after attention, and what the MLP adds, from ``u_BSE``, their norm."""
+        """Return the tokens after attention, and the MLP's addition; ``u_BSE`` is their norm."""
         return self.after_attention(self.attention(u_BSE, state, position), x_BSE)
 
     def forward(

@@ -67,7 +67,7 @@ def started(module: nn.Module) -> None:
         initialise(module, first.device, first.dtype, seed)
 
 
-# Given a parameter's name in the state dict and the parameter: returns its replacement.
+# Returns the replacement of a parameter, given its name in the state dict and the parameter.
 Take = Callable[[str, nn.Parameter], nn.Parameter]
 
 
@@ -78,7 +78,7 @@ def initialise(
     seed: int,
     take: Take = lambda name, parameter: parameter,
 ) -> None:
-    """Replace the parameters of ``model``, whatever they hold, by new ones on ``device``.
+    """Replace the parameters of ``model`` by new ones on ``device``.
 
     ``take`` gets each one as soon as it is drawn, from any thread, and returns what to keep. Raises
     ``TypeError`` if a module owns parameters but has no initial values for them.

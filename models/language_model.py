@@ -61,7 +61,7 @@ def step_operators(
     """
     if workload == "train":
         return frozenset({"linear_cross_entropy"})
-    operators = set() if workload == "forward" else {"linear"}  # of the last token alone
+    operators = set() if workload == "forward" else {"linear"}  # for the logits of the last token
     if fuses_heads:
         operators.add("rope_to_cache" if workload in DECODING else "qkv_rope")
     if fuses_gates or (fuses_steps and workload in DECODING):
@@ -84,8 +84,8 @@ class LanguageModel(Model):
 
     A block of branches after norms may also have ``first_norm``, the ``RMSNorm`` of its input, and
     ``branches(u_BSE, x_BSE, state, position) -> (x_BSE, y_BSE | BlockOutput)``. It takes the stream
-    and its norm, and returns the stream before the last addition and what that adds. Then one
-    kernel can add and normalise: see ``set_fused_add_norm``. ``inner_additions``: how many
+    and its norm, and returns the stream before the last addition and the summand. Then one kernel
+    can add and normalise: see ``set_fused_add_norm``. ``inner_additions``: how many
     additions ``branches`` itself fuses with a norm. A block with ``can_fuse_step`` has
     ``fused_step(x_BSE, state, position) -> x_BSE``: see ``set_fused_linear``.
     """
@@ -104,13 +104,13 @@ class LanguageModel(Model):
         self.dim, self.max_sequence = dim, max_sequence
         self.stage = Stage(range(len(blocks)))
         self.passage = self.stage.passage(None)  # blocks of the stage that a call computes
-        self.applied_blocks = self.applied_tokens = 0  # in the last call; tokens of a sequence
+        self.applied_blocks = self.applied_tokens = 0  # in the last call, per sequence
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_linear: frozenset[int] = frozenset()  # blocks whose decoding steps are fused
         self.fused_loss = False
         self.stream: Region = WHOLE  # outside of the sharded layers of its blocks
-        self.context: Context = FULL  # whose part of every sequence it computes
+        self.context: Context = FULL  # the part of every sequence that it computes
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
@@ -140,10 +140,10 @@ class LanguageModel(Model):
         """Return logits of the next token after each one: (B, S) int64 -> (B, S, V).
 
         With ``cache``, the tokens are also stored. ``position`` (int64, [], on the device) is that
-        of the first token, and the tokens see what the cache holds before it. None means that the
+        of the first token, and the tokens see the cache before it. None means that the
         cache is empty (a prefill from the start, which needs no masking). A position beyond the end
         of the cache is the caller's error and cannot be detected here without a host
-        synchronization. ``last_only`` returns (B, 1, V): only what a prefill needs.
+        synchronization. ``last_only`` returns the last logits, (B, 1, V), for a prefill.
         """
         x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
         x_BSE = self.stream.join(x_BSE)
@@ -154,7 +154,7 @@ class LanguageModel(Model):
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the mean cross-entropy of ``targets_BS`` in nats, [], in FP32 (FP64 for FP64).
 
-        The blocks' own losses are added. Where ranks split the sequence, it is that of its tokens.
+        The blocks' own losses are added. If ranks split the sequence, the mean is over this rank's.
         """
         x_BSE, auxiliary = self._run_blocks(self._stream_in(tokens_BS, None, None), None, None)
         return self._loss(x_BSE, auxiliary, targets_BS)
@@ -170,8 +170,8 @@ class LanguageModel(Model):
         """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
 
         Its blocks are renumbered; its metrics keep a row for every block of the full model. A stage
-        that is not the first, called with tokens, uses ones as the residual stream. That shows
-        what it runs, but not its numbers.
+        that is not the first, called with tokens, uses ones as the residual stream. Then its
+        operators are real, but its numbers are not.
         """
         self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
         self._rows = [self._rows[index] for index in stage.blocks]
@@ -229,7 +229,7 @@ class LanguageModel(Model):
         self.fused_add_norm = fused
 
     def set_fused_linear(self, fused: bool) -> None:
-        """Choose whether linear layers without gradients include what surrounds them.
+        """Choose whether linear layers without gradients include neighbouring operators.
 
         In a decoding step of few rows with BF16 weights, that is the norm before them, and the gate
         or addition after them. ``fused_linear`` has the indices of the blocks that can do so: those
@@ -297,7 +297,7 @@ class LanguageModel(Model):
         return [()] * len(self.blocks)
 
     def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Record what blocks have measured in this call, by the block's index."""
+        """Record the measurements of blocks in this call, by the block's index."""
         for index, values in measured.items():
             for name, row in self._rows[index].items():
                 self.record(name, row, values[name])

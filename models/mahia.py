@@ -41,7 +41,7 @@ def construct(config: MahiaConfig) -> HybridEfficientModel:
 
 
 def operators(config: MahiaConfig, workload: str) -> frozenset[str]:
-    """Return the operators that a step calls, whatever the workload."""
+    """Return the operators that a step calls, in any workload."""
     names = {"rms_norm", "rope", "swiglu", "attention", "graph_diffusion"}
     names |= {"token_router", "token_scatter", "linear"}
     if config.use_fourier:

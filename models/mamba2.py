@@ -50,7 +50,7 @@ class HybridState:
         return [*self.mixer.tensors(), *self.kv.tensors()]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return self.mixer.carried()
 
 
@@ -114,7 +114,7 @@ class Block(nn.Module):
     def fused_step(
         self, x_BSE: Tensor, state: SSMState | HybridState | None, position: Tensor | None
     ) -> Tensor:
-        """Return what ``forward`` returns for one more token, by layers that fuse what they can."""
+        """Return the result of ``forward`` for one more token, with fused linear layers."""
         assert isinstance(state, SSMState)
         return self.mixer(x_BSE, state, position, self.norm)
 
@@ -125,7 +125,7 @@ class Block(nn.Module):
         state: SSMState | HybridState | None = None,
         position: Tensor | None = None,
     ) -> tuple[Tensor, BlockOutput]:
-        """Return ``x_BSE`` and what the block adds to it, from its norm ``u_BSE``: (B, S, E)."""
+        """Return ``x_BSE`` and the block's addition to it, (B, S, E); ``u_BSE`` is its norm."""
         mixer, kv = (state.mixer, state.kv) if isinstance(state, HybridState) else (state, None)
         y_BSE = self.mixer(u_BSE, mixer, position)
         if self.attention is None or self.gate is None:

@@ -1,8 +1,8 @@
-"""Base class of every model: the interface that the runner uses, whatever the model computes.
+"""Base class of every model: the interface that the runner uses.
 
 A model is called with its inputs and returns one tensor; ``loss`` takes the targets too. *Metrics*
-are what a model measures of itself while it runs (routing load, ranks, gates): FP32 tensors on the
-device that a step overwrites, so that reading them now and then makes no step wait. Under
+are quantities that a model reports while it runs (routing load, ranks, gates): FP32 tensors on the
+device that a step overwrites. Reading them from time to time makes no step wait. Under
 ``torch.func`` they do not change.
 """
 
@@ -34,8 +34,8 @@ class Metric:
     title: str
     unit: str  # "" for a fraction or a plain number
     help: str  # one sentence: meaning, and typical good values
-    rows: str = "block"  # what a row is
-    columns: str = ""  # what a column is ("expert", "head"); empty if there is one
+    rows: str = "block"  # the meaning of a row
+    columns: str = ""  # the meaning of a column ("expert", "head"); empty if there is only one
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from sessions.numbers import moment, number
 from sessions.verdicts.verdict_words import duration
 from sessions.verdicts.work import INVALID as INVALID
 
-UTILIZATION = "MFU"  # of the *measured* matrix rate
+UTILIZATION = "MFU"  # share of the *measured* matrix rate
 FASTEST = "fastest_flops_per_s"  # the fact of a segment: its devices' highest rate of any dtype
-# Of the time at the measured ceilings, what no honest step can go below. A step may reach more than
+# A correct step takes at least this share of its time at the ceilings. It may reach more than
 # the largest product that was timed (an H100's data sheet has 1.43 times that), and may compute a
 # part of what its formula counts (layers that end early).
 SLACK = 0.5

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+TableColumns = dict[str, list[float | str | None]]  # a table as messages contain it; None is NaN
+
 
 class Rows(Mapping[str, NDArray]):
     """Named columns of equal length: the first ``rows`` of their buffers."""

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sessions.plain_text import for_spreadsheet
 
-_ROWS = 10_000  # at a time: in between other threads have their turn
-_LEAST, _MOST = 1e-4, 1e16  # from and to which Python writes a float without an exponent
+_ROWS = 10_000  # rows per batch: other threads run between two batches
+_LEAST, _MOST = 1e-4, 1e16  # in this range Python writes a float without an exponent
 _ENCODER = msgspec.json.Encoder()
 
 

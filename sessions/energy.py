@@ -21,12 +21,12 @@ from sessions.numbers import Cell
 from sessions.tables import Column, Table
 from sessions.verdicts.statistics import steady
 
-LEAST_S = 5.0  # of steady steps between the first and the last reading
+LEAST_S = 5.0  # seconds of steady steps between the first and the last reading
 LEAST_READINGS = 3
 COLUMN = "energy_j"
 DEVICES = "devices"  # the fact of a segment: how many GPUs share its steps, if several do
 JOULES_PER_KWH = 3.6e6
-# What a kilowatt hour costs and emits differs by place and contract: a user sets it.
+# A user sets the price and emissions of a kilowatt hour: they differ by place and contract.
 PRICE_VARIABLE, CO2_VARIABLE = "WORKBENCH_PRICE_PER_KWH", "WORKBENCH_CO2_G_PER_KWH"
 
 

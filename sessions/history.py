@@ -1,9 +1,9 @@
 """Step time over the commits of a project: the ratio of each session to a common baseline.
 
-A session of ``workbench check`` holds a paired comparison of a commit with the baseline, and so an
-interval. Between two sessions that ran at different times there is no interval: such a ratio is
-*unpaired*, and no step is claimed of it. Nor is one between ratios to different baselines, or of
-different machines, or of a comparison whose own verdict rejects its interval.
+A session of ``workbench check`` contains a paired comparison of a commit with the baseline, and so
+an interval. Two sessions that ran at different times have no interval: their ratio is *unpaired*,
+and the history claims no step from it. It also claims no step between ratios to different baselines
+or of different machines, and none if the verdict of a comparison rejects its interval.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ _VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 class Point:
     """One commit: its step time over the baseline's, with a 95 % interval if it is paired.
 
-    ``baseline``: what the ratio is taken against; ``basis``: what two points share whose ratios can
-    be set against each other, empty if none can. ``wrong``: its results are out of tolerance.
-    ``builds``: how often its comparison started both commits.
-    ``step``: that it is slower or faster than the commit before it of the same basis; empty if
-    neither is shown.
+    ``baseline``: the denominator of the ratio. ``basis``: ratios of points with an equal basis can
+    be compared; empty if no other point's can. ``wrong``: its results are out of tolerance.
+    ``builds``: how often its comparison started both commits. ``step``: "slower" or "faster" than
+    the previous commit of the same basis; empty if neither is shown.
     """
 
     title: str

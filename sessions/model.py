@@ -58,7 +58,7 @@ OPTIMIZATION, PROFILE, SCALING, SWEEP = "optimization", "profile", "scaling", "s
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides what a segment runs: a segment can be run again from it alone."""
+    """The complete description of a run: a segment can be repeated from it alone."""
 
     family: str
     preset: str
@@ -134,7 +134,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     order: list[int]  # arm of each block, as they ran
     medians_ms: list[float]  # median step time of each block, as they ran
     ratio: float  # step time of the second arm over the first
-    low: float  # of the 95 % interval; NaN where there is none
+    low: float  # lower end of the 95 % interval; NaN if there is none
     high: float
     verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
     facts: dict[str, Any] = {}
@@ -156,14 +156,14 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
     pairs: int
     ratio: float | None  # step time of the second arm over the first; None without a pair
-    low: float | None  # of the 95 % interval, which holds however often one looks
+    low: float | None  # lower end of the 95 % interval, valid at any number of looks
     high: float | None
     cycles: list[float | None] | None = None  # ratio, low, high in clock cycles
     # The same of all steps together: of the blocks' means.
     of_means: list[float | None] | None = msgspec.field(default=None, name="whole")
-    p: float = 1.0  # of "the arms are the same in practice"
+    p: float = 1.0  # p value of "the arms are the same in practice"
     settled: bool = False  # the interval is as narrow as requested
-    more_s: float | None = None  # how much longer deciding would take, where undecided
+    more_s: float | None = None  # seconds until a decision, if undecided
     builds: int = 1  # how often both arms were built; with 1 the interval describes one build
     invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
     reasons: list[str] = []
@@ -172,9 +172,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 class EnergyPairs(msgspec.Struct, frozen=True, kw_only=True):
     """Energy of a step in pairs of long blocks of two arms; see ``sessions.verdicts.energy``."""
 
-    joules: list[list[float]] = []  # of a step of each arm, by pair
+    joules: list[list[float]] = []  # joules of a step of each arm, by pair
     ratio: float | None = None  # the second arm's over the first's
-    low: float | None = None  # of the 95 % interval; None with too few pairs
+    low: float | None = None  # lower end of the 95 % interval; None with too few pairs
     high: float | None = None
     why_not: str = ""  # why it was not measured, as a clause
 
@@ -182,31 +182,31 @@ class EnergyPairs(msgspec.Struct, frozen=True, kw_only=True):
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     """An arm's outputs on one batch against a reference of the same weights in more digits."""
 
-    reference: str  # "float64" or "float32"; empty where there was none, and ``text`` says why
+    reference: str  # "float64" or "float32"; empty without one (see ``text``)
     ok: bool | None  # within tolerance; None where it was not checked
     text: str  # in words
     max_error: float | None = None  # largest absolute difference of an output
     relative_error: float | None = None  # Euclidean norm of the difference over the reference's
-    tolerance: float | None = None  # of the relative error
+    tolerance: float | None = None  # limit of the relative error
     mse: float | None = None
     cosine: float | None = None
-    loss_difference: float | None = None  # in training
-    curve_steps: int | None = None  # of training, whose losses were compared
+    loss_difference: float | None = None  # difference of the losses in training
+    curve_steps: int | None = None  # training steps whose losses were compared
     curve_difference: float | None = None  # the largest of their differences
-    curve_allowed: float | None = None  # of these differences
+    curve_allowed: float | None = None  # limit of these differences
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     """The best measured rates of a device: the roof that steps are set against."""
 
     device: str
-    driver: str  # of a GPU; on the CPU how many threads compute
+    driver: str  # version of a GPU's driver; on the CPU, the number of threads
     torch: str
     created: float  # Unix time
-    bytes_per_s: float  # of a large copy, read and written
-    flops_per_s: dict[str, float]  # of a large matrix product: "bfloat16", "tf32", "int8" ...
+    bytes_per_s: float  # rate of a large copy, read and written
+    flops_per_s: dict[str, float]  # rates of large matrix products: "bfloat16", "tf32", "int8" ...
     lacking: dict[str, str] = {}  # why there is no rate of a dtype, in a clause
-    disturbed: str = ""  # who else used the device meanwhile, a clause: the rates may be too low
+    disturbed: str = ""  # the clause that names other users of the device: rates may be too low
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,8 +233,8 @@ class MetricSeries:
     title: str
     unit: str  # "" for a share or a plain number
     help: str  # one sentence
-    row: str  # what a row is: "block", say
-    column: str  # what a column is ("expert", "head"); empty where there is one
+    row: str  # the meaning of a row, for example "block"
+    column: str  # the meaning of a column ("expert", "head"); empty if there is only one
     shape: tuple[int, int]  # rows, columns
     table: Mapping[str, NDArray]  # t_s (samples,) and values (samples, rows, columns)
 
@@ -251,8 +251,8 @@ class Segment:
     evidence: list[Evidence] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)  # other facts: parameter count, FLOPs ...
     steps: Mapping[str, NDArray] = field(default_factory=lambda: Columns(STEP_COLUMNS))
-    breakdown: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.BREAKDOWN
-    memory: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.MEMORY
+    breakdown: Mapping[str, NDArray] = field(default_factory=dict)  # columns of schema.BREAKDOWN
+    memory: Mapping[str, NDArray] = field(default_factory=dict)  # columns of schema.MEMORY
     metrics: dict[str, MetricSeries] = field(default_factory=dict)  # by the metric's name
 
     @property
@@ -275,27 +275,27 @@ class Study:
     """A measurement of several configurations, or with extra steps, and its tables.
 
     ``tables`` are columns of numbers, or of text, by table and column; a number that was not
-    measured is NaN. What the columns mean is said where the study is made.
+    measured is NaN. ``sessions.storage.study_schema`` describes the columns.
     """
 
     kind: str  # "attribution", "sweep", ...
     title: str
     start_s: float
-    request: dict[str, Any] = field(default_factory=dict)  # what the command asked for
+    request: dict[str, Any] = field(default_factory=dict)  # the command's arguments
     facts: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that the runner received; what the session gained until the next order came of it.
+    """A command that the runner received; it caused all additions until the next order.
 
-    ``command``: the fields of the command as it stood on the wire, its ``type`` among them.
-    ``claims``: the index of the study of claims that sent it; None if a person did.
+    ``command``: the fields of the command as it was sent, including its ``type``.
+    ``claims``: the index of the study of claims that sent it; None if the user did.
     """
 
     start_s: float
     command: dict[str, Any]
-    segments: int = 0  # how many there were before, as of all that follows
+    segments: int = 0  # number before the order; likewise for comparisons and studies
     comparisons: int = 0
     studies: int = 0
     claims: int | None = None
@@ -310,7 +310,7 @@ class Session:
     created: float = field(default_factory=time.time)  # Unix time
     notes: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)  # what the window calls toggles and fields
+    titles: dict[str, str] = field(default_factory=dict)  # titles of toggles and fields
     segments: list[Segment] = field(default_factory=list)
     telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "gpu1"
     events: list[Event] = field(default_factory=list)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DIGITS = 3  # significant digits of a number whose error is not known
-MOST_DECIMALS = 6  # that an edge may add to a number
+MOST_DECIMALS = 6  # most decimals that an edge may require
 MISSING = "–"
-LARGEST = 1e30  # of any number but a p value: its square is finite
-MOST_COUNTED = 2.0**53  # of any count: up to here a float is exact
+LARGEST = 1e30  # largest number, except p values: its square is finite
+MOST_COUNTED = 2.0**53  # largest count: up to here a float is exact
 STEP_TIME = "x step time"  # unit of every ratio in tables and on axes: below 1 is faster
 
 
@@ -32,7 +32,7 @@ Cell = str | int | float | Measured | None
 
 
 def text(cell: Cell) -> str:
-    """Return the cell as a person reads it: rounded to what is known, a dash if nothing is."""
+    """Return the cell as text: rounded to its known digits; a dash if the value is unknown."""
     match cell:
         case str():
             return cell
@@ -56,7 +56,7 @@ def number(value: float, error: float | None = None, edges: Sequence[float] = ()
         return MISSING
     value = float(value)  # rounding numpy's own numbers overflows
     if error is not None and math.isfinite(error) and error > 0:
-        leading, _, exponent_text = f"{error:.16e}".partition("e")  # of 5e-324 too, unlike a power
+        leading, _, exponent_text = f"{error:.16e}".partition("e")  # a power fails for 5e-324
         decimals = -int(exponent_text) + (float(leading) < 2)
     else:
         exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])  # after rounding: 99.96 is 100
@@ -92,7 +92,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def edges_of(region: float) -> tuple[float, ...]:
-    """Return what an interval of ratios is read against: 0, 1, and where the same ends."""
+    """Return the limits for an interval of ratios: 0, 1, and both ends of the region of SAME."""
     return 0.0, 1 / (1 + region), 1.0, 1 + region
 
 
@@ -130,14 +130,14 @@ def ratio_words(ratio: float, low: float, high: float, region: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share of 1 in whole percent; never 0 % for a part, nor 100 % for less than all."""
-    if 0 < share <= 0.005:  # which Python rounds to 0
+    """Return a share of 1 in whole percent; above 0 is never 0 %, below 1 never 100 %."""
+    if 0 < share <= 0.005:  # Python rounds it to 0
         return "below 1 %"
     return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
 
 
 def margin_text(share: float) -> str:
-    """Return a margin in percent, such as "1.25 %": rounded up, so that it claims no less room."""
+    """Return a margin in percent, such as "1.25 %": rounded up, so that it is never understated."""
     exact = decimal.Decimal(f"{100 * share:.9g}")  # without the error of the product
     context = decimal.Context(prec=DIGITS, rounding=decimal.ROUND_CEILING)
     return f"{exact.normalize(context):f} %"

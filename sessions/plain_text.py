@@ -20,7 +20,7 @@ _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SEPARATORS = [0x2028, 0x2029]  # line ends to some programs and not to others
 _SURROGATES = range(0xD800, 0xE000)
-_NO_CHARACTERS = [0xFFFE, 0xFFFF]  # which no XML, and so no SVG, may hold
+_NO_CHARACTERS = [0xFFFE, 0xFFFF]  # XML, and so SVG, may not contain them
 _REPLACED = dict.fromkeys(
     (
         code

@@ -15,7 +15,7 @@ UTILIZATION = {  # columns of telemetry that are shares of what the device can d
     "others": "by other processes",
 }
 SENSORS = UTILIZATION | {"sm_clock": "clock", "power_w": "power", "temperature": "temperature"}
-_SHORT = {  # where several are missing
+_SHORT = {  # short names for a list of missing columns
     "sm_active": "SM",
     "tensor_active": "tensor",
     "dram_active": "DRAM",

@@ -110,7 +110,7 @@ BLOCKS = {
     "arm": ColumnInfo("i4", "", "which arm the block ran, an index into arms"),
     "median_ms": ColumnInfo("f8", "ms", "median step time of the block"),
 }
-BLOCK_DETAILS = {  # of every block, or of none
+BLOCK_DETAILS = {  # every block has them, or none has
     "pair": ColumnInfo("i4", "", "pair that the block belongs to"),
     "clock_mhz": ColumnInfo("f8", "MHz", "clock of the multiprocessors, NaN where unknown"),
     "void": ColumnInfo("str", "", "why the block does not count, empty where it does"),

@@ -47,7 +47,7 @@ def end_s(segment: Segment) -> float:
     if segment.phases:
         return segment.phases[-1].stop_s
     if not isinstance(segment.steps, Columns):
-        return segment.start_s  # of a file, whose columns take long to read
+        return segment.start_s  # columns of a file take long to read
     return max([segment.start_s, *segment.steps["t_s"][-1:].tolist()])
 
 

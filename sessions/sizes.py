@@ -1,7 +1,7 @@
-"""Sizes of memory by one rule: the largest unit of which there is at least one, binary by default.
+"""Sizes of memory by one rule: the largest unit that gives at least 1, binary by default.
 
-Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
-allocator counts is exact. A column (``sized``) has the unit of its largest size.
+Readings (``size_text``) have three significant digits, and no decimals from 100 on: the allocator's
+counts are exact. A column (``sized``) has the unit of its largest size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sessions.numbers import MISSING, Cell, text
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_units = UNITS  # in use in this process
+_units = UNITS  # the units that this process uses
 
 
 def use_decimal(decimal: bool) -> None:

@@ -153,11 +153,10 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
     return _arms_table(session.title, "segment", arms, different, warnings)
 
 
-def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Return one row for each session: the compared segment, differences, steps, and ratio.
 
-    Toggles that not every session has (a kernel's have none of a model's) are left to
-    ``differences_table``.
+    Only ``differences_table`` lists toggles that some session lacks, as sessions of kernels do.
     """
     listed = [
         difference
@@ -166,21 +165,21 @@ def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table
         and not (difference.name.startswith("toggles.") and None in difference.values)
     ]
     chosen = Difference("segment", [arm.segment.title for arm in comparison.arms])
-    return _arms_table(title, "session", comparison.arms, [chosen, *listed])
+    return _arms_table("Comparison", "session", comparison.arms, [chosen, *listed])
 
 
-def differences_table(comparison: Comparison, title: str = "Differences") -> Table:
-    """Return one row for each thing that differs, one column for each session."""
+def differences_table(comparison: Comparison) -> Table:
+    """Return one row for each setting that differs, one column for each session."""
     columns = [Column("setting"), *(Column(arm.title) for arm in comparison.arms)]
     rows = [
         [difference.name, *(None if value is None else str(value) for value in difference.values)]
         for difference in comparison.differences
     ]
-    return Table(title, columns, rows)
+    return Table("Differences", columns, rows)
 
 
 def evidence_table(session: Session) -> Table:
-    """Return one row for each toggle of each segment that left its evidence."""
+    """Return one row for each segment's toggle that has evidence."""
     names = ("segment", "toggle", "asked", "effect", "evidence")
     rows = [
         [segment.title, evidence.toggle, evidence.requested, evidence.status, evidence.text]
@@ -225,9 +224,9 @@ UNPAIRED_NOTE = (
     "Unpaired ratios prove nothing: the runs followed each other, so the machine may have changed."
 )
 PEAK = "peak memory"
-RESIDENT = "peak resident set"  # of the process, if no allocator counts bytes
+RESIDENT = "peak resident set"  # peak of the process, if no allocator counts bytes
 PEAKS = (PEAK, RESIDENT)
-OWN = "own peak"  # of the peak, without memory that is held for other configurations
+OWN = "own peak"  # the peak without memory of other configurations
 
 
 def _arms_table(
@@ -274,7 +273,7 @@ def _arms_table(
 
 
 def memory_heading(arms: Sequence[Arm]) -> str:
-    """Return what the arms' memory is, by those that have any: one that only began says nothing."""
+    """Return the name of the arms' memory; arms without a measurement do not count."""
     measured = [arm.segment.steps["reserved"] for arm in arms if math.isfinite(arm.peak_bytes)]
     allocated = any(math.isfinite(reserved[-1]) for reserved in measured)
     return PEAK if allocated or not measured else RESIDENT

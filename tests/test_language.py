@@ -20,6 +20,8 @@ VAGUE_IDENTIFIERS = frozenset(
 )
 # They begin a clause that depends on the title, instead of a sentence with a verb.
 VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split())  # noqa: SIM905
+# A comment that begins with one of them continues a sentence that only its author knows.
+FRAGMENT = re.compile(r"(?:^|\s)# (of|that|which|whose|nor|else)\b", re.IGNORECASE)
 
 # What texts count. For a count of 1, the plural is wrong: ``sessions.numbers.counted`` writes both.
 COUNTED_NOUNS = frozenset(
@@ -68,6 +70,16 @@ def vague_words(source: str) -> list[str]:
     return [f"{line}: {word}" for line, word in sorted(names + words)]
 
 
+def comment_fragments(source: str) -> list[str]:
+    """Return line and first word of every comment that begins with a fragment's word."""
+    lines = ["", *source.splitlines()]
+    return [
+        f"{number}: {match[1]}"
+        for number, (before, line) in enumerate(itertools.pairwise(lines), 1)
+        if (match := FRAGMENT.search(line)) and not before.lstrip().startswith("#")
+    ]
+
+
 def plural_counts(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and words of every computed count before a plural; capitals are limits above 1."""
     for node in ast.walk(ast.parse(source)):
@@ -109,6 +121,21 @@ def test_no_identifier_and_no_docstring_begins_vaguely(folder):
 )
 def test_vague_words_are_found(source, expected):
     assert vague_words(source) == expected
+
+
+@pytest.mark.parametrize("package", PLURAL_BUDGETS)
+def test_no_comment_begins_as_a_fragment(package):
+    problems = [
+        f"{path.relative_to(ROOT)}:{problem}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for problem in comment_fragments(path.read_text())
+    ]
+    assert not problems, "say what the name holds, or write a sentence:\n" + "\n".join(problems)
+
+
+def test_fragments_are_seen_where_a_comment_begins():
+    source = "a = 1  # of a step\n# Which ends.\nb = 2  # steps of a run\n# Two lines\n# of text"
+    assert comment_fragments(source) == ["1: of", "2: Which"]
 
 
 @pytest.mark.parametrize("package", PLURAL_BUDGETS)

@@ -20,7 +20,7 @@ def main() -> None:
 
     try:
         code = cli.main()
-    except SystemExit as end:  # of argparse
+    except SystemExit as end:  # argparse raises it
         code = end.code if isinstance(end.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - a person gets a sentence, the log the rest
         code = cli.report_defect(error, crash_log.write(error))

@@ -78,7 +78,7 @@ class VariantFailed(Exception):  # noqa: N818 - carries the failure
 class _Block:
     """Measurements that a runner reported while it stepped once."""
 
-    times_ms: list[float] = field(default_factory=list)  # of steady steps
+    times_ms: list[float] = field(default_factory=list)  # times of steady steps
     clocks_mhz: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class _Side:
 
     def step(self, start: protocol.Start) -> Iterator[protocol.AnyMessage]:
         """Run to the end of ``start`` and yield what the runner reports of it."""
-        while True:  # what it reported while the other one stepped is older
+        while True:  # skip older messages, which it sent while the other side stepped
             try:
                 self._messages.get_nowait()
             except queue.Empty:
@@ -317,7 +317,7 @@ class AlternatingRunners:
                     if message.device.startswith("gpu"):
                         block.clocks_mhz += [clock for clock in clocks if clock]
                     if side.number == 0:
-                        continue  # of the same device as the other's, whose clock is the session's
+                        continue  # the other side sends the same device's telemetry
                 case protocol.Failure():
                     block.failure = message
                     self._outcome.failures.append(message)
@@ -389,7 +389,7 @@ class AlternatingRunners:
         self._watch(protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text))
 
     def _record(self, message: protocol.AnyMessage) -> None:
-        with contextlib.suppress(protocol.WireError):  # of a runner that is about to end
+        with contextlib.suppress(protocol.WireError):  # the runner is about to end
             self._recorder.record(message)
         self._journal.write(message)
 

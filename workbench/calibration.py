@@ -40,7 +40,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     measured_with: str  # the configuration's title
     kind: str = ""  # as ``kind_of`` says; empty in files from before kinds were recorded
-    disturbed: str = ""  # who else used the device meanwhile: a clause
+    disturbed: str = ""  # the clause that names other users of the device
 
 
 def path() -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench import state_folder
 
 LONGEST_BYTES = 1 << 20  # then a new log begins, and the previous one is kept
-_MOST_CHARACTERS = 200  # of an error's own text in a sentence
+_MOST_CHARACTERS = 200  # characters of an error's text in a sentence
 
 
 def path() -> Path:

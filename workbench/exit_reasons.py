@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-_MISMATCHES = (  # what gloo and NCCL print
+_MISMATCHES = (  # messages of gloo and NCCL
     "distributed collective mismatch",
     "Received data size doesn't match expected size",
     "Detected mismatch between collectives on ranks",

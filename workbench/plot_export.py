@@ -37,7 +37,7 @@ from workbench.theming.svg import compact
 from workbench.theming.theme import PRINT, Theme
 
 SUFFIXES = (".png", ".svg", ".pdf", ".csv")
-PICTURES = (".png", ".pdf")  # whose text needs a font of this machine
+PICTURES = (".png", ".pdf")  # their text needs a font of this machine
 TABLE_SUFFIXES = (".csv", ".md")
 SIZE = (900, 520)  # logical pixels, 96 to the inch
 _SCALE = 2  # pixels of a PNG per logical pixel

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Descriptor = TypeVar("Descriptor")
-PREFIX = "workbench."  # of the groups of entry points
+PREFIX = "workbench."  # prefix of the groups of entry points
 
 
 @dataclass(frozen=True)

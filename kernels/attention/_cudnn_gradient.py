@@ -50,6 +50,6 @@ def repair() -> torch.library.Library | None:
 
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that a kernel is replaced
         library.impl(_NAME, backward, "CUDA", with_keyset=True)
     return library

@@ -423,7 +423,7 @@ def _call(
 ) -> Tensor:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if window is not None and window >= max(q.shape[2], k.shape[2]):
-        window = None  # it holds all keys; kernels multiply it by heads, in 32 bits
+        window = None  # it contains all keys; kernels multiply it by heads in 32 bits
     if kv_length is not None:
         kv_length = kv_length.contiguous()
     keep = needs_gradient(q, k, v)

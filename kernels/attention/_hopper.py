@@ -23,7 +23,7 @@ from kernels.core.tuning import Key, Tile, Tunable
 
 DIMS = (64, 128)
 NARROW = 256  # windows up to here waste less in small blocks of keys
-BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys per block, buffered blocks
+BLOCK, STAGES = 64, 3  # backward kernels: rows or keys per block, buffered blocks
 ROWS = 32  # rows of a program that packs, or keys of one that adds
 # Cost of a part of the gradients of a tile's keys, and of adding parts at all, in the time of one
 # block of rows. With these numbers the model finds the split that was fastest on an H200.
@@ -121,7 +121,7 @@ def ahead(
     if length < least or (most is not None and length > most):
         return None
     if trained and dim == 64 and heads == k.shape[1]:
-        return None  # as fast as cuDNN's
+        return None  # cuDNN is as fast
     if not takes(q, k, v, causal, window, 1.0 if scale is None else scale, kv_length):
         return None
     tokens = f"{least} tokens and more" if most is None else f"{least} to {most} tokens"

@@ -228,7 +228,7 @@ def _compute(
             i_n = (i_b.to(gl.int64) * GROUPS * R + i_g * R + o_m % R) * length + o_s
             gl.store(lse_ptr + i_n, b_lse, mask=o_s < length)
         b_share = gl.convert_layout(1.0 / gl.where(b_some, b_l, 1.0), gl.SliceLayout(1, o_layout))
-        tma.store_wait(0)  # of the tile before
+        tma.store_wait(0)  # the previous tile
         meet()
         b_acc, b_p = multiplied(0, deps=(b_acc, b_p))
         mbarrier.arrive(v_empty.index((count - 1) % STAGES), count=1)
@@ -251,7 +251,7 @@ def _fetch_all(
     """Fetch all blocks of the forward pass, in one warp."""
     k_full, k_empty, v_full, v_empty = bars
     D: gl.constexpr = q_all.shape[4]
-    BYTES: gl.constexpr = N * D * 2  # of keys or of values
+    BYTES: gl.constexpr = N * D * 2  # bytes of keys or values
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
     for i_t in range(turns(n_tiles)):

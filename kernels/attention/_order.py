@@ -18,7 +18,7 @@ _LANGUAGE = tl  # Triton's interpreter accepts no function of a module without i
 
 SHARERS = 4  # multiprocessors that read one head at a time
 ALL = 1 << 16  # heads
-MOST_TILES = (1 << 31) // ALL - 1  # of one head, so that kernels can multiply both in 32 bits
+MOST_TILES = (1 << 31) // ALL - 1  # tiles of one head; kernels multiply both in 32 bits
 
 
 def heads_together(k: Tensor, balanced: bool = False, tiles: int = 0) -> int:

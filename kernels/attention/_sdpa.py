@@ -35,15 +35,15 @@ _SWITCHES = {
 }
 
 _switching = threading.RLock()
-_repaired = _cudnn_gradient.repair()  # for the whole process, as long as this is kept
+_repaired = _cudnn_gradient.repair()  # valid for the process while this object exists
 
 
 @contextlib.contextmanager
 def _only(backend: SDPBackend) -> Iterator[None]:
-    """Do what ``sdpa_kernel(backend)`` does, in 3 instead of 20 us on the host.
+    """Enable only one backend, as ``sdpa_kernel(backend)``, in 3 instead of 20 us on the host.
 
-    The switches belong to the process, so only one thread at a time may use them: two would each
-    restore what the other had set.
+    The switches belong to the process, so only one thread at a time may use them: two threads would
+    restore each other's settings.
     """
     with _switching:
         before = [enabled() for enabled, _ in _SWITCHES.values()]

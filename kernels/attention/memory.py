@@ -3,7 +3,7 @@
 Backends that keep the full matrix of weights (manual) or pieces of it (chunked) hold about
 ``COPIES`` numbers per weight at a time. From ``LONG`` weights per head on, or where the matrix
 would exceed the budget, auto prefers chunks. The budget is a fraction of all memory and not of the
-free memory: a captured or compiled step keeps its choice, whatever is free later.
+free memory, because a captured or compiled step keeps its choice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WeightsMemory(NamedTuple):
     Relative to a fused kernel, which saves the logarithm of each row's sum and no weights.
     """
 
-    saved: int = 0  # for its backward pass
+    saved: int = 0  # kept for the backward pass
     forward: int = 0  # peak where a backward pass follows, including the saved bytes
     inference: int = 0  # peak where none does
     backward: int = 0  # peak in the backward pass, including the saved bytes

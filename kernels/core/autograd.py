@@ -67,10 +67,10 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def as_operators() -> Iterator[None]:
-    """Call passes that are also torch operators as such, in this thread.
+    """Call passes as torch operators in this thread, if they are registered as operators.
 
-    This costs some microseconds a call. Code that watches operators, such as a checkpoint's policy,
-    then sees them.
+    This costs some microseconds per call. Code that watches operators, such as a checkpoint's
+    policy, then sees the passes.
     """
     _operator_blocks.blocks += 1
     try:
@@ -80,7 +80,7 @@ def as_operators() -> Iterator[None]:
 
 
 def are_operators() -> bool:
-    """Return True if such passes must be called as torch operators, as they are in a graph."""
+    """Return True if passes must be called as torch operators, as in a compiled graph."""
     return torch.compiler.is_compiling() or _operator_blocks.blocks > 0
 
 
@@ -121,9 +121,9 @@ class _CachingContext:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse second derivatives, some of which torch's own decorator silently treats as zero.
+    """Refuse second derivatives; torch's own decorator silently treats some of them as zero.
 
-    Torch's decorator refuses through the gradients that come in. For a penalty on the gradient of a
+    Torch's decorator refuses through the incoming gradients. For a penalty on the gradient of a
     sum, the incoming gradients are ones, so torch raises nothing and leaves the penalty out. This
     decorator also refuses through every saved tensor.
     """

@@ -2,8 +2,8 @@
 
 A compiled kernel's ``run`` is Triton's launcher, a Python object. It allocates the scratch memory
 that the kernel needs (as for tensor descriptors) and calls a C function with the arguments and with
-what it knows about the kernel. A cached launch calls that C function itself and skips what cannot
-differ under its cache key.
+facts about the kernel. A cached launch calls that C function directly and skips the work whose
+result its cache key determines.
 
 How the function is called is known for the versions below (``third_party/nvidia/backend/driver.py``
 and ``driver.c``). With any other version, a cached launch calls ``run``.
@@ -92,7 +92,7 @@ def _function(compiled: Any) -> tuple[Any, ...]:
 
 
 def scratch_memory(size: int, alignment: int = 0, stream: int | None = None) -> Tensor:
-    """Allocate what Triton requests; torch's memory is aligned enough and of this stream."""
+    """Allocate scratch memory for Triton; torch aligns it, and it belongs to this stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 

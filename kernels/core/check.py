@@ -21,7 +21,7 @@ from kernels.core.operator import Huge, Implementation, Inputs, Operator
 
 # Added to twice the reference's error, in units in the last place of the largest value (of 1, if
 # terms cancel to zero throughout). Another order of the same sums moves a result by that much.
-# Where the reference happens to hit the exact value, twice its error is nothing.
+# If the reference equals the exact value by chance, twice its error is 0.
 ULPS = 4.0
 RMS_ULPS = 2.0
 
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def right(self) -> bool:
-        """True if both errors are within what is allowed (NaN is not)."""
+        """True if both errors are within their limits (NaN is not)."""
         return self.error <= self.allowed and self.rms_error <= self.rms_allowed
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Exact:
     ) -> dict[str, Tensor]:
         """Return outputs and gradients of ``call`` by name, computed in ``dtype`` if given.
 
-        They include the inputs that the call writes into, of which it gets copies.
+        They include inputs that the call writes into; it gets copies of them.
         """
         leaves = [
             _leaf(value, dtype, name in self.gradients) if isinstance(value, Tensor) else value
@@ -159,9 +159,8 @@ def end_of_huge(
 ) -> list[Comparison]:
     """Compare the last results of huge inputs, and every gradient that depends on them.
 
-    These are what a kernel whose offsets overflow 32 bits gets wrong; a reference of all results
-    would not fit in memory. Results that combine all entries are left out, unless they are one
-    number.
+    If offsets of a kernel overflow 32 bits, these are wrong. A reference of all results would not
+    fit in memory. Results that combine all entries are left out, unless they are one number.
     """
     first = next(iter(inputs.values()))
     count = first.shape[0]

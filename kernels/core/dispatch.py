@@ -47,7 +47,7 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
     choice = impl if impl is not None else _chosen.get(op.name, "auto")
     likely = op.implementations.get(choice if choice != "auto" else _first(op, args[0]))
     can_replay = likely is not None and likely.replayed and _watch is None
-    # What ``auto`` chooses for a captured call may differ from what was recorded.
+    # For a captured call, ``auto`` may choose another implementation than the recorded one.
     if can_replay and not torch.is_grad_enabled() and not (choice == "auto" and _captured(args)):
         result = _replayed(op.name, choice, *args)
     else:
@@ -124,7 +124,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     if ranked is not None:
         names, measured_times = ranked
         for name in names:
-            if name not in candidates:  # it could run when the times were stored
+            if name not in candidates:  # it was usable when the times were stored
                 measured_times = f"{measured_times}; {name}: {_why_absent(op, name, device_type)}"
                 continue
             refuses = op.implementations[name].refuses

@@ -1,4 +1,4 @@
-"""Generations of NVIDIA GPUs and what each computes well: a table that needs no GPU to read.
+"""Generations of NVIDIA GPUs and the dtypes that each computes well, as a table.
 
 By compute capability, from the CUDA C++ Programming Guide (tables of technical specifications): the
 number formats of the matrix units, and the limits of one block of threads. The training precision

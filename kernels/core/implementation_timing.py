@@ -26,11 +26,11 @@ from kernels.core.tuning import difference, flat, free_memory, synchronize, time
 from kernels.measure.timing import evictions_to_hide, times_us, warm_up
 
 MEASURED = "measured"  # prefix of the reason for an implementation that was the fastest
-NOT_TIMED = "not timed"  # for one that had no other to be compared with
+NOT_TIMED = "not timed"  # no other implementation could be compared
 NO_MEMORY = "not enough memory"  # the reason why an implementation was dropped
-GAIN = 0.98  # of the first implementation's cost: a closer result may be noise
-ROUNDS, CALLS = 3, 5  # of single calls with cold caches, interleaved
-LOOP_US, MOST_IN_LOOP = 3000.0, 20  # of a loop of calls
+GAIN = 0.98  # times the first implementation's cost: a closer result may be noise
+ROUNDS, CALLS = 3, 5  # interleaved single calls with cold caches
+LOOP_US, MOST_IN_LOOP = 3000.0, 20  # duration and most calls of a loop
 HOPELESS = 5.0  # times the fastest so far: one round is enough
 
 
@@ -47,7 +47,7 @@ class Cost:
         return self.device_us > 0
 
     def of_step(self, captured: bool) -> float:
-        """Return what a call adds to a step that is captured or compiled, or is not."""
+        """Return the time that a call adds to a step; ``captured``: or compiled."""
         return self.device_us if captured else max(self.device_us, self.call_us)
 
 

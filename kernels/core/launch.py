@@ -10,7 +10,7 @@ without a cache entry is made by Triton itself, so that nothing here repeats its
 entry, the same compiled kernel is called as Triton calls it (``bound_launch``), on the stream that
 is current at that call.
 
-Triton also launches whenever it does more than that: while Dynamo traces, in the interpreter, on
+Triton itself also launches in cases with more work: while Dynamo traces, in the interpreter, on
 tensors without memory, and while hooks, debugging or instrumentation are switched on.
 """
 
@@ -48,7 +48,7 @@ if INSTALLED:
         _integer_class = functools.partial(native_specialize_impl, BaseBackend)
 
 
-_CACHES: list[dict[Any, Any]] = []  # of every launcher
+_CACHES: list[dict[Any, Any]] = []  # caches of all launchers
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
 # the driver, and its device and stream functions
 active_driver: list[tuple[Any, ...]] = [(object(), None, None)]
@@ -59,7 +59,7 @@ recorders: dict[int, Any] = {}  # by thread: recorders that observe every launch
 def launcher(kernel: Any) -> Callable[..., None]:
     """Return a function that launches ``kernel``: ``launch(grid, *arguments, **options)``.
 
-    It does what ``kernel[grid](*arguments, **options)`` does, and returns nothing. Parameters whose
+    It launches as ``kernel[grid](*arguments, **options)``, and returns nothing. Parameters whose
     names end in ``_ptr`` take tensors or None, and the first of them takes a tensor. Other
     parameters that are not constants take integers. Options are ``num_warps`` and ``num_stages``;
     None leaves them to Triton. The caller must make sure that all tensors are on the current GPU:
@@ -119,7 +119,7 @@ def launches_timed() -> Iterator[list[int]]:
         yield spent_ns
     finally:
         for cache, entries in before:
-            cache.clear()  # this also removes entries that were copied in here and are timed
+            cache.clear()  # also removes entries of timed candidates
             cache.update(entries)
         _invalidate()
 

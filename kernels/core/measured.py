@@ -1,4 +1,4 @@
-"""Choice of an implementation by measurement: what ``auto`` uses on a GPU.
+"""Choice of an implementation by measurement, for ``auto`` on a GPU.
 
 Implementations are timed (``implementation_timing``) once for each class of shapes. A class has the
 exact last dimension of each tensor and every other dimension rounded up to a power of two, so that
@@ -49,7 +49,7 @@ _SCALARS = (bool, str, type(None), torch.dtype)
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()  # backward passes call operators in autograd's threads
 _is_on, _may_measure = True, True
-_captured_blocks = 0  # of ``captured_choices`` that are entered
+_captured_blocks = 0  # number of entered ``captured_choices``
 _known: dict[tuple[str, str, str], Measurement] = {}  # by GPU, operator and class
 _loaded: set[tuple[str, str]] = set()
 _recent: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
@@ -57,7 +57,7 @@ _recent: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
 
 @contextmanager
 def measuring(is_on: bool) -> Iterator[None]:
-    """Let ``auto`` measure what is missing, or only use its rules, in the whole process."""
+    """Let ``auto`` measure in the complete process, or only use its rules."""
     global _is_on
     before = _is_on
     _is_on = is_on
@@ -71,7 +71,7 @@ def measuring(is_on: bool) -> Iterator[None]:
 
 @contextmanager
 def known_only() -> Iterator[None]:
-    """Measure nothing inside the block; use what is known."""
+    """Measure nothing inside the block; use stored results."""
     global _may_measure
     before = _may_measure
     _may_measure = False
@@ -83,10 +83,11 @@ def known_only() -> Iterator[None]:
 
 @contextmanager
 def captured_choices() -> Iterator[None]:
-    """Choose in the whole process what a captured step runs, also outside of its capture.
+    """Choose implementations as in a captured step, in the complete process.
 
-    A captured step has no host time, and may run another implementation. What it runs must have run
-    before: libraries plan and allocate in their first call, which fails in a capture.
+    A captured step has no host time, so that another implementation may be the fastest. It must
+    have run before the capture: libraries plan and allocate in their first call, which fails in a
+    capture.
     """
     global _captured_blocks
     with _lock:
@@ -99,12 +100,12 @@ def captured_choices() -> Iterator[None]:
 
 
 def is_captured(x: Tensor) -> bool:
-    """Return True if a call with ``x`` is captured, or chooses what a captured one would."""
+    """Return True if a call with ``x`` is captured, or chooses as a captured call."""
     return x.is_cuda and (_captured_blocks > 0 or torch.cuda.is_current_stream_capturing())
 
 
 def forget() -> None:
-    """Discard what was read from files, so that the next call reads them again."""
+    """Discard results that were read from files; the next call reads the files again."""
     with _lock:
         _known.clear()
         _loaded.clear()
@@ -114,7 +115,7 @@ def forget() -> None:
 
 
 def measurements() -> dict[tuple[str, str], Measurement]:
-    """Return what is known in this process by operator and class of shapes."""
+    """Return the results of this process by operator and class of shapes."""
     return {(op_name, written): value for (_, op_name, written), value in _known.items()}
 
 
@@ -168,7 +169,7 @@ def ranking(
 
 
 def _shape_class(args: tuple[Any, ...]) -> list[Any] | None:
-    """Return what a measurement depends on; None if an argument is of another kind.
+    """Return the key of a measurement; None if an argument has an unsupported type.
 
     Loops compare sizes with powers of two, so that torch.compile guards a range and not a size.
     """
@@ -235,7 +236,7 @@ def _accepts_more(
     """
     compared = {*known.costs, *known.dropped}
     if not contenders(op, [name for name in candidates if name not in compared], args):
-        return False  # as a rule
+        return False  # usually
     return compared < set(contenders(op, candidates, args))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 Inputs = dict[str, Any]
 T = TypeVar("T")
-COMPILED_TERMS = 128  # of a running sum that Inductor compiles at once
+COMPILED_TERMS = 128  # terms of a running sum that Inductor compiles at once
 MOST_REMEMBERED = 4096  # entries per function; more of them are sizes that change at every call
 
 
@@ -96,7 +96,7 @@ class Implementation:
     without a full stop, or None if it can. ``avoid`` returns in the same way why ``auto`` skips
     it although it could run. ``stated_ulps``: by type of device, the additional error of one
     of its steps that plain torch does not make, in units in the last place of FP32. ``replayed``:
-    calls without gradients may be replayed (``replay``), because what it refuses and does depends
+    calls without gradients may be replayed (``replay``), because its refusals and its work depend
     only on the layout of its inputs. ``last_resort``: ``auto`` uses it only if nothing else can
     run, and does not time it.
     """
@@ -140,7 +140,7 @@ class Operator:
     ``inputs``. ``large_reference`` replaces the reference where that would not fit in memory.
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
     ``gradients_in_forward``: gradients are computed in the forward pass if they will be needed, so
-    that timing the backward pass alone says nothing. ``huge`` are sizes at which 32-bit offsets
+    that timing the backward pass alone is useless. ``huge`` are sizes at which 32-bit offsets
     overflow. ``check`` takes the inputs by position and raises ``Mistake`` if they do not
     match. ``prefer`` takes the names of the implementations that can run on the device, and the
     inputs by position. It returns the implementation that ``auto`` uses first for such
@@ -152,9 +152,9 @@ class Operator:
     and writes again what a fusion keeps in registers.
     ``written`` takes the inputs by position and returns the names of the tensors that this call
     writes into, in the reference and in every implementation. Such a call has no gradients. Code
-    that runs a call only to compare or time it passes ``with_copies``. ``plain`` is what the
-    benchmark compiles to compare with, where that is not the reference: plain torch, if the
-    reference multiplies matrices in a wider dtype than the inputs have.
+    that runs a call only to compare or time it passes ``with_copies``. ``plain`` is the
+    function that the benchmark compiles for comparison, if that is not the reference: plain torch,
+    if the reference multiplies matrices in a wider dtype than the inputs have.
     """
 
     name: str
@@ -347,7 +347,7 @@ _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def running_sum(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the cumulative sum over dimension 1, in ``dtype`` or what torch chooses.
+    """Return the cumulative sum over dimension 1, in ``dtype`` or the dtype that torch chooses.
 
     A compiled one is added in pieces: Inductor of torch 2.11 cannot compile more terms at once if
     one of their factors is broadcast (pytorch/pytorch issue 180221).
@@ -377,7 +377,7 @@ def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remembered(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache what eager calls of ``function`` returned, by their arguments.
+    """Cache the results of eager calls of ``function`` by their arguments.
 
     For results that depend on sizes and dtypes alone, passed by position; facts about a GPU must be
     among the arguments. While torch.compile traces, sizes may be symbols, and nothing is cached.

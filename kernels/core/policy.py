@@ -39,7 +39,7 @@ class Policy:
     adaptive_attention: dict[str, str | None]
     tile: tuple[int, int, int, int] | None
     tile_fp32: tuple[int, int, int, int] | None
-    weights_budget_bytes: int  # for unfused attention before it works in chunks
+    weights_budget_bytes: int  # unfused attention above this works in chunks
 
     def __str__(self) -> str:
         known = self.generation

@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-COPIES = frozenset(("_to_copy", "clone"))  # of arguments, as are products: replayed before launches
+COPIES = frozenset(("_to_copy", "clone"))  # replayed before launches, as products are
 LIKE = frozenset(("dtype", "memory_format"))  # options of a copy that is replayed
 VIEWS = frozenset(("as_strided", "expand", "permute", "select", "slice", "squeeze", "t"))
 VIEWS |= frozenset(("transpose", "unsqueeze", "view", "_unsafe_view"))
 
 # temporaries up to this size share one allocation; large ones are worth their time
 SHARED_BYTES = 1 << 20
-ALIGNMENT = 512  # of each temporary, as torch's allocator aligns them
+ALIGNMENT = 512  # alignment of each temporary, as in torch's allocator
 
 Make = Callable[[list[Any]], Tensor]
 
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self._arguments: list[Any] = [None]
         self._allocations: list[tuple[Make, Tensor, bool]] = []  # True: uninitialised memory
         self._slots = {id(None): (0, 0)}  # by id: slot and offset in bytes
-        self._alive: list[Tensor] = []  # so that identities stay unique
+        self._alive: list[Tensor] = []  # keeps identities unique
         self._views: list[Tensor] = []
         self._launches: list[tuple[Callable[..., None], list[tuple[int, int]]]] = []
         self._watchers: list[Any] = []
@@ -242,7 +242,7 @@ def _view(slot: int, offset: int, view: Tensor, arguments: list[Any]) -> Make:
 
 
 def _empty(like: Tensor, arguments: list[Any]) -> Make:
-    """Return a function that allocates such a tensor again, by the cheapest call for its dtype."""
+    """Return a function that allocates a tensor like ``like`` by the cheapest call."""
     shape, stride, dtype, device = like.shape, like.stride(), like.dtype, like.device
     alike = [n for n, x in enumerate(arguments) if n and (x.dtype, x.device) == (dtype, device)]
     for slot in alike:

@@ -40,7 +40,7 @@ MAX_CACHED = 4096  # calls per function; more of them are sizes that change at e
 SCALARS = frozenset((int, float, bool, str, type(None), torch.dtype))
 NEVER = "not to be recorded"  # stored instead of the number of calls or the recording
 
-_CACHES: list[dict[Any, Any]] = []  # of every function
+_CACHES: list[dict[Any, Any]] = []  # caches of all functions
 _forgotten = 0  # number of calls of ``forget``
 
 
@@ -56,7 +56,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
     cache: dict[Any, Any] = {}
     _CACHES.append(cache)
     recorders, active_driver = launch.recorders, launch.active_driver
-    precision_of = torch._C._get_fp32_precision_getter  # as ``hardware.product_precision``
+    precision_of = torch._C._get_fp32_precision_getter  # see ``hardware.product_precision``
 
     # One function, because calls within it would take longer than what they do.
     @functools.wraps(function)
@@ -76,7 +76,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
         parts: list[Any] = [device, precision_of("cuda", "matmul")]
         tensors: list[Any] = [None]
         addresses = [0]
-        address_bits = 0  # of all addresses: the last four are 0 if all are aligned to 16 bytes
+        address_bits = 0  # combined by or: the last four bits are 0 if all are aligned to 16 bytes
         for x in args:
             kind = type(x)
             if kind is Tensor or kind is Parameter:

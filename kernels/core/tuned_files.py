@@ -44,7 +44,7 @@ def folder() -> Path:
     """Return the folder for all GPUs; one that does not exist for a user without a home."""
     try:
         path = platformdirs.user_cache_path("workbench", appauthor=False) / "tiles"
-    except RuntimeError:  # of later versions of platformdirs; earlier ones keep the "~"
+    except RuntimeError:  # newer versions of platformdirs raise; older ones keep the "~"
         return Path("/nonexistent/.cache/workbench/tiles")
     return Path("/nonexistent", *path.parts[1:]) if path.parts[0] == "~" else path
 

@@ -33,8 +33,8 @@ from kernels.core.tuned_files import Timed
 from kernels.measure.timing import forget_evictor, gpu_times_us
 
 MODES = ("off", "cached", "on")
-ROUNDS, CALLS = 3, 10  # of each candidate, in turn, so that clocks drift for all of them
-GAIN = 0.98  # of the heuristic's time: a closer result may be noise
+ROUNDS, CALLS = 3, 10  # candidates take turns, so that clocks drift for all of them
+GAIN = 0.98  # times the heuristic's time: a closer result may be noise
 FEW = 2048  # tokens below which a kernel may leave multiprocessors idle
 
 # Largest allowed difference of two orders of the same sums: relative to the largest value of an

@@ -46,7 +46,7 @@ from kernels.linear._few_rows import (
 )
 from kernels.linear._kernels import linear_few_rows_kernel
 
-FEW_ROWS = 16  # that the kernel is for; above, tiles of many rows use the weight better
+FEW_ROWS = 16  # limit of this kernel; above it, tiles of many rows use the weight better
 
 
 def linear(

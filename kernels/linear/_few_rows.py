@@ -23,7 +23,7 @@ from kernels.core.triton_helpers import (
 from kernels.core.tuning import Key, Tile
 from kernels.linear._kernels import launch_few_rows
 
-LEAST_OUTPUTS = 16  # of a program
+LEAST_OUTPUTS = 16  # least outputs of a program
 
 
 def check_product(

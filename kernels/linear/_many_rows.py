@@ -21,12 +21,12 @@ from kernels.core.replay import replayed
 from kernels.core.triton_helpers import describable, on_device, rows_of, sm_count
 from kernels.linear._many_rows_kernels import linear_many_rows_kernel
 
-HEAD_DIMS = (32, 64, 128)  # that fill a tile's columns
-COLUMNS = 64  # of x and of the weight in a block: 128 bytes
+HEAD_DIMS = (32, 64, 128)  # head dimensions that fill a tile's columns
+COLUMNS = 64  # columns of x and of the weight in a block: 128 bytes
 TOGETHER = 16  # tiles of rows that are computed together, so that they share weights in the L2
-LEAST_ROWS = 2 * HALF  # of a tile
+LEAST_ROWS = 2 * HALF  # least rows of a tile
 WIDE, NARROW = 256, 128  # columns of a tile
-NARROW_TIME = 0.54  # of a narrow tile, in the time of a wide one
+NARROW_TIME = 0.54  # time of a narrow tile relative to a wide tile
 _launch = launcher(linear_many_rows_kernel)
 
 

@@ -163,7 +163,7 @@ def _compute(
             b_y = _turn(
                 b_acc, b_cos, b_sin, o_n, q_norm_ptr, k_norm_ptr, Q_HEADS, K_HEADS, D, EPS
             )  # fmt: skip
-        tma.store_wait(0)  # of the tile before
+        tma.store_wait(0)  # the previous tile
         meet()
         y_box.store(b_y.to(y_all.dtype))
         fence()

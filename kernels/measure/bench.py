@@ -27,7 +27,7 @@ from kernels.measure.timing import kernel_us
 
 COMPILED = "torch.compile"  # the reference or plain torch, compiled
 REFERENCE = "reference"
-TUNED, HEURISTIC = "triton", "triton, heuristic"  # where both are timed
+TUNED, HEURISTIC = "triton", "triton, heuristic"  # names if both are timed
 BOTH = "forward and backward"
 _FULL_MATRIX = ("manual", "sdpa_math")  # attention backends that hold the full weight matrix
 _FULL_MATRIX_LIMIT = 1 << 25  # queries times keys up to which they are timed
@@ -349,7 +349,7 @@ def _subjects(
     if op.name == "attention":
         pairs = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        by_peer = name in PEERS.get(op.name, {})  # these follow, as their libraries have them
+        by_peer = name in PEERS.get(op.name, {})  # other libraries' kernels follow
         if by_peer or not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
             continue
         refuses = implementation.refuses

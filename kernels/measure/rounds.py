@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels.measure.timing import evictions_to_hide, times_us, warm_up
 
-ROUNDS = 16  # without a time budget
+ROUNDS = 16  # rounds without a time budget
 CALLS = 5  # per block, at most: the median ignores a straggler
 BLOCK_US = 10_000.0  # a block of slower calls has fewer of them
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import hardware
 from kernels.core.operator import Work
 
-MOST_EVICTIONS = 16  # of the L2 before a call
+MOST_EVICTIONS = 16  # most evictions of the L2 before a call
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Ceilings:
 
     bytes_per_s: float
     flops_per_s: float
-    dtype: str = ""  # of the matrix product
+    dtype: str = ""  # dtype of the matrix product
 
     def floor_us(self, work: Work) -> float:
         """Return the least time that the work can take at these rates."""

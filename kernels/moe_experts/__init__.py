@@ -206,7 +206,7 @@ def _triton(
 
 
 def _triton_grouped(*inputs: Any) -> Tensor:
-    return applied(GroupedExperts, *inputs[:6])  # without the workspace, which it refuses
+    return applied(GroupedExperts, *inputs[:6])  # without the workspace, which gradients exclude
 
 
 def _grouped_missing(device_type: str) -> str | None:

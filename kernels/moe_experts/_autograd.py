@@ -184,7 +184,7 @@ def slope(
     """Return the gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
     dboth = blank(both)
-    dweight = torch.zeros_like(weight)  # of a dropped choice it stays zero
+    dweight = torch.zeros_like(weight)  # zero for a dropped choice
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
     launch_slope((cdiv(n_rows, rows),),

@@ -66,7 +66,7 @@ def _plan(n_choices: int, n_experts: int, m: int) -> _Plan:
     n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
     ends = [0]
     for size in (n_choices, n_choices, n_experts + 1, 3 * n_blocks, n_chunks * n_experts):
-        ends.append(ends[-1] + 16 * cdiv(size, 16))  # as Triton assumes of aligned pointers
+        ends.append(ends[-1] + 16 * cdiv(size, 16))  # Triton assumes this of aligned pointers
     _, row_at, first_at, block_at, count_at, end = ends
     return _Plan(n_blocks, row_at, first_at, block_at, count_at, end, chunk, n_chunks, sub, block_e)
 

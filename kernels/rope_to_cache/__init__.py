@@ -51,7 +51,7 @@ from kernels.rope import table
 from kernels.rope_to_cache._kernels import launch
 
 WIDEST = 128  # width of a head with a matrix: a program multiplies half of it at once
-SAMPLES = 16  # that a program computes at most
+SAMPLES = 16  # most samples of a program
 
 
 def rope_to_cache(

@@ -123,12 +123,12 @@ def _heads_together(heads: int, groups: int, programs: int, multiprocessors: int
 class ScanMemory(NamedTuple):
     """Bytes that one scan holds besides its inputs and y."""
 
-    saved: int  # for its backward pass: the initial states of segments
+    saved: int  # kept for the backward pass: the initial states of segments
     # Peak in the backward pass: the states at all chunks and their gradients, those at the ends of
     # segments, and the gradients of B and C before their sum over heads.
     backward: int
     forward: int  # peak: the initial states of segments, the final ones, steps and decays
-    final: int  # of these, the returned bytes
+    final: int  # the part that is returned
 
 
 def scan_memory(

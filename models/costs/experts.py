@@ -30,7 +30,7 @@ def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> Bloc
     Fused kernels keep those, too.
     """
     element, rows = step.element, rows_by_torch(step, n=n, k=k)
-    # Of a choice: its result in FP32, the row where it lies (int64), whether it has one (bool).
+    # For each choice: its result in FP32, its row (int64), True if it has one (bool).
     of_choice = 4 * dim + 8 + 1
     if step.compiled:
         # The router's input, where that is a copy; sums of weights, the choices' weights, the
@@ -45,7 +45,7 @@ def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> Bloc
     saved = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
     if step.device_type == "cpu" and element < 4:
         saved -= dim * element  # the copy alone
-    # Of a row: its token, gate, up and silu(gate) in FP32, their product.
+    # For each row: its token, gate, up and silu(gate) in FP32, their product.
     of_row = dim * element + (3 * 4 + element) * width
     return BlockMemory(
         kept_per_token=round(saved + rows * of_row + k * of_choice),
@@ -54,10 +54,10 @@ def experts_by_torch(step: How, *, dim: int, width: int, n: int, k: int) -> Bloc
 
 
 def cast_inputs(step: How, *, dim: int, consumers: int) -> Beside:
-    """Return what fused kernels save under autocast because the norm's output has two dtypes.
+    """Return the memory that fused kernels save under autocast for a norm's output of two dtypes.
 
-    The router reads it in FP32. Of the ``consumers`` that compute in 16 bits, each has a copy, and
-    one copy is counted as that output.
+    The router reads it in FP32. Each of the ``consumers`` in 16 bits has a copy; one of the copies
+    is already counted as the output.
     """
     if not (step.fused and step.autocast):
         return Beside()
@@ -73,5 +73,5 @@ def experts_at_work(step: How, *, dim: int, width: int, n: int, k: int) -> int:
     # Gate and up with copies in FP32, silu(gate) and the product: 16 bytes in either precision.
     hidden = rows * (dim * step.element + 16 * width)
     combined = rows * dim * step.element + k * dim * (step.element + 2 * 4)
-    # Of each choice its expert, order, token and place (int64), and whether it is valid.
+    # For each choice: expert, order, token and position (int64), and a flag of validity.
     return round(max(hidden, combined)) + k * (4 * 8 + 1)

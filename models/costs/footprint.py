@@ -28,7 +28,7 @@ class Footprint:
     activations: int
     cache: int  # decode state
     tables: int  # rotary tables, and other constants of a model
-    workspaces: int  # of libraries, for their matrix products
+    workspaces: int  # workspaces of libraries for matrix products
     together: int  # activations and gradients at their joint peak
     saved: int = 0  # those of the activations that autograd saves in the forward pass
 
@@ -183,10 +183,10 @@ _DECODING = ("prefill", "decode", "generate")
 
 
 def _temporaries(costs: Costs, update: str) -> int:
-    """Return the numbers that AdamW's update holds at most besides weights, gradients and moments.
+    """Return the peak count of temporary numbers in AdamW's update.
 
-    These are roots of the second moments and what they are divided by: of all parameters in turn,
-    or the roots of all at once.
+    These are roots of the second moments and their divisors: of one parameter after another, or the
+    roots of all at once.
     """
     if update == "foreach":
         return costs.parameters

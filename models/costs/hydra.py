@@ -133,7 +133,7 @@ def costs(config: HydraConfig) -> Costs:
         beside=partial(hydra_memory.beside, config),
         kept_beside=partial(hydra_memory.kept_beside, config),
         saved_past_attention=dim + 3 * hidden,
-        backward_per_token=2 * hidden,  # of gate and up; their product's is freed
+        backward_per_token=2 * hidden,  # gradients of gate and up; their product's is freed
         linear_parameters=distinct * layer.matmul,
         operator_outputs=partial(hydra_memory.operator_outputs, config),
         inference_per_token=partial(hydra_memory.inference_per_token, config),

@@ -57,7 +57,7 @@ def attends(config: HydraConfig) -> tuple[tuple[tuple[Attends, ...], ...], ...]:
 
 
 def beside(config: HydraConfig, step: How) -> Beside:
-    """Return what a unit with compressed attention holds besides what every precision holds."""
+    """Return the memory of a unit with compressed attention that depends on the precision."""
     if not config.ccgqa:
         return Beside()
     tokens, saved = step.batch * step.sequence, 0

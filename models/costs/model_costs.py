@@ -18,7 +18,7 @@ from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """Layers that compute only a fraction of the tokens; fields as of ``Costs``."""
+    """Layers that compute only a fraction of the tokens; fields as in ``Costs``."""
 
     share: TokenFraction
     matmul_per_token: int
@@ -32,13 +32,13 @@ class Routed:
 class BlockMemory:
     """Bytes that a unit block with PyTorch's operators holds."""
 
-    kept_per_token: int  # for its backward pass, without the residual stream
+    kept_per_token: int  # kept for the backward pass, without the residual stream
     backward_per_token: int  # additional peak in its backward pass
-    saved: int = 0  # for its backward pass, independent of the number of tokens
+    saved: int = 0  # kept for the backward pass at any number of tokens
 
 
 class How(NamedTuple):
-    """Step properties that determine what a unit block holds."""
+    """Step properties that determine the memory of a unit block."""
 
     workload: str
     batch: int
@@ -69,7 +69,7 @@ class How(NamedTuple):
 class Beside(NamedTuple):
     """Bytes that a block holds besides those proportional to the tokens."""
 
-    saved: int = 0  # for its backward pass
+    saved: int = 0  # kept for the backward pass
     backward: int = 0  # additional peak in its backward pass
 
 
@@ -150,7 +150,7 @@ class Costs:
     # For each block, each pass's attentions; and the backend that runs where another is requested.
     attends: tuple[tuple[tuple[Attends, ...], ...], ...] = ()
     attention: Callable[[How], str] | None = None  # None: the requested one
-    # Those of ``saved_per_token`` that a unit saves after its attention.
+    # The part of ``saved_per_token`` that a unit saves after its attention.
     saved_past_attention: int = 0
     # Peak bytes per token of a block where no backward pass follows, its input included; None: as
     # many as it would save for one.
@@ -203,12 +203,12 @@ class Costs:
 
 
 def attention_parameters(dim: int, q_dim: int, kv_dim: int) -> int:
-    """Count the numbers in an attention's linears, with so many columns of queries and of keys."""
+    """Count the parameters of an attention's linears; ``kv_dim`` columns of keys and of values."""
     return 2 * dim * (q_dim + kv_dim)
 
 
 def attention_saved(dim: int, q_dim: int, kv_dim: int) -> int:
-    """Count what a block saves per token for backward, without its feed-forward layer.
+    """Count the numbers that a block without its feed-forward layer saves per token.
 
     These are both norms' outputs, the rotated queries, keys and values, the attention's output.
     """

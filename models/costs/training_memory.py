@@ -78,9 +78,9 @@ def training_course(
 def offloaded_course(
     costs: Costs, size: Precision, step: How, checkpointing: str
 ) -> Iterator[tuple[int, int]]:
-    """Yield the same as ``training_course`` if the host has all that autograd saves.
+    """Yield the same as ``training_course`` if all tensors that autograd saves are on the host.
 
-    The device has what one operator works on, and a checkpointed block while it is recomputed.
+    The device holds the tensors of one operator, and a checkpointed block while it is recomputed.
     """
     tokens = step.batch * step.sequence
     blocks = _blocks(costs, size, step, checkpointing, False)
@@ -113,7 +113,7 @@ def offloaded_course(
 
 
 class _Pass(NamedTuple):
-    """One pass through a block, and what it saves for backward."""
+    """One pass through a block, and its memory saved for backward."""
 
     units: float
     extra_bytes: float  # bytes besides its units
@@ -122,9 +122,9 @@ class _Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """One block, and what it saves for backward."""
+    """One block, and its memory saved for backward."""
 
-    share: float  # of the parameters in blocks
+    share: float  # share of the parameters in blocks
     copies: int  # bytes of autocast's copies of its linears
     passes: list[_Pass]
     unit: int  # bytes of one unit
@@ -156,7 +156,7 @@ def _blocks(
     costs: Costs, size: Precision, step: How, checkpointing: str, accumulates: bool
 ) -> list[_Block]:
     """Return the blocks of a model."""
-    cast = costs.cast_by_operators if accumulates else None  # others are left of earlier passes
+    cast = costs.cast_by_operators if accumulates else None  # earlier passes leave the other casts
     tokens = step.batch * step.sequence
     memory = unit_memory(costs, size, step)
     unit = tokens * memory.kept_per_token + memory.saved + _extra_memory(costs, step).saved
@@ -212,7 +212,7 @@ def cached_copies(costs: Costs, precision: str) -> int:
 
 
 def attention_weights(costs: Costs, step: How) -> list[list[list[WeightsMemory]]]:
-    """Return, by block and pass, what its attentions hold for their weights."""
+    """Return the memory of attention weights by block and pass."""
     if not costs.attends:
         return [[[] for _ in passes] for passes in costs.passes]
     masked = costs.causal or costs.window > 0
@@ -242,7 +242,7 @@ def _extra_memory(costs: Costs, step: How) -> Beside:
 
 
 class _LossMemory(NamedTuple):
-    """Bytes of the loss: peaks of its passes, and what is left besides the head's gradient."""
+    """Bytes of the loss: peaks of its passes; ``after`` them, without the head's gradient."""
 
     forward: int
     backward: int

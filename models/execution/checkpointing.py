@@ -1,4 +1,4 @@
-"""Gradient checkpointing: which blocks save less for backward, and what they save.
+"""Gradient checkpointing: blocks that save less for backward, and the tensors that they save.
 
 A checkpointed block saves its inputs and runs again in backward (Chen et al., arXiv 1604.06174).
 Under "operators" it also saves outputs that are expensive to compute and small: those of torch's
@@ -45,7 +45,7 @@ _kept: Counter[str] = Counter()
 
 
 def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
-    """Run ``block``, saving what ``mode`` says and recomputing the rest in backward."""
+    """Run ``block``; save tensors by ``mode`` and recompute the rest in backward."""
     keeps = {"context_fn": _keeping} if mode == "operators" else {}
     # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
     call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **keeps)
@@ -56,8 +56,8 @@ def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
     try:
         return call(block, *inputs)
     except BaseException as error:
-        # While its frame lives, a checkpoint of torch 2.11 whose block has raised stays open and
-        # takes what other passes save, whose gradients then fail.
+        # In torch 2.11, the checkpoint of a block that raised stays open while its frame exists. It
+        # takes tensors that other passes save, and their gradients fail.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -68,7 +68,7 @@ def _as_operators(block: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def saves(operator: str) -> bool:
-    """Return True within a block of "operators" that saves what this fused operator returns."""
+    """Return True within a block of "operators" that saves outputs of this fused operator."""
     return are_operators() and f"{operator}_forward" in _KEPT_OPERATORS
 
 

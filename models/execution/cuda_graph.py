@@ -91,7 +91,7 @@ def _release(pool: tuple[int, int], graph: torch.cuda.CUDAGraph, device: int) ->
     device, so that the process runs out of memory with little of it in use. A graph that was not
     completed does not release its pool (torch 2.11, ``CUDAGraph::capture_end`` and ``reset``).
     """
-    with contextlib.suppress(RuntimeError):  # it has ended: the capture failed later
+    with contextlib.suppress(RuntimeError):  # the capture has ended and failed later
         torch._C._cuda_endAllocateToPool(device, pool)
     try:
         graph.pool()

@@ -82,7 +82,7 @@ class KVState:
         return self._views
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position: nothing, because no token sees later ones."""
+        """Return no tensors: a cache can go back, because no token sees later ones."""
         return []
 
     def write(
@@ -203,9 +203,7 @@ def attend(
     if shared is not None and shared.keys is not None:
         assert rows is not None
         length_BK = rows.position + 1
-        single = (
-            length_BK.shape[1] == 1
-        )  # then backends that accept one length per sequence can run
+        single = length_BK.shape[1] == 1  # then backends with one length per sequence can run
         return kernels.attention(
             q_BHSD,
             shared.keys,
@@ -269,7 +267,7 @@ class Attention(nn.Module):
         """Shard by key/value heads, each with the query heads that share it."""
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         cuts = {"qkv.weight": Cut(0, (queries, keys, keys)), "out.weight": Cut(1, (queries,))}
-        saved = 2 * (queries + keys)  # as rotated, and the output
+        saved = 2 * (queries + keys)  # rotated copies, and the output
         return Division("key/value heads", self.n_kv_heads, cuts, saved, self._narrow)
 
     def _narrow(self, ranks: int) -> None:

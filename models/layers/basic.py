@@ -118,7 +118,7 @@ class RMSNorm(nn.Module):
 class TransformerBlock(nn.Module):
     """Base of blocks ``x += attention(norm(x)); x += mlp(norm(x))``."""
 
-    inner_additions = 1  # that are followed by a norm of the block
+    inner_additions = 1  # additions that a norm of the block follows
     attention_norm: RMSNorm
     mlp_norm: RMSNorm
     attention: nn.Module

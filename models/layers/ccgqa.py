@@ -52,7 +52,7 @@ class CCGQAState:
         return [*self.kv.tensors(), self.halo, self.late]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return [self.halo, self.late]
 
 

@@ -28,7 +28,7 @@ from models.layers.token_fraction import ALL_TOKENS, TokenFraction
 class MixtureOfDepths(nn.Module):
     """Block that computes the fraction ``capacity`` of the tokens.
 
-    ``block`` has ``change(x_BCE, state, position, rows)``, what it adds to its tokens.
+    ``block`` has ``change(x_BCE, state, position, rows)``, which returns its tokens' addition.
     """
 
     unsplit = "mixture of depths chooses among all tokens of a sequence"

@@ -14,7 +14,7 @@ import kernels
 from kernels.quantized_matmul import dequantize_weight
 from models.layers.quantized_linear import quantizable
 
-SCHEME = "int8_weight_only"  # one scale for each row of a weight
+SCHEME = "int8_weight_only"  # has one scale for each row of a weight
 
 
 def fake_quantized(weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ CHUNK = 512  # queries whose weights exist at a time while statistics are comput
 class AttentionStatistics(NamedTuple):
     """Statistics of an attention map for distillation: each (B, H, S), a number per query."""
 
-    entropy: Tensor  # of the weights, in nats
+    entropy: Tensor  # entropy of the weights, in nats
     peak: Tensor  # the largest weight
     distance: Tensor  # mean distance of the attended tokens, in tokens
 

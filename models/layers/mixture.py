@@ -41,7 +41,7 @@ from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, Region, e
 
 
 class Router(nn.Module):
-    """Router of tokens to experts, in FP32 whatever the precision around it."""
+    """Router of tokens to experts, always in FP32."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class MixtureOfExperts(nn.Module):
         # If every expert computes every token, the balancing loss is a constant.
         self.balance_weight = 0 if config.gating == "dense" else config.load_balance_weight
         factor = config.capacity_factor
-        self.capacity = TokenFraction.nearest(factor) if factor else None  # of even use
+        self.capacity = TokenFraction.nearest(factor) if factor else None  # even use is 1
         self.router = Router(config)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * width, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, width))
@@ -174,7 +174,7 @@ class MixtureOfExperts(nn.Module):
         return BlockOutput(y_BSD, loss, measured)
 
     def _experts(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted sum of what this rank's experts compute."""
+        """Return the weighted sum of the outputs of this rank's experts."""
         workspace = usable(self.workspace)
         return kernels.moe_experts(
             x, index, weight, self.gate_up, None, self.down, workspace=workspace
@@ -273,8 +273,8 @@ class Block(nn.Module):
 class Reuse(NamedTuple):
     """Counts of the calls of a model so far that reused memory."""
 
-    additions: int  # to the residual stream, without new memory
-    requests: int  # of tensors in a workspace
+    additions: int  # additions to the residual stream in place
+    requests: int  # requests of workspace tensors
 
 
 def count_reuse(model: nn.Module) -> Reuse:

@@ -37,7 +37,7 @@ class QuantizedLinear(nn.Linear):
         self.bias = linear.bias
         self.scheme = scheme
         self.dtype = linear.weight.dtype
-        self.was_read = False  # whether its weight was, without a call of the layer
+        self.was_read = False  # True if its weight was read without a call of the layer
         codes_and_scale = (
             kernels.quantize_weight(linear.weight.detach(), scheme) if codes is None else codes
         )

@@ -64,7 +64,7 @@ class RecursionState(NamedTuple):
         return [tensor for state in self.recursions for tensor in state.tensors()]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return [tensor for state in self.recursions for tensor in state.carried()]
 
 

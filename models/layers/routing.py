@@ -116,7 +116,7 @@ class RoutedState:
         return [self.filled, *(tensor for state in self.inner for tensor in state.tensors())]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return [self.filled, *(tensor for state in self.inner for tensor in state.carried())]
 
 

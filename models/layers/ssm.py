@@ -66,8 +66,8 @@ class SSMSizes:
 class SSMState:
     """The last W inputs of the convolution, (B, C, W), and the heads' states, (B, H, P, N) in FP32.
 
-    They summarise all tokens before, in a size that does not depend on their number. So calls must
-    follow one another: unlike keys and values, this state cannot go back to a position.
+    They summarise all earlier tokens, in a size that does not depend on their number. So calls must
+    process tokens in order: unlike keys and values, this state cannot go back to a position.
     """
 
     conv: Tensor
@@ -78,7 +78,7 @@ class SSMState:
         return [self.conv, self.ssm]
 
     def carried(self) -> list[Tensor]:
-        """Return what cannot go back to a position."""
+        """Return the tensors that cannot go back to a position."""
         return self.tensors()
 
     def check_dtype(self, dtype: torch.dtype) -> None:
@@ -113,7 +113,7 @@ class SSM(Sparing):
     def __init__(self, sizes: SSMSizes, eps: float, n_residuals: int) -> None:
         super().__init__()
         self.sizes, self.eps = sizes, eps
-        self.chunk: int | None = None  # of the scan; None leaves it to the operator
+        self.chunk: int | None = None  # chunk size of the scan; None: the operator chooses
         inner, heads, convolved = sizes.inner, sizes.n_heads, sizes.convolved
         self.in_proj = Linear(sizes.dim, sizes.projected, 1 / math.sqrt(3 * sizes.dim))
         self.conv_weight = nn.Parameter(torch.empty(convolved, sizes.d_conv))
@@ -134,10 +134,10 @@ class SSM(Sparing):
 
     @property
     def beside_split(self) -> SavedBeside:
-        """Return what splitting the sequence adds, to compute the state before this rank's tokens.
+        """Return the memory that splitting the sequence adds, to compute earlier ranks' state.
 
-        Of each token its heads' weighted inputs, and in FP32 its steps and decays; the states of
-        of all ranks.
+        For each token, its heads' weighted inputs, and in FP32 its steps and decays; the states of
+        all ranks.
         """
         size = self.sizes
         state = size.inner * size.d_state
@@ -167,7 +167,7 @@ class SSM(Sparing):
             saved -= 2 * 2 * states  # B and C, as projected and as convolved
             # The gated norm's steps: y and z, silu(z), their product, and its norm.
             units, by_steps = "heads of a mixer", 5 * inner
-            copies = 2 * inner  # of y and z
+            copies = 2 * inner  # copies of y and z
             return Division(units, heads, cuts, saved, self._narrow, fp32=by_steps, copies=copies)
         return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
 
@@ -211,7 +211,7 @@ class SSM(Sparing):
     ) -> Tensor:
         """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
-        ``position`` None means that the state is empty, whatever it holds. With any other value,
+        ``position`` None means that the state counts as empty. With any other value,
         the state includes all previous tokens. With ``norm``, in a decoding step, it returns ``u +
         forward(norm(u))``, fused into the two linear layers.
         """
@@ -224,7 +224,7 @@ class SSM(Sparing):
         elif self.context.ranks > 1:
             conv_BCW = self.context.before(xbc_BSC, self.rows_before).transpose(1, 2)
         is_step = going_on and u_BSE.shape[1] == 1
-        updates = is_step and not torch.is_grad_enabled()  # in place, without gradients
+        updates = is_step and not torch.is_grad_enabled()  # in place
         if state is not None and updates:
             state.check_dtype(xbc_BSC.dtype)
         xbc_BSC, conv_BCW = kernels.causal_conv1d(

@@ -51,8 +51,8 @@ class Context:
     def state_before(self, state_BHX: Tensor, fall_BH: Tensor) -> Tensor:
         """Return the state (B, H, X) after all tokens of the previous ranks.
 
-        ``state_BHX``: the one after this rank's tokens if they began with zeros; ``fall_BH``: the
-        logarithm of what these tokens leave of a state before them.
+        ``state_BHX``: the state after this rank's tokens from an initial state of zeros.
+        ``fall_BH``: logarithm of the factor by which these tokens reduce an earlier state.
         """
         return torch.zeros_like(state_BHX)
 
@@ -121,7 +121,7 @@ class Splittable:
     saved_beside: tuple[tuple[SavedBeside, ...], ...] = ()
 
     def saved_bytes(self, *sizes: int) -> tuple[int, ...]:
-        """Return the bytes by block; ``sizes`` as of ``SavedBeside.size``."""
+        """Return the bytes by block; ``sizes`` as in ``SavedBeside.size``."""
         return tuple(sum(layer.size(*sizes) for layer in block) for block in self.saved_beside)
 
 

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from models.builder import ModelBuilder
 from models.parallel.tensor_parallel_plan import WHOLE, Cut, Division, divide
 
-Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, chosen experts and their weights
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # called with tokens, chosen experts, weights
 
 
 class Exchange:
     """Exchange of tokens between ranks; this class, with all experts on one rank, does nothing."""
 
     def run(self, experts: Experts, x_BSD: Tensor, index_BSK: Tensor, weight_BSK: Tensor) -> Tensor:
-        """Return the weighted sum of what each token's experts compute, (B, S, D)."""
+        """Return the weighted sum of the outputs of each token's experts, (B, S, D)."""
         return experts(x_BSD, index_BSK, weight_BSK)
 
 
@@ -55,7 +55,7 @@ def install(model: nn.Module, exchange: Exchange) -> None:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Experts of each mixture, parameters of all experts, and what ranks save because of them.
+    """Experts of each mixture, parameters of all experts, and the memory that ranks save for them.
 
     ``added``: compute-dtype numbers per token of a rank, in all mixtures. Zeros without experts.
     """

@@ -17,7 +17,7 @@ from models.parallel.tensor_parallel_footprint import shard_costs
 from models.parallel.tensor_parallel_plan import WHOLE, divide
 
 Value = TypeVar("Value")
-Order = tuple[list[int], list[int], int]  # of passes; see ``_order``
+Order = tuple[list[int], list[int], int]  # order of passes; see ``_order``
 # Micro-batches' activations of a chunk's blocks that weight gradients computed apart add to those
 # of an interleaved pipeline. Measured on two H200s (HYDRA base, 4 x 1,024 tokens), not derived:
 # the gradients that wait, and what autograd cannot free before them.
@@ -39,13 +39,13 @@ def largest_stage(
     gathered: tuple[int, ...] = (),
     **step: Any,
 ) -> Footprint:
-    """Return the footprint of the largest stage; ``batch`` and ``step`` as of ``footprint``.
+    """Return the footprint of the largest stage; ``batch`` and ``step`` as in ``footprint``.
 
     A stage holds all of its gradients, and activations by the schedule: see ``_peaks_in_flight``.
     Autocast's copies of weights exist once for a step, unless a compiler makes them.
     ``weights_apart``: gradients of weights are computed later than those of inputs, as in zero
     bubble. ``all_forward``: no backward pass begins before the last forward pass, as in GPipe.
-    ``tensor_ranks`` shard the layers of each stage; ``along_sequence`` as of ``largest_share``.
+    ``tensor_ranks`` shard the layers of each stage; ``along_sequence`` as in ``largest_share``.
     Raises ``ValueError`` for fewer blocks than chunks.
     """
     stages = _stages(family, config, ranks, chunks, tensor_ranks)
@@ -72,7 +72,7 @@ def largest_stage(
 class _MicroBatch:
     """Memory of stages and of their parts for a micro-batch of so many ``rows``."""
 
-    costs: Costs  # of the model
+    costs: Costs  # costs of the model
     rows: int
     step: dict[str, Any]
 
@@ -137,7 +137,7 @@ class _MicroBatch:
 
 
 def _chunks(stage: Stage) -> list[Stage]:
-    """Return each chunk of a stage as a stage of its own; the stage itself if it has none."""
+    """Return each chunk of a stage as a separate stage; the stage itself without chunks."""
     passages = [stage.passage(chunk) for chunk in range(len(stage.chunks))]
     return [
         Stage(tuple(stage.blocks[index] for index in passage.blocks), passage.first, passage.last)
@@ -170,7 +170,7 @@ def _peaks_in_flight(
 ) -> tuple[int, int]:
     """Return the most saved bytes before the first backward pass has ended, and after that.
 
-    ``by_chunk``: bytes that each chunk saves of a micro-batch; the rest as of ``_order``.
+    ``by_chunk``: bytes that each chunk saves for a micro-batch; the rest as in ``_order``.
     """
     added = [by_chunk[chunk] for chunk in forward] + [0] * passed
     now = before = sum(added[:passed])

@@ -37,7 +37,7 @@ STREAM_PER_CHANNEL = 8000
 
 
 class Stage(NamedTuple):
-    """Blocks of a rank, and whether it includes what comes before or after all of them.
+    """Blocks of a rank; ``first`` and ``last``: it includes the parts before or after all blocks.
 
     ``chunks``: the parts that a micro-batch passes one by one, as ranges of indices into
     ``blocks``; empty for a single one.
@@ -49,7 +49,7 @@ class Stage(NamedTuple):
     chunks: tuple[range, ...] = ()
 
     def passage(self, chunk: int | None) -> Passage:
-        """Return what one call computes: a chunk, or all of them for None."""
+        """Return the part that one call computes: a chunk, or all chunks for None."""
         if chunk is None or not self.chunks:
             return Passage(range(len(self.blocks)), self.first, self.last)
         ends = self.first and not chunk, self.last and chunk == len(self.chunks) - 1

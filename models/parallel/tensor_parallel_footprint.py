@@ -1,9 +1,9 @@
 """Memory of a rank that has a shard of each layer: like ``models.costs.footprint``, for its part.
 
-Weights are sharded, with their gradients, moments and autocast's copies, and what layers save for
-their backward pass. If the sequence is split, so is what blocks save of the residual stream.
-Everything else counts completely, even if it is sharded but not described by ``Division``: that is
-an upper bound.
+Weights are sharded, with their gradients, moments, autocast's copies and the tensors that layers
+save for their backward pass. If the sequence is split, so are the saved parts of the residual
+stream. Everything else counts completely, even if it is sharded but not described by ``Division``:
+the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def largest_share(
 ) -> Footprint:
     """Return the footprint of each of ``ranks`` that shard the layers evenly.
 
-    ``step`` as of ``footprint``; ``along_sequence``: the residual stream is split, too. What ranks
+    ``step`` as in ``footprint``; ``along_sequence``: the residual stream is split, too. What ranks
     that split sequences gather belongs to heads, and is sharded with them.
     """
     costs = shard_costs(family, config, ranks, along_sequence=along_sequence)

@@ -138,7 +138,7 @@ class Division:
 def experts_division(down_XEF: Tensor, choices: int) -> Division:
     """Shard by columns of SwiGLU experts, whose last map is ``down_XEF``, [experts, model, width].
 
-    Each rank has a part of every expert, and so the same work whatever the router chooses.
+    Each rank has a part of every expert, and so the same work for any routing.
     """
     hidden = down_XEF.shape[2]
     cuts = {"gate_up": Cut(1, (hidden, hidden)), "down": Cut(2, (hidden,))}
@@ -151,9 +151,9 @@ class Divisible:
 
     layers: Mapping[str, Division]  # by name
     replicated: tuple[str, ...]  # why other wide layers are replicated, each reason once
-    numel: int  # of all parameters
-    sharded_numel: int  # of the sharded ones
-    sharded_numel_in_blocks: int  # of the sharded ones in blocks
+    numel: int  # elements of all parameters
+    sharded_numel: int  # elements of the sharded parameters
+    sharded_numel_in_blocks: int  # elements of the sharded parameters in blocks
     why_not_split: str  # why the residual stream between them cannot be split; empty if it can
 
     def of_block(self, index: int) -> list[Division]:
@@ -179,9 +179,9 @@ Divisions = Callable[[nn.Module], Iterator[tuple[str, "Division | str"]]]
 
 
 def divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
-    """Yield the layers of a model that can be sharded by name, and why others cannot.
+    """Yield a model's layers by name, with their division or the reason why there is none.
 
-    No layer inside one that gives such a reason is sharded either.
+    Layers inside a layer without a division are not sharded either.
     """
     unsharded: list[str] = []
     for name, module in model.named_modules():

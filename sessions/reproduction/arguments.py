@@ -25,7 +25,7 @@ from sessions.plain_text import is_plain, one_line
 _DEFAULT_DATA = "synthetic"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _OPTION = re.compile(r"[A-Za-z0-9_.+][A-Za-z0-9_.:+/%*-]{0,99}")
-SCRIPT_FOLLOWS = "--"  # before the command line of a training script
+SCRIPT_FOLLOWS = "--"  # followed by the command line of a training script
 _LONGEST_TEXT = 4096  # characters of a path or value, as of a path on Linux
 _SHOWN = 60  # characters of a refused word
 GIB = 2**30

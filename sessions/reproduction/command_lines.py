@@ -36,7 +36,7 @@ from sessions.verdicts.verdict import REGION
 
 _LONGEST_COMMENT = 400  # characters
 _SHOWN = 100  # characters of a title
-_SOURCE = "source="  # before the file of a model of one's own
+_SOURCE = "source="  # followed by the file of a user's model
 
 HINT_BUDGET_S = 20.0
 # Titles of orders without a study, by the type of their command.
@@ -92,7 +92,7 @@ sys.exit(130 if 130 in failed.values() else bool(failed))
 """
 
 Call = list[str] | str  # the words after ``workbench``, or the reason why there are none
-Part = tuple[str, Callable[[str], list[str]]]  # of a session: its title, its call by its output
+Part = tuple[str, Callable[[str], list[str]]]  # a title, and a call by its output
 
 
 def arguments(
@@ -111,7 +111,7 @@ def arguments(
         words += _arguments.option_words("--dtype", dtype)
         return words + _arguments.output_words(output)
     if configuration.family == SCRIPT:
-        steps = None  # it ends by itself
+        steps = None  # the run ends by itself
     length = [] if steps is None else _arguments.option_words("--steps", str(steps))
     toggles = configuration.toggles
     extra_words = [*length, *extra]
@@ -172,9 +172,9 @@ def _caution(words: Sequence[str]) -> list[str]:
     ]
 
 
-def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
+def segment_command(segment: Segment) -> str:
     """Return the command for as many steps as the segment has."""
-    return command(segment.configuration, row_count(segment.steps) or None, output)
+    return command(segment.configuration, row_count(segment.steps) or None)
 
 
 def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:
@@ -331,7 +331,7 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
         call = functools.partial(order_arguments.order_words, order.command)
         if not segments and not answered:
             yield title, functools.partial(_unmeasured, call)
-        elif answered or not order.command.get("before_s"):  # else it continued a repeated one
+        elif answered or not order.command.get("before_s"):  # otherwise it continued another
             yield title, call
 
 

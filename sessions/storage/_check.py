@@ -1,11 +1,11 @@
-"""Reads a file of unknown origin in a process of its own: ``python -m sessions.storage._check``.
+"""Reads a file of unknown origin in a separate process: ``python -m sessions.storage._check``.
 
 A corrupt or hostile HDF5 file can make the library crash, loop, ask for absurd amounts of memory or
-read other files. Only a file whose seal carries the key of this account is known to be what this
-program wrote. Any other file is read here, to its last byte, in a child process with limits on
-time, memory and files. The child checks its structure and content and writes a plain copy, which is
-all that the HDF5 library of this process sees. Standard input is the file, standard output the
-copy, standard error the reason for a refusal.
+read other files. A seal with the key of this account shows that this program wrote the file. Any
+other file is read here completely, in a child process with limits on time, memory and files. The
+child checks its structure and content and writes a plain copy. The HDF5 library of this process
+reads only this copy. Standard input is the file, standard output the copy, standard error the
+reason for a refusal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sessions.storage._structure import require_plain
 from sessions.storage._write import image
 from sessions.storage.content import cleaned
 
-TIMEOUT_S = 10.0  # of processor time, and a second more for every 10 MB
+TIMEOUT_S = 10.0  # processor time, plus a second for every 10 MB
 _PATIENCE = 3.0  # times as long by the clock: other processes may keep the processors busy
 _CPU_SIGNAL = getattr(signal, "SIGXCPU", 0)
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20

@@ -252,14 +252,14 @@ _ANSWERS: dict[str, type[_Facts]] = {
 
 
 def check_ledger(ledger: Mapping[str, Any], is_timed_kernel: bool, location: str) -> None:
-    """Raise ``SessionError`` for an entry of a segment's ledger that is not what its name says."""
+    """Raise ``SessionError`` for an entry of a segment's ledger with a wrong type or value."""
     _check(ledger, _Ledger, location)
     if is_timed_kernel:
         _check(ledger, _Kernel, location)
 
 
 def check_comparison(facts: Mapping[str, Any], location: str) -> None:
-    """Raise ``SessionError`` for a fact of a comparison that is not what its name says."""
+    """Raise ``SessionError`` for a fact of a comparison with a wrong type or value."""
     _check(facts, _Comparison, location)
     if "of" in facts and "p_holm" not in facts:
         raise SessionError(f"the facts of its {location} lack p_holm")

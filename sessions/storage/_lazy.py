@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        self.trusted = False  # this program wrote it, and it is unchanged
+        self.trusted = False  # True if this program wrote the unchanged file
         if descriptor is None:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.descriptor = descriptor
@@ -60,8 +60,8 @@ class Source:
     def open(self) -> Iterator[h5py.File]:
         """Yield the file as HDF5, for reading; blocks may nest and overlap, the last one closes it.
 
-        Raises ``OSError`` for a file that was written to since it was opened: what the checksum
-        said no longer holds, and HDF5 must not see it.
+        Raises ``OSError`` for a file that was written to since it was opened: its checksum is no
+        longer valid, and HDF5 must not read it.
         """
         with self._lock:
             if self._users == 0:

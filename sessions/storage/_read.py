@@ -1,4 +1,4 @@
-"""Reader of what ``_write`` laid out; anything else is refused with a sentence."""
+"""Reader of the layout that ``_write`` writes; any other file is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _LONGEST_REASON = 200  # characters
 
 
 def read(source: Source, sealed: bool) -> Session:
-    """Return the session in the file, its long columns left there.
+    """Return the session in the file; long columns are read later.
 
-    ``sealed``: True if the file has a checksum that fits. Raises ``SessionError`` with a
-    sentence about "it", or whatever the HDF5 library raises on a damaged file.
+    ``sealed``: True if the file has a matching checksum. Raises ``SessionError`` with a sentence
+    about "it", or errors of the HDF5 library on a damaged file.
     """
     with source.open() as file:
         _identify(file, sealed)

@@ -38,10 +38,10 @@ _TEXT = h5py.string_dtype("utf-8")
 def image(session: Session, key: bytes | None = None, *, compressed: bool = True) -> memoryview:
     """Return the complete file of a session, sealed with the account's key, as bytes in memory.
 
-    One that is not ``compressed`` is read once and has no seal.
-    A session that is still growing may be saved from another thread: the rows that every column
-    has when its table is reached are what is saved. Raises ``SessionError`` for a ledger that
-    cannot be written as JSON, ``ValueError`` for columns of differing lengths.
+    A file that is not ``compressed`` is read once and has no seal. Another thread may still add to
+    the session: of each table, the rows that all columns have at that moment are saved. Raises
+    ``SessionError`` for a ledger that cannot be written as JSON, ``ValueError`` for columns of
+    different lengths.
     """
     stream = io.BytesIO()
     # From HDF5 1.10 on (libver v110) all metadata carries checksums.

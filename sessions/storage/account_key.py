@@ -26,7 +26,7 @@ def folder() -> Path:
     """
     try:
         path = platformdirs.user_state_path("workbench", appauthor=False)
-    except RuntimeError:  # of later versions of platformdirs; earlier ones keep the "~"
+    except RuntimeError:  # newer versions of platformdirs raise; older ones keep the "~"
         return Path("/nonexistent/.local/state/workbench")
     return Path("/nonexistent", *path.parts[1:]) if path.parts[0] == "~" else path
 

@@ -43,9 +43,9 @@ def write(path: Path, content: bytes | memoryview, *, private: bool = False) -> 
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Make a temporary file and yield its path; rename it to ``path`` when the block ends.
 
-    A symbolic link keeps its target, and a file its mode. A new file can be read by whom the umask
-    allows, a ``private`` one by its user alone. Raises ``OSError`` (also for what is no regular
-    file, or is read-only), ``ValueError`` (a NUL in the path), ``RuntimeError`` (a loop of links).
+    A symbolic link keeps its target, and a file its mode. The umask decides who can read a new
+    file; only its user can read a ``private`` one. Raises ``OSError`` (also if ``path`` is not a
+    regular file, or is read-only), ``ValueError`` (a NUL in it), ``RuntimeError`` (a link loop).
     """
     target = path.resolve()
     mode = _mode_to_keep(target)

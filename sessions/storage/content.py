@@ -1,4 +1,4 @@
-"""Refuses sessions whose content is not what their columns and entries say, and cleans their text.
+"""Refuses sessions whose content contradicts their columns and entries, and cleans their text.
 
 Plots, tables and statistics rely on these checks: lengths agree, indices exist, times are finite,
 and amounts are not negative. The checks read every column, in the child process that checks files
@@ -40,12 +40,12 @@ from sessions.storage.study_schema import TIMELINE, columns_of, has_timeline
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 LONGEST_TEXT = 1_000_000  # characters of notes, events and cells
-LONGEST_NAME = 1_000  # of titles, labels and units
+LONGEST_NAME = 1_000  # characters of titles, labels and units
 _MOST_TEXT = 100_000_000  # characters of all cells of a column
 _MOST_CELLS = 100_000  # numbers of one sample of a metric
 _DEEPEST_MODULE = 64  # names in a path
 _MOST_ARMS = 26
-_MOST_SLICES = 200_000  # of a timeline
+_MOST_SLICES = 200_000  # slices of a timeline
 _DEEPEST_SLICE = 256
 _SHOWN = 60
 T = TypeVar("T", bound=msgspec.Struct)
@@ -222,10 +222,8 @@ def cleaned_study(study: Study, number: int) -> Study:
         for name, table in study.tables.items()
         if row_count(table)  # nothing ever writes an empty one
     }
-    kind, title = (
-        _name(study.kind, f"kind of {location}"),
-        _text(study.title, f"title of {location}"),
-    )
+    kind = _name(study.kind, f"kind of {location}")
+    title = _text(study.title, f"title of {location}")
     question, facts = _plain_json(study.request), _plain_json(study.facts)
     cleaned = dataclasses.replace(
         study, kind=kind, title=title, request=question, facts=facts, tables=tables

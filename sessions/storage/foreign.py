@@ -19,8 +19,8 @@ from sessions.tracing import foreign, nsight
 from sessions.tracing.files import is_report
 
 TRACE, REPORT = "trace", "report"
-MOST_BYTES = 1 << 30  # of a file
-_SECONDS, _BYTES_PER_S = 60.0, 2e6  # of processor time
+MOST_BYTES = 1 << 30  # bytes of a file
+_SECONDS, _BYTES_PER_S = 60.0, 2e6  # limits of processor time
 
 
 def load(path: Path) -> Session:

@@ -2,10 +2,10 @@
 
 One session is one file, laid out so that any HDF5 program reads it: groups ``environment``,
 ``segments/0000/steps``, ``telemetry/gpu0``, ``comparisons/0000``, ``studies/0000``, ``events``; one
-dataset a column, each with ``units`` and ``description``. A file is written whole under a temporary
-name and renamed into place, so that at any moment the name holds the old file or the new one.
-The HDF5 library of this process reads only what this program wrote: files with a seal by the key of
-this user account, and of all others a copy that a child process made after checking them.
+dataset a column, each with ``units`` and ``description``. A file is written completely under a
+temporary name and then renamed, so that at any moment the name has the old file or the new one.
+The HDF5 library of this process reads only files that this program wrote: with a seal by the key of
+this user account, or as a copy that a child process wrote after checking another file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sessions.storage._write import image
 def save(session: Session, path: str | os.PathLike[str]) -> None:
     """Write the session to ``path``; an existing file is replaced.
 
-    The path may be the one that the session was loaded from. Raises ``SessionError`` where it
-    cannot be written; what was there before is then still there.
+    The path may be the one that the session was loaded from. Raises ``SessionError`` if it cannot
+    be written; an existing file is then unchanged.
     """
     _replace(Path(path), image(session, account_key.read_or_make()))
 

@@ -5,7 +5,7 @@ the file's size and checksum. They reveal a truncated or damaged file when it is
 bytes (about 10 MB for a million steps), before the HDF5 library opens it, which a corrupt file can
 hang or crash. A reader without this program can check it too: ``tail -c +513 FILE | sha256sum``.
 The last line is made with a key of the user account. It shows that this program wrote the file
-here: such a file opens without the check of all others.
+here, so that the file opens without the check of files of unknown origin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 from sessions.errors import SessionError
 
 SIZE = 512
-VERSION = 1  # of the session format
+VERSION = 1  # version of the session format
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TITLE = b"GPU optimization workbench session, format version "
 _BEGINNING = re.compile(re.escape(_TITLE) + rb"(\d{1,9})\nbytes (\d{1,18})\n")
@@ -32,8 +32,8 @@ class Seal(enum.Enum):
     """The kinds of checksum that the first bytes of a file show."""
 
     NONE = "none"  # another program wrote it
-    INTACT = "intact"  # as some program wrote it
-    OWN = "own"  # as this program wrote it under this user account
+    INTACT = "intact"  # unchanged since some program wrote it
+    OWN = "own"  # unchanged since this program wrote it under this user account
 
 
 def stamp(image: memoryview, key: bytes | None = None) -> None:
@@ -46,7 +46,7 @@ def stamp(image: memoryview, key: bytes | None = None) -> None:
 
 
 def verify(stream: BinaryIO, size: int, key: bytes | None = None) -> Seal:
-    """Return what the seal shows.
+    """Return the state of the seal.
 
     A checksum finds damage; anybody can compute it, so only a seal with the account's ``key`` says
     who wrote the file. Raises ``SessionError`` (a sentence about "it") for a seal that does not fit

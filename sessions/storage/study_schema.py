@@ -1,7 +1,6 @@
-"""Every column of a study's tables: its unit and what it means, by kind of study and table.
+"""Every column of a study's tables: its unit and its meaning, by kind of study and table.
 
-The HDF5 file's ``units`` and ``description`` attributes come from here; what a kind of study finds
-is said where it is made.
+The HDF5 file's ``units`` and ``description`` attributes come from here.
 """
 
 from __future__ import annotations
@@ -309,7 +308,7 @@ _SCALING = {
     },
 }  # fmt: skip
 
-# By Study.kind, then by table.
+# Columns by ``Study.kind``, then by table.
 STUDIES = {
     ATTRIBUTION: _ATTRIBUTION,
     OPTIMIZATION: _OPTIMIZATION,

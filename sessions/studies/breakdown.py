@@ -7,14 +7,14 @@ A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables
 all else), ``kind`` (operator class), ``operator`` (of the kernel library, or empty), ``calls``,
 ``us``. A kernel that computes for several modules belongs to the innermost module that contains
 them all.
-``least``: what a step's operators need at the device's measured ceilings, however they run:
-``name`` (of an operator of the library, or of a class for all others), ``calls``, ``bytes``,
+``least``: the least work and time of a step's operators at the device's measured ceilings:
+``name`` (an operator of the library, or a class for all other operators), ``calls``, ``bytes``,
 ``flops``, ``us``.
 ``memory``: bytes over one step: ``t_ms`` since its start, ``reserved``, and a column for each role.
-``peak``: bytes by ``role`` where most was allocated: ``bytes``, and ``estimate`` from the model's
-sizes (NaN where there is none).
-``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
-profiler's own cost in them.
+``peak``: bytes by ``role`` at the moment of most allocated memory: ``bytes``, and ``estimate``
+from the model's sizes (NaN if there is none).
+``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``, including
+the profiler's own cost.
 ``timeline``, ``labels``, ``tracks``: events of the profiled steps (``sessions.studies.timeline``).
 """
 
@@ -43,7 +43,7 @@ ROLE_TITLES = {
 }
 ROLES = tuple(ROLE_TITLES)
 _SUMMED = ("kernels", "least", "peak", "gaps", "memory")  # tables
-INPUT_WAIT = "input wait"  # of a training script that waits for its next batch
+INPUT_WAIT = "input wait"  # a training script waits for its next batch
 # Operator classes, those that take most time in most models first.
 KINDS = (
     "matrix product",
@@ -78,10 +78,10 @@ REPLAYED = "(CUDA graph)"
 UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
 WATCHED = "watched"  # the fact of a profile that a run of a training script recorded automatically
-COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
+COMPILED_SHARE = 0.05  # share of compiled code; with less, modules still show what changed
 NO_FLOPS = 0.05  # FLOP for each byte at which work without FLOPs is drawn
-OVER_THE_ROOF = 1.1  # of what is attainable: more than the ceilings' own noise
-LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
+OVER_THE_ROOF = 1.1  # times the ceiling: more than the ceilings' own noise
+LAUNCH_BOUND = 0.1  # share of the step without work for the GPU; less is not reported
 
 
 @dataclass
@@ -157,9 +157,9 @@ class Achieved:
     """The time of an operator, or all others of a class, in a step, and the least that it needs."""
 
     name: str
-    calls: float  # of the operator, not of its kernels; NaN where it is not known
+    calls: float  # calls of the operator, not of its kernels; NaN if unknown
     us: float
-    least_us: float  # at the measured ceilings; NaN where it is not known
+    least_us: float  # least time at the measured ceilings; NaN if unknown
 
     @property
     def share(self) -> float:
@@ -211,7 +211,7 @@ class RoofPoint:
     us: float
     intensity: float  # FLOP for each byte; ``NO_FLOPS`` for work without any
     achieved: float  # FLOP/s
-    share: float  # of what is attainable; above 1 if its data was in a cache
+    share: float  # share of the attainable rate; above 1 if its data was in a cache
 
 
 def ceilings(study: Study) -> tuple[float, dict[str, float]]:

@@ -17,14 +17,14 @@ from sessions.studies.kernel_names import brief
 from sessions.tables import Column, Table
 
 MOST = 25  # rows of a table that could have thousands
-DEPTH = 3  # of modules within the model that are shown
+DEPTH = 3  # depth of modules that are shown
 
 
 def kernels_table(study: Study, most: int = MOST) -> Table:
     """Return the kernels that took longest, for all modules together.
 
-    "Of attainable" is what the kernel's operator, or the other kernels of its class, reach of what
-    the measured ceilings allow; it is left out where that is not known.
+    "Of attainable" is the share of the ceilings' rate that the kernel's operator, or its class,
+    reaches; the column is omitted if no share is known.
     """
     total = breakdown.total_us(study) or math.nan
     shares = breakdown.shares_by_kernel(study)

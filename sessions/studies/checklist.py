@@ -17,7 +17,7 @@ from sessions.verdicts.verdict_words import budget_of
 
 KIND = CHECKLIST
 PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
-NOT_CHECKED = "not checked"  # it should have been, and could not
+NOT_CHECKED = "not checked"  # a check was due and could not run
 UNDECIDED = "undecided"  # too few measurements; more seconds may decide
 CHECKS = {
     "numerics": "Error within tolerance",

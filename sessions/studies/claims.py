@@ -1,7 +1,7 @@
-"""Claims of documents beside what was measured of them: a study's rows, in words and tables.
+"""Claims of documents beside their measurements: a study's rows, in words and tables.
 
-The study's table ``claims`` has a row for each requested claim, its columns the fields of
-``Row``. A result is tentative while it is ``MEASURING``; whatever has no result is no pass.
+The study's table ``claims`` has a row for each requested claim; its columns are the fields of
+``Row``. A result is tentative while it is ``MEASURING``; a claim without a result has not passed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sessions.columns import row_count
+from sessions.columns import TableColumns, row_count
 from sessions.model import CLAIMS, Session, Study
 from sessions.numbers import Cell, Measured, counted, number, text
 from sessions.tables import Column, Table
@@ -34,16 +34,15 @@ RESULTS = (HOLDS, FAILS, UNDECIDED, NOT_MEASURED, NOT_HERE, MEASURING, WAITING)
 class Row:
     """One number of a document, and its measurement.
 
-    ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
-    where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
-    number is exact, or the ``rounds`` too few for one; these are NaN where there were none, as in
-    files of before they were kept. ``result`` is one of ``RESULTS``, or empty if not requested;
-    ``reason`` what there is to say of it.
+    ``says`` is in the document's own words, ``least`` and ``most`` are its bounds, NaN for none.
+    ``low`` and ``high`` are the ends of the 95 % interval; NaN if the number is exact or the
+    ``rounds`` are too few. ``rounds`` is NaN if there were none, and in older files. ``result`` is
+    one of ``RESULTS``, or empty if not requested; ``reason`` explains it.
     """
 
     document: str
     experiment: str
-    row: str  # as in the project's list of requirements
+    row: str  # the id in the project's list of requirements
     claim: str
     says: str
     unit: str
@@ -55,7 +54,7 @@ class Row:
     result: str = WAITING
     reason: str = ""
     how: str = ""
-    rounds: float = math.nan  # that the interval comes of
+    rounds: float = math.nan  # rounds behind the interval
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -68,7 +67,7 @@ class Row:
         return self.result not in (MEASURING, WAITING, "")
 
 
-def columns(claims: Sequence[Row]) -> dict[str, list[float | str | None]]:
+def columns(claims: Sequence[Row]) -> TableColumns:
     """Return the rows as columns of a study's table; None is NaN."""
     names = [field.name for field in dataclasses.fields(Row)]
     return {name: [_wire(getattr(row, name)) for row in claims] for name in names}
@@ -99,9 +98,9 @@ def studies(session: Session) -> list[Study]:
 
 
 def newest(session: Session, running: bool = False) -> dict[tuple[str, ...], Row]:
-    """Return what is known of each claim by its key, from the newest study that knows it.
+    """Return the newest row of each claim by its key.
 
-    ``running``: the last study goes on, so that what it has not measured yet is still to come.
+    ``running``: the last study continues, so that its unmeasured claims may still get a result.
     """
     newest_rows: dict[tuple[str, ...], Row] = {}
     requested = studies(session)

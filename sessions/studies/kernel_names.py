@@ -10,7 +10,7 @@ import re
 
 _NOWHERE = "(anonymous namespace)::"
 _SIGNATURE = re.compile(r"(?:void )?(?:\w+::)*(\w+)(?P<template><)?(?(template)|\()")
-# What a template computes: ``sum_functor``, ``FusedAdamMathFunctor``, ``direct_copy_kernel_cuda(``,
+# The work of a template: ``sum_functor``, ``FusedAdamMathFunctor``, ``direct_copy_kernel_cuda(``,
 # ``LogSoftMaxForwardEpilogue``.
 _WORK = re.compile(r"\w*[fF]unctor\w*|\w+_kernel(?:_cuda|_impl)?(?=\()|\w+Epilogue")
 

@@ -21,7 +21,7 @@ from sessions.verdicts import statistics, verdict
 from sessions.verdicts.rounds import calls, paired_logs
 
 EAGER, COMPILED = "torch", "torch.compile"
-_BEYOND = 1.1  # of the limit; a kernel that reads more than it writes may be a bit above a copy
+_BEYOND = 1.1  # times the limit: kernels that mostly read may be above a copy
 _NAMES = {EAGER: "PyTorch", COMPILED: "torch.compile"}
 
 _COLUMNS = [
@@ -55,7 +55,7 @@ def kernels_table(session: Session) -> Table:
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
     above 1 are faster; the ends of their 95 % intervals follow. "Host" is the wall time of
-    a call on small inputs, the GPU not waited for, "outside launches" what of it is not spent in
+    a call on small inputs without waiting for the GPU. "Outside launches" is its part outside of
     Triton's launcher and the driver.
     """
     segments = [s for s in session.segments if s.configuration.family == KERNELS]
@@ -65,7 +65,7 @@ def kernels_table(session: Session) -> Table:
 def tuned_tiles(session: Session) -> str:
     """Return each tuned tile with its time, the heuristic's time and how long tuning took."""
     lines: dict[str, None] = {}
-    took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
+    took_s: dict[tuple[str, str], float] = {}  # equal for each direction of a case
     for segment in session.segments:
         if "autotune_s" in segment.ledger:
             case = (segment.configuration.preset, str(segment.configuration.settings["case"]))
@@ -76,7 +76,7 @@ def tuned_tiles(session: Session) -> str:
 
 @dataclass(frozen=True)
 class Rated:
-    """A timed kernel against what its work could reach at the ceilings of the same run."""
+    """A timed kernel beside the rate that its work could reach at the ceilings of the same run."""
 
     operator: str
     case: str
@@ -93,8 +93,8 @@ class Roof:
     """A device's measured ceilings in one dtype."""
 
     dtype: str
-    bytes_per_s: float  # of a large copy
-    flops_per_s: float  # of a large matrix product
+    bytes_per_s: float  # rate of a large copy
+    flops_per_s: float  # rate of a large matrix product
 
     def at(self, intensity: ArrayLike) -> NDArray:
         """Return the FLOP/s that work of this intensity (FLOP a byte) can reach.
@@ -143,10 +143,10 @@ def roofs(session: Session) -> list[Roof]:
 
 
 def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | int]]:
-    """Return how many times faster a kernel is than PyTorch, and than ``torch.compile`` makes it.
+    """Return how many times faster a kernel is than PyTorch, and than ``torch.compile``.
 
-    Each with ``ratio``, the ends ``low`` and ``high`` of its 95 % interval, NaN where there is
-    none, and the ``rounds`` that it comes of; without what was not timed.
+    Each has ``ratio``, the ends ``low`` and ``high`` of its 95 % interval (NaN if there is none),
+    and the number of ``rounds``. Implementations that were not timed are left out.
     """
     segments = [other for other in session.segments if other.configuration.family == KERNELS]
     bases = [base for base in (EAGER, COMPILED) if base != implementation_of(segment)]

@@ -39,7 +39,7 @@ from sessions.verdicts import statistics
 
 MOST = 5  # suggestions
 LEAST_SPEEDUP = 1.02  # a bound below this is not worth a line
-_LEAST_MEMORY_SHARE = 0.4  # of the peak, from which activations are worth a line
+_LEAST_MEMORY_SHARE = 0.4  # least share of activations in the peak that is reported
 _FUSED = ("elementwise", "normalisation", "reduction", "copy", "view", "indexing")
 _SIXTEEN_BITS = ("bfloat16", "float16")
 _SAME, _SLOWER = "SAME", "SLOWER"
@@ -61,9 +61,9 @@ class Suggestion:
 
     finding: str
     options: tuple[Option, ...] = ()  # the preferred first; the first is what is applied
-    speedup: float = math.nan  # at most
-    saved_bytes: float = math.nan  # at most
-    advice: str = ""  # where there is no option
+    speedup: float = math.nan  # upper limit
+    saved_bytes: float = math.nan  # upper limit
+    advice: str = ""  # advice if there is no option
     details: tuple[tuple[str, float, float], ...] = ()  # quantity, measured and least microseconds
 
     @property
@@ -169,14 +169,14 @@ class _Facts:
             return False
         current = self.configuration.toggles.get(option.toggle, "")
         if option == _COMPILED and current not in ("", "off"):
-            return False  # it is compiled already
+            return False  # the step is compiled already
         if current == option.option or (option.toggle, option.option) in self._refused:
             return False
         return self._usable is None or self._usable(option)
 
 
 def _host(facts: _Facts) -> list[Suggestion]:
-    """Suggest what shortens the host's part."""
+    """Suggest options that shorten the host's part."""
     if facts.on_gpu:
         if not facts.idle > 0 or facts.is_captured:
             return []

@@ -1,10 +1,10 @@
 """A prediction from the roofline before a comparison is measured, and the residual afterwards.
 
-The least time of a step is the sum over its operators of what each needs at the device's measured
+The least time of a step is the sum of the least times of its operators at the device's measured
 ceilings: its FLOPs at the matrix rate of its dtype, or its bytes at the rate of a large copy,
 whichever takes longer (Williams, Waterman and Patterson, Roofline, CACM 52, 2009). The ratio of two
-such times is the prediction. It knows nothing of caches, of launches and of how far a kernel is
-from the roof: what these change is the residual.
+such times is the prediction. It ignores caches, launches and the distance of kernels from the roof.
+Their effect is the residual.
 """
 
 from __future__ import annotations

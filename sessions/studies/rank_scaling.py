@@ -193,7 +193,7 @@ def points_table(study: Study) -> Table:
 
 
 def ranks_table(study: Study) -> Table:
-    """Return one row for each rank: what it did in a step under the profiler, and its memory."""
+    """Return one row for each rank: its times in a step under the profiler, and its memory."""
     shown = [rank for row in points(study) for rank in ranks_of(study, row)]
     unit, peaks = sized(float(row["peak_bytes"]) for row in shown)
     times = ("computing_ms", "waiting_ms", "idle_ms", "communication_ms")

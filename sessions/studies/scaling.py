@@ -22,18 +22,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from sessions.numbers import counted
 
-LEAST_POINTS = 3  # for an interval: a line through two always fits
-MOST_LOG = 60.0  # of the factor's natural logarithm: a line so steep is noise between near sizes
+LEAST_POINTS = 3  # fewest points of an interval: a line always fits two points
+MOST_LOG = 60.0  # a steeper line is noise between near sizes; natural logarithm
 TOO_CLOSE = "the sizes are too close to one another for an exponent"
-_TOLERANCE = 1e-6  # of the variance beyond the points' own
+_TOLERANCE = 1e-6  # relative error of the variance beyond the points' own
 
 
 @dataclass(frozen=True)
 class Scaling:
     """y = factor * x ** exponent; NaN where there are too few points, and ``reason`` says so.
 
-    ``low`` and ``high`` bound the 95 % interval of the exponent. ``scatter`` is by what share the
-    points lie off the line beyond their noise.
+    ``low`` and ``high`` bound the 95 % interval of the exponent. ``scatter`` is the relative
+    distance of the points from the line beyond their noise.
     """
 
     n: int
@@ -87,10 +87,9 @@ def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
 
 
 def longer_half(x: ArrayLike) -> NDArray:
-    """Mark the points in the upper half of x, the middle one among them: (n,) bools.
+    """Return a mask (n,) of the points in the upper half of x, including the middle one.
 
-    Small sizes are bound by launches, which do not grow; what is claimed of scaling is claimed of
-    the large ones.
+    Launches, which do not grow, limit small sizes. Claims about scaling are about large sizes.
     """
     values = np.asarray(x, np.float64)
     upper: NDArray = values >= np.sort(values)[len(values) // 2] if len(values) else values > 0

@@ -1,13 +1,13 @@
-"""A sweep as a session keeps it: a configuration at many sizes under several arms, in a study.
+"""A sweep as a study of a session: a configuration at many sizes under several arms.
 
-Its study has two tables. ``points`` has one row a point, in the order in which they were measured:
-``x`` and, of two fields, ``y`` (numbers, or words), ``arm``, ``outcome`` with its ``reason``,
+The study has three tables. ``points`` has one row per point, in the order of measurement:
+``x`` and, for two fields, ``y`` (numbers, or words), ``arm``, ``outcome`` with its ``reason``,
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
-``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN if unknown) and
-``text``, checked at the smallest size and valid for every point. Where a field is not a size (a
-toggle, a workload), its values have a row each too, which ``x`` or ``y`` name.
+``numbers`` has one row per checked arm: ``right`` (1, 0, NaN if unknown) and ``text``. The check at
+the smallest size is valid for every point. If a field is not a size (a toggle, a workload), each of
+its values has a row, which ``x`` or ``y`` names.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ KIND, POINTS, FITS, NUMBERS = SWEEP, "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve
-LEAST_BLOCKS = 3  # for an interval
-_MOST_CORRELATION = 0.5  # of the order in time with the places along an axis
-_EXPONENT = 0.05  # what an exponent of two points is rounded to, at best
+LEAST_BLOCKS = 3  # fewest blocks of an interval
+_MOST_CORRELATION = 0.5  # largest correlation of time with the position along an axis
+_EXPONENT = 0.05  # finest rounding of an exponent of two points
 
 Value = float | str
 
@@ -47,13 +47,13 @@ Value = float | str
 class Typical:
     """A step time from blocks of steps; NaN where there are too few.
 
-    The interval is of what varied while this point was measured. It does not cover what changed
-    between two points, so it decides digits and weights and is never shown as an interval.
+    The interval covers variation during this point, but no change between two points. So it decides
+    digits and weights and is never shown as an interval.
     """
 
     ms: float
     error: float  # standard error of its logarithm
-    low_ms: float  # of the 95 % interval
+    low_ms: float  # lower end of the 95 % interval
     high_ms: float
 
 
@@ -79,7 +79,7 @@ class Curve:
     outcomes: list[str]
     reasons: list[str]
     columns: Mapping[str, NDArray]
-    numbers: Sequence[Numbers | None] = ()  # of each point
+    numbers: Sequence[Numbers | None] = ()  # by point
 
     @property
     def measured(self) -> NDArray:
@@ -197,9 +197,9 @@ def axis(study: Study, field: int) -> list[Value]:
     return [str(value) for value in values]
 
 
-def is_numeric(study: Study, field: int = 0) -> bool:
-    """Return True if that field's values are numbers."""
-    return all(map(is_number, study.request.get(f"values_{field}", [])))
+def is_numeric(study: Study) -> bool:
+    """Return True if the first field's values are numbers."""
+    return all(map(is_number, study.request.get("values_0", [])))
 
 
 def field_title(study: Study, field: int = 0) -> str:
@@ -266,7 +266,7 @@ def _checks(study: Study) -> dict[tuple[int, Value | None, Value | None], Number
         x, y = (_value(table[name][row]) if name in table else None for name in "xy")
         right, arm = float(table["right"][row]), count_of(table["arm"][row])
         if arm is None or arm >= len(study.request["arms"]):
-            continue  # of no arm
+            continue  # the row belongs to no arm
         checks[arm, x, y] = Numbers(
             None if math.isnan(right) else bool(right), str(table["text"][row])
         )
@@ -320,7 +320,7 @@ def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:
 
 
 def toggles(study: Study) -> list[dict[str, str]]:
-    """Return what each arm switched over the base."""
+    """Return the toggles that each arm changes in the base."""
     return [dict(json.loads(text)) for text in study.request.get("toggles", [])]
 
 
@@ -348,7 +348,7 @@ def name_of(study: Study, curve: Curve) -> str:
 
 
 def peak_title(study: Study) -> str:
-    """Return what a point's memory is: all that the process holds if no allocator counts."""
+    """Return the name of a point's memory: that of the process if no allocator counts."""
     return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
 
 

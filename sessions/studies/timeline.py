@@ -25,6 +25,7 @@ HOST_MODULES = "Modules (CPU)"
 LEAST_GAP_US = 2.0  # shorter gaps between kernels do not matter
 _DEEPEST = 256  # slices in slices that a file may store
 _MOST_DEPTH = 8  # rows of nested modules that are drawn
+_MOST_ROWS = 200  # rows of the statistics of a range
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Lane:
     """
 
     title: str
-    kind: str  # of its track, "modules" or "idle"
+    kind: str  # kind of its track, "modules" or "idle"
     start: NDArray
     stop: NDArray
     depth: NDArray
@@ -57,7 +58,7 @@ class Statistic:
     name: str
     count: int
     total_us: float
-    share: float  # of the range
+    share: float  # share of the range
 
     @property
     def mean_us(self) -> float:
@@ -81,11 +82,8 @@ class Timeline:
             for title, kind in zip(tracks["title"], tracks["kind"], strict=True)
         ]
         self.track, self.depth = integers["track"], integers["depth"]
-        self.name, self.module, self.launch = (
-            integers["name"],
-            integers["module"],
-            integers["launch"],
-        )
+        self.name, self.module = integers["name"], integers["module"]
+        self.launch = integers["launch"]
         self.start = np.asarray(table["t_us"], np.float64)
         self.stop = self.start + np.asarray(table["us"], np.float64)
         self.own_us = self._own_times()
@@ -127,10 +125,9 @@ class Timeline:
     def statistics(
         self, start_us: float, stop_us: float, matching: NDArray | None = None
     ) -> list[Statistic]:
-        """Return what worked in a range by name, the longest first.
+        """Return the work in a range by name, the longest first.
 
-        On a GPU its kernels count, on a CPU the own time of its operators. ``matching``: of these
-        rows only.
+        On a GPU, kernels count; on a CPU, the own time of operators. ``matching``: a mask of rows.
         """
         rows = self.of_kind(STREAM_TRACK) if self.on_device else self.of_kind(HOST_TRACK)
         if matching is not None:
@@ -252,7 +249,7 @@ def is_stored(study: Study) -> bool:
     )
 
 
-def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -> Table:
+def statistics_table(rows: Sequence[Statistic], heading: str) -> Table:
     """Return the statistics of a range as a table; ``heading`` is that of the names."""
     columns = [
         Column(heading),
@@ -263,7 +260,7 @@ def statistics_table(rows: Sequence[Statistic], heading: str, most: int = 200) -
     ]
     cells: list[list[Cell]] = [
         [entry.name, entry.count, entry.total_us, entry.mean_us, 100 * entry.share]
-        for entry in rows[:most]
+        for entry in rows[:_MOST_ROWS]
     ]
     return Table("Selected range", columns, cells)
 

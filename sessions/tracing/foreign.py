@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from sessions.columns import TableColumns
 from sessions.errors import SessionError
 from sessions.model import Session, Study
 from sessions.plain_text import one_line
@@ -27,7 +28,7 @@ from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
 from sessions.tracing.trace import MODULE, STEP, Event, Span, Trace
 
-MOST_BYTES = 1 << 30  # of the text
+MOST_BYTES = 1 << 30  # bytes of the text
 MOST_EVENTS = 3_000_000
 _GZIP = b"\x1f\x8b"
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
@@ -103,7 +104,7 @@ def _study(events: list[Event], title: str) -> Study:
     if not rows:
         raise SessionError("nothing ran in its steps")
     count = len(parsed.steps)
-    tables: dict[str, sums.TableColumns] = {
+    tables: dict[str, TableColumns] = {
         "kernels": sums.kernel_columns(rows, count),
         **timeline.tables(parsed),
     }
@@ -123,7 +124,7 @@ def _study(events: list[Event], title: str) -> Study:
     )
 
 
-def _columns(table: sums.TableColumns) -> dict[str, np.ndarray]:
+def _columns(table: TableColumns) -> dict[str, np.ndarray]:
     return {
         name: np.array(values, object if isinstance(values[0], str) else np.float64)
         for name, values in table.items()

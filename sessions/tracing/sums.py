@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sessions.columns import TableColumns
 from sessions.studies.breakdown import REPLAYED
 from sessions.tracing import kinds
 from sessions.tracing.trace import Span, Trace, Work, module_and_phase, operator_of
 
 _BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
-TableColumns = dict[str, list[float | str | None]]
 _Key = tuple[str, str, str, str, str]  # a row's key columns
 _LEAST_GAP_US = 0.5  # shorter gaps are only the resolution of the clock
 
@@ -28,7 +28,7 @@ class Row:
     module: str
     phase: str
     kind: str
-    operator: str  # of the kernel library; empty for other work
+    operator: str  # operator of the kernel library; empty for other work
     calls: int
     us: float
 

@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sessions.columns import TableColumns
 from sessions.studies.breakdown import HOST_TRACK, LAUNCH_TRACK, STEP_TRACK, STREAM_TRACK
 from sessions.tracing import kinds, sums
-from sessions.tracing.sums import TableColumns
 from sessions.tracing.trace import MODULE, NODE, OPERATOR, STEP, Span, Trace, Work, module_and_phase
 
 MOST = 12_000  # slices of a profile
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
-_RANGES = (MODULE, OPERATOR)  # they are the module and the operator of what is in them
+_RANGES = (MODULE, OPERATOR)  # ranges that name the module and the operator of their content
 
 
 @dataclass(slots=True)
 class _Slice:
     """One event; ``launched_by`` is the index of the span that launched it, or -1."""
 
-    kind: str  # of its track
+    kind: str  # kind of its track
     track: str
     depth: int
     name: str
@@ -59,7 +59,7 @@ def _slices(trace: Trace, steps: Sequence[int]) -> list[_Slice]:
         _Slice(STEP_TRACK, "Steps", 0, f"step {number}", "", "", span.start, span.stop)
         for number, span in enumerate((trace.spans[step] for step in steps), 1)
     ]
-    depths: dict[int, int] = {}  # of the host's operators in one another
+    depths: dict[int, int] = {}  # nesting depth of the host's operators
     names = _threads(trace)
     for index, span in enumerate(trace.spans):
         if not first <= span.start <= last:

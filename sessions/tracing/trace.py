@@ -5,14 +5,14 @@ file that a person opens in Perfetto. Times are microseconds.
 
 An operator belongs to the innermost module range around it. Backward operators run outside of all
 module ranges, but autograd gives an operator and the node that it creates the same sequence number:
-a node belongs to the module of the last forward operator with the node's number. Operators inside a
-node that have numbers of their own are those that a checkpoint computes again, and no part of the
-node's operator. After a node has run, autograd may add its gradients to those of other nodes. Where
-the node is a whole operator of the kernel library, such a sum is not part of that operator. A
-kernel belongs to the host's call that launched it, which CUPTI identifies by correlation.
+a node belongs to the module of the last forward operator with the node's number. If operators
+inside a node have other numbers, a checkpoint computes them again: they are not part of the node's
+operator. After a node has run, autograd may add its gradients to those of other nodes. If the node
+is a complete operator of the kernel library, such a sum is not part of that operator. A kernel
+belongs to the host's call that launched it, which CUPTI identifies by correlation.
 
-Communication between ranks, and whatever else a step does outside of the model, the loss and the
-updates, has the phase "step": with several micro-batches it is between forward and backward passes.
+Work outside of the model, the loss and the updates, such as communication between ranks, has the
+phase "step": with several micro-batches it is between forward and backward passes.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # indices of the spans that are marked steps
-    work: list[Work] = field(default_factory=list)  # of the marked steps, by start
+    work: list[Work] = field(default_factory=list)  # work of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
-    events: list[Event] = field(default_factory=list)  # as they were read, until ``resolve``
-    untold: str = ""  # reasons why compiled code has no module, as clauses
+    events: list[Event] = field(default_factory=list)  # events as read; ``resolve`` empties it
+    unattributed: str = ""  # reasons why compiled code has no module, as clauses
 
     def callers(self, index: int) -> list[str]:
         """Return the names of the operators around a span and its own, the innermost first."""
@@ -203,7 +203,7 @@ def build(events: list[Event], device: str) -> Trace:
 
 
 def resolve(trace: Trace) -> None:
-    """Determine modules and phases of all spans, and what the device worked on in the steps."""
+    """Determine modules and phases of all spans, and the device's work in the steps."""
     _resolve(trace)
     trace.work = _device_work(trace, trace.events)
     trace.events = []
@@ -261,7 +261,7 @@ def _resolve(trace: Trace) -> None:
     """Determine the module and the phase of every span."""
     main = trace.spans[trace.steps[0]].thread
     operators: dict[int, str] = {}  # like ``modules``
-    modules: dict[int, str] = {}  # of the last forward operator by sequence number
+    modules: dict[int, str] = {}  # module of the last forward operator by sequence number
     # Without ranges of modules, all that is neither backward nor an update counts as forward.
     has_modules = any(span.name.startswith(MODULE) for span in trace.spans)
     # A node runs after the operator that created it, on the main thread or on autograd's.
@@ -273,7 +273,7 @@ def _resolve(trace: Trace) -> None:
             span.module, span.phase = parent.module, parent.phase
             span.operator = parent.operator
             if parent.is_node and span.sequence is not None and span.sequence == parent.sequence:
-                span.operator = operators.get(span.sequence, "")  # what the node itself does
+                span.operator = operators.get(span.sequence, "")  # the operator of the node itself
             elif span.phase == "backward" and (span.is_marked or span.sequence is not None):
                 span.operator = ""  # a checkpoint computes it again
         if span.name == STEP and has_modules:

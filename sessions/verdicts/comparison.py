@@ -23,7 +23,7 @@ _NAMED = 3  # sessions that a sentence can name each
 # were kept ready, and how much that was.
 OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
 
-# What step times may differ for whatever the configuration; the CPU where the host's clock is used.
+# Facts that change step times of any configuration; the CPU only if the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
 
@@ -45,7 +45,7 @@ class Arm:
 
     @property
     def own_peak_bytes(self) -> float:
-        """Without what was held for other configurations; NaN where that is not known."""
+        """The peak without memory of other configurations; NaN if unknown."""
         return float(self.segment.ledger.get(OWN_PEAK, math.nan))
 
 
@@ -126,7 +126,7 @@ def compare_segments(
 
 
 def steady_peak_bytes(segment: Segment) -> float:
-    """Return the highest peak of the steady steps, without what compiling or tuning took before."""
+    """Return the highest peak of the steady steps; compiling and tuning do not count."""
     measured = segment.steps["peak"][steady(segment)]
     measured = measured[np.isfinite(measured)]
     return float(measured.max()) if len(measured) else math.nan

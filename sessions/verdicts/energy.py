@@ -18,7 +18,7 @@ from sessions.numbers import interval_cells, number, text
 from sessions.verdicts import verdict
 from sessions.verdicts.verdict import region_of
 
-FACT = "energy"  # of a comparison
+FACT = "energy"  # the fact of a comparison
 
 
 def judge_energy(joules: Sequence[Sequence[float]]) -> EnergyPairs:

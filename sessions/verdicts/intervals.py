@@ -31,7 +31,7 @@ from sessions.verdicts.builds import Builds, scatter
 from sessions.verdicts.martingale import ALPHA, critical
 
 MIN_PAIRS = 8
-_LARGEST_LOG = 709.0  # whose ratio is finite
+_LARGEST_LOG = 709.0  # largest log ratio with a finite ratio
 _RESAMPLES = 1999
 _DRAWN = 1 << 20  # numbers of resamples that are held at once
 
@@ -66,7 +66,7 @@ class Interval:
     low: float
     high: float
     deviation: float  # standard deviation of one pair
-    builds: Builds | None = None  # where there are several, of several pairs each
+    builds: Builds | None = None  # set if there are several builds of several pairs each
 
     @property
     def half_width(self) -> float:
@@ -166,11 +166,11 @@ def _interval(series: NDArray, alpha: float) -> Interval:
 
 
 def _deviation(series: NDArray) -> float:
-    """Return the standard deviation; 0 for equal values, whose mean may be rounded off them."""
+    """Return the standard deviation; exactly 0 for equal values, despite rounding of their mean."""
     return float(series.std(ddof=1)) if np.ptp(series) > 0 else 0.0
 
 
-def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
+def fixed_interval(logs: ArrayLike) -> Interval:
     """Return the interval for a number of pairs that was fixed before the first look.
 
     It is the wider of t and BCa on each side. It holds if there was no look in between.
@@ -179,8 +179,8 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     n = len(series)
     mean, deviation = float(series.mean()), _deviation(series) if n > 1 else 0.0
     if n < MIN_PAIRS or not deviation > 0:
-        return interval(series, alpha)
-    below, above, half = _fixed(series, alpha)
+        return interval(series)
+    below, above, half = _fixed(series, ALPHA)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 
@@ -203,8 +203,8 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
 
     n = len(series)
     half = float(special.stdtrit(n - 1, 1 - alpha / 2) * series.std(ddof=1)) / math.sqrt(n)
-    # As scipy.stats.bootstrap has it, whose jackknife holds n x n numbers: hours of pairs do not
-    # fit in memory. That of a mean needs none.
+    # The method of scipy.stats.bootstrap, whose jackknife stores n x n numbers: hours of pairs do
+    # not fit in memory. The jackknife of a mean has a formula.
     mean = float(series.mean())
     deviations = series - mean
     draw = np.random.default_rng(0)
@@ -217,7 +217,7 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
     )
     standard = deviations / deviations.std()  # first, for the squares of small numbers may be 0
     skewness = float(np.sum(standard**3) / n**1.5) / 6
-    tie = 1e-9 * np.ptp(deviations)  # of a resample with the mean, whichever way its sum is rounded
+    tie = 1e-9 * np.ptp(deviations)  # a resample this close to the mean ties, despite rounding
     bias = special.ndtri((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + special.ndtri([alpha / 2, 1 - alpha / 2])
     below, above = np.quantile(means, special.ndtr(bias + reach / (1 - skewness * reach)))

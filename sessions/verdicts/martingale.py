@@ -5,7 +5,7 @@ For ``n`` independent normal values of unknown variance,
     E_n = (1 + n g)^(-1/2) ((1 + t^2 / v) / (1 + t^2 / ((1 + n g) v)))^(n / 2),    v = n - 1
 
 (t the t statistic of the n values, g the variance of the normal mixture over the standardised
-effect) is a martingale where the mean is the one that t is taken against. By Ville's inequality the
+effect) is a martingale if the values have the mean that t tests. By Ville's inequality the
 probability that it *ever* exceeds 1 / alpha is at most alpha (Wang and Ramdas, Anytime-valid
 t-tests and confidence sequences for Gaussian means with unknown variance, 2023; Lai, Annals of
 Statistics 4, 1976).
@@ -68,7 +68,7 @@ def p_value(n: int, distance: float, deviation: float, mixture: float = PAIRS) -
     if not deviation > 0:
         return 0.0
     ratio, grown = deviation / distance, 1 + n * mixture
-    # By 1 / x, x = t^2 / v: no difference of logarithms, which rounding can turn at large x.
+    # Use 1 / x with x = t^2 / v: a difference of logarithms can change its sign at large x.
     inverse = ratio * ratio * (n - 1) / n
     log_e = n / 2 * math.log1p(n * mixture / (1 + grown * inverse)) - math.log(grown) / 2
     return min(1.0, math.exp(-log_e))

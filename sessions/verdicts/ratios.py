@@ -86,7 +86,7 @@ def segment_ratios(measurements: Sequence[Measurement], baseline: int) -> list[S
 def drift_sentence(measurements: Sequence[Measurement], between: str) -> str:
     """Say that one configuration's repeats differ by more than their intervals; empty if none do.
 
-    ``between``: what the machine drifted between, "segments" or "sessions".
+    ``between``: "segments" or "sessions", for the sentence.
     """
     widest = max((_spread(group) for group in _groups(measurements).values()), default=1.0)
     if widest <= 1 + REGION:
@@ -112,7 +112,7 @@ def _spread(group: Sequence[Measurement]) -> float:
 
 
 def _key(measurement: Measurement) -> tuple[str, str, str]:
-    """Return what measurements of one configuration on one machine share."""
+    """Return a key that is equal for measurements of one configuration on one machine."""
     return (
         repr(measurement.configuration.flat()),
         measurement.clock,
@@ -121,7 +121,7 @@ def _key(measurement: Measurement) -> tuple[str, str, str]:
 
 
 def _groups(measurements: Sequence[Measurement]) -> dict[Any, list[Measurement]]:
-    """Return what measured the same on one machine, without measurements that have no time."""
+    """Return the measurements by ``_group_key``, without those that have no time."""
     groups: dict[Any, list[Measurement]] = {}
     for measurement in measurements:
         if measurement.summary.median > 0:
@@ -130,7 +130,7 @@ def _groups(measurements: Sequence[Measurement]) -> dict[Any, list[Measurement]]
 
 
 def _group_key(measurement: Measurement) -> tuple[str, str, str, str]:
-    """Return what repeats share: ``_key``, and the code that ran.
+    """Return a key that is equal for repeats: ``_key``, and the code that ran.
 
     The arms of a comparison of one configuration with itself are two commits or two builds.
     """
@@ -145,7 +145,7 @@ def _group_key(measurement: Measurement) -> tuple[str, str, str, str]:
 
 
 def machine(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of an environment decides how fast a step is."""
+    """Return the facts of an environment that decide how fast a step is."""
     decisive = {"device", "gpu", "driver", "torch", "cpu"}
     return {
         name: value
@@ -184,7 +184,7 @@ def _with_work(ratio: SegmentRatio, base: Measurement, other: Measurement) -> Se
     if not difference or not math.isfinite(ratio.ratio):
         return ratio
     if KERNELS in (base.configuration.family, other.configuration.family):
-        return SegmentRatio(math.nan, verdict=difference)  # not even how time grows
+        return SegmentRatio(math.nan, verdict=difference)  # a ratio does not show how time grows
     return dataclasses.replace(ratio, verdict=difference)
 
 

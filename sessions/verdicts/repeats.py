@@ -18,7 +18,7 @@ from sessions.verdicts.verdict import (
     reading,
 )
 
-LEAST_VISITS = 3  # of each configuration
+LEAST_VISITS = 3  # visits of each configuration
 
 
 def visits_in_turn(

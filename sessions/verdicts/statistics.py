@@ -127,8 +127,8 @@ class Blocks:
     """A series cut into equal blocks up to its end, with the scatter of their medians."""
 
     n: int
-    median: float  # of the whole series; NaN if it is empty
-    steps: int  # in a block
+    median: float  # median of the complete series; NaN if it is empty
+    steps: int  # steps in a block
     deviations: NDArray  # log block median less log median, (blocks,); empty if one is not above 0
 
     @property

@@ -34,8 +34,8 @@ from sessions.verdicts.martingale import ALPHA as ALPHA
 from sessions.verdicts.martingale import critical as critical
 from sessions.verdicts.martingale import paths as paths
 
-REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
-HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
+REGION = 0.01  # practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
+HALF_WIDTH = 0.005  # half the interval of the log ratio at which measuring ends
 _EACH = 40  # pairs that are all checked
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
@@ -61,12 +61,12 @@ def judge(
     alpha: float = ALPHA,
     least_builds: int = 1,
 ) -> Judgement:
-    """Return what the blocks so far show of the second arm against the first.
+    """Return the judgement of the blocks so far: the second arm against the first.
 
-    ``region``: the ratio from 1 within which arms are the same in practice. ``floor``: what this
-    machine showed between identical arms; nothing below it is claimed, so that the larger of the
-    two counts. ``seconds`` is how long the pairs took, for the time that deciding would take.
-    ``least_builds``: how many builds of both arms there must be before anything is claimed.
+    ``region``: arms whose ratio is within it of 1 are the same in practice. ``floor``: the
+    difference that identical arms showed on this machine; the larger of the two counts.
+    ``seconds``: duration of the pairs, to estimate the time until a decision. ``least_builds``:
+    builds of both arms that a claim needs.
     """
     return judge_pairs(
         pairs(comparison),
@@ -129,7 +129,7 @@ def judge_pairs(
                 f"{_ratio_text(cycles, margin)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
-            if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
+            if cycles.mean * time.mean > 0:  # otherwise more pairs would only confirm the conflict
                 more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
         few = (

@@ -66,7 +66,7 @@ def verdicts_table(comparisons: Sequence[PairedComparison], most: int | None = N
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 
 
-_ERRORS = (  # of a check, each with its limit if it has one
+_ERRORS = (  # errors of a check, each with its limit if it has one
     ("relative_error", "relative error", "tolerance"),
     ("max_error", "largest error", ""),
     ("mse", "mean squared error", ""),

@@ -16,7 +16,7 @@ from sessions.model import Configuration, PairedComparison, Segment, Session
 INVALID = "invalid"  # the fact of a segment whose measured step times are impossibly short
 COMMIT = "commit"  # the workbench's own, in a session's environment
 MODEL_DIGEST = "model_digest"  # the fact of a segment by which two run the same model or not
-# Of an attribution's request: toggles of other models whose option is the base's own field.
+# Key of an attribution's request: toggles of other models whose option is the base's own field.
 SAME_MODEL = "same_model"
 DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
 # Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.

@@ -13,7 +13,7 @@ from workbench.charts.units import STEPS, Unit
 from workbench.theming.icons import mixed
 
 _OFFSET = 6.0  # between axis and tick text
-_CATEGORY_PX, _CATEGORY_SHARE = 240.0, 0.35  # of a name, at most: in all, and of the chart
+_CATEGORY_PX, _CATEGORY_SHARE = 240.0, 0.35  # largest name: pixels, and share of the chart
 _GRID_SCREEN, _GRID_PAPER = 0.55, 0.8
 
 

@@ -27,11 +27,11 @@ from workbench.charts.style import Style, shade
 from workbench.charts.units import Unit, nice_step
 from workbench.charts.view_box import View
 
-# How far samples may lift the y axis above what it follows: single outliers shall not flatten it.
+# Share by which samples may extend the y axis: single outliers must not flatten the curve.
 _REACH = 0.6
-_BELOW_STRIP_PX = 5.0  # where that note begins: under the colours of the segments
-_NOTE_ROOM = 0.1  # of the axis, for that note
-_NOTE_PX = 300.0  # from the right edge: where the note on what is off the scale ends at most
+_BELOW_STRIP_PX = 5.0  # begin of that note: under the colours of the segments
+_NOTE_ROOM = 0.1  # share of the axis for that note
+_NOTE_PX = 300.0  # largest distance of the note on clipped values from the right edge
 _BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view shimmers rarely
 
 
@@ -55,7 +55,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.zero = True  # the y axis begins at zero
         self.captions = True  # phases and markers are named here, not only drawn
         self.fixed_y: tuple[float, float] | None = None
-        self.least_x: tuple[float, float] | None = None  # what the x axis spans with any data
+        self.least_x: tuple[float, float] | None = None  # span that the x axis has with any data
         self.auto_range_x = True  # the x axis spans all data
         self.auto_range_y = True
         self.pad_x = 0.01

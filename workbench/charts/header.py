@@ -17,9 +17,9 @@ from workbench.charts.style import Style, shade
 
 _MARK_PX = 22.0
 _GAP_PX = 16.0
-_NAME_PX = 80.0  # of a name at least
+_NAME_PX = 80.0  # least width of a name
 _READ_S = 0.2
-_SHARE = 0.3  # of the height that a legend may take
+_SHARE = 0.3  # share of the height that a legend may take
 _LEAST_ROWS = 2
 # On screen, of more entries than ten compared sessions give: a list of a study's arms is no legend.
 _MANY, _ROWS_OF_MANY = 13, 3
@@ -38,7 +38,7 @@ class Header(QGraphicsWidget):
         self._entries: list[Entry] = []
         self._corners: list[tuple[float, float]] = []
         self._ends: list[float] = []  # how far each entry may reach in its row
-        self._cap_px = math.inf  # of a name, so that the legend leaves room for the plot
+        self._cap_px = math.inf  # largest width of a name, so that the plot has room
         self._left_out = 0  # entries without room at the smallest cap
         self._rest_at = (0.0, 0.0)
         self._arranged: object = None

@@ -14,10 +14,9 @@ from sessions.sizes import size_text
 from workbench.charts.units import MEGAHERTZ, MILLISECONDS
 
 NEAR_S = 0.5  # from a step to an event that may explain it
-_CLOCK_DROP = 0.02  # of the median clock, from which a step may be slow for it
+_CLOCK_DROP = 0.02  # drop of the median clock that may explain a slow step
 _GROWTH = 2**20  # bytes that the allocator took, from which it is worth a word
-_OTHERS_PERCENT = 5.0  # of the device used by other processes
-_SLOW = 1.05  # times the median, from which a step is slow
+_OTHERS_PERCENT = 5.0  # percent of the device used by other processes
 _NEARBY = 20  # steps on either side whose clock and memory are compared
 
 

@@ -23,7 +23,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
 )
 
 
-FONT_PX = 12  # of 9 points, for which the sizes of charts were chosen
+FONT_PX = 12  # 9 points: the sizes of charts were chosen for it
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class TimeAxis:
         self._starts: list[float] = []
         self._stops: list[float] = []
         self._places: list[float] = []  # positions of the starts
-        self._newest: deque[Segment] = deque(maxlen=_GROWING)  # of the last run
+        self._newest: deque[Segment] = deque(maxlen=_GROWING)  # segments of the last run
         self._segments = 0  # taken so far
         self._pulled: tuple[object, ...] | None = None  # how far the segments had grown then
         self._knots: tuple[Array, Array] = (np.empty(0), np.empty(0))
@@ -157,7 +157,7 @@ _AXES: WeakValueDictionary[tuple[int, frozenset[int]], TimeAxis] = WeakValueDict
 
 def shared_axis(session: Session, hidden: frozenset[int] = frozenset()) -> TimeAxis:
     """Return the axis that all panels share while one of them uses it."""
-    key = id(session), hidden  # of no other session: an axis holds its own
+    key = id(session), hidden  # no other session has this id: an axis refers to its session
     axis = _AXES.get(key)
     if axis is None:
         _AXES[key] = axis = TimeAxis(session, hidden)
@@ -185,7 +185,7 @@ class RunningSamples:
 
     def __init__(self, axis: TimeAxis, table: Mapping[str, Array], column: str) -> None:
         self._axis, self._table, self._column = axis, table, column
-        self._rows = 0  # of the table, taken in so far
+        self._rows = 0  # rows of the table that were read
         self.columns = Columns({"position": "f8", column: TELEMETRY_COLUMNS[column]})
 
     def pull(self) -> None:

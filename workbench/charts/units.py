@@ -13,7 +13,7 @@ from workbench.charts.arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 _TINY = 1e-3  # smaller numbers have an exponent
-_MOST_DECADES = 300  # that FP64 holds
+_MOST_DECADES = 300  # decades of FP64
 _CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 

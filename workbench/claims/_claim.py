@@ -45,7 +45,7 @@ class Reading:
     high: float | None = None
     rounds: int | None = None
     seconds: float = math.nan
-    wrong: str = ""  # whose numbers were out of tolerance, so that the speed counts for nothing
+    wrong: str = ""  # configurations with wrong numbers: their speed does not count
     note: str = ""
     of_means: tuple[float, float] | None = None
 

@@ -41,9 +41,9 @@ def configuration(
     )
 
 
-def checked_run(configuration: Configuration, steps: int = 5) -> protocol.Start:
+def checked_run(configuration: Configuration) -> protocol.Start:
     """Return a short run whose numbers are compared with a reference after its last step."""
-    return protocol.Start(configuration=configuration, steps=steps, check="last")
+    return protocol.Start(configuration=configuration, steps=5, check="last")
 
 
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:

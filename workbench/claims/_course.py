@@ -22,7 +22,7 @@ from workbench.claims._claim import Document, Experiment, Outcome, Results, judg
 
 SLACK_S = 30.0  # beyond what a command may build and measure: starting, checking numbers, ending
 CPU_TIMES = 4.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
-BUILD_SHARE = 0.6  # of a command's share of the limit, for building; so that something is measured
+BUILD_SHARE = 0.6  # part of a command's time for building, so that something is measured
 LEAST_S = 15.0  # in less than that next to nothing is built and measured
 _COMPILING = (Phase.COMPILE, Phase.AUTOTUNE)
 
@@ -80,14 +80,14 @@ class Course:
         self._respect = respect
         self._session = Session()
         self._current: _CurrentExperiment | None = None
-        # What is measured first; claims are shown as they were chosen.
+        # The order of measuring; claims are shown as they were chosen.
         self._order = sorted(range(len(chosen)), key=lambda index: chosen[index][1].priority)
-        self._next = 0  # of these, the experiment to begin
+        self._next = 0  # index in ``_order`` of the experiment to begin
         self._command: protocol.Command | None = None  # in flight
         self._sent_at = 0.0
         self._allowed_s = 0.0
-        self._share = ""  # that the limit allows less than the command in flight would take
-        self._counts: list[int] = []  # of commands, by experiment
+        self._share = ""  # set if the limit shortens the command in flight
+        self._counts: list[int] = []  # number of commands by experiment
         self.was_cut = False
         self._compiling: tuple[float, float] | None = (
             None  # since when: the runner's time, and ours

@@ -18,7 +18,7 @@ from sessions.verdicts import statistics, verdict
 from workbench.claims._claim import Reading, Results, Unmeasured
 
 Read = Callable[[Results], Reading]
-LEAST_STEPS = 5  # of a size, so that one step that was held up does not make its median
+LEAST_STEPS = 5  # steps of a size, so that one delayed step is not its median
 LEAST_SIZES = 4  # for an exponent: with three, one degree of freedom is left
 
 
@@ -94,7 +94,7 @@ def arms_right() -> Read:
 def _arms_right(study: Study) -> tuple[int, int, str]:
     """Return how many of how many arms ran with right numbers, and what the others did."""
     arms, blocked = rows(study, "arms"), rows(study, "blocked")
-    for row in arms:  # what was not checked is neither right nor wrong
+    for row in arms:  # unchecked numbers are neither right nor wrong
         if row["state"] == "not built" or (
             row["state"] == "measured" and not math.isfinite(row["wrong"])
         ):
@@ -198,7 +198,7 @@ def _faster(results: Results, arm: Mapping[str, Any], row: Mapping[str, Any], ba
 def _of_means(results: Results, arm: int, base: int) -> tuple[float, float] | None:
     """Return how many times faster by the blocks' mean steps: the interval, if it is known."""
     blocks = _study(results).tables.get("blocks", {})
-    if "mean_ms" not in blocks:  # of before it was kept
+    if "mean_ms" not in blocks:  # older files lack this column
         return None
     columns, arms = (blocks["round"], blocks["arm"]), len(rows(_study(results), "arms"))
     voids = [str(void) for void in blocks["void"]]

@@ -19,7 +19,7 @@ COMPONENTS = (
 )  # fmt: skip
 STANDARD = {"attention": "manual", "kernel_fourier_mix": "torch"}
 TESTED_BATCH = 2  # as in the document's tests
-LAYERS = 2  # of text: they are alike, and every product in them is tuned by itself
+LAYERS = 2  # layers of text: all are alike, and each product is tuned separately
 # In FP32 without tensor cores, Triton's compiler takes 40 s for the candidates of each product.
 PRECISION = "tf32"
 TUNING_S = 300.0

@@ -15,8 +15,8 @@ from workbench.claims._read_kernels import kernel_difference
 from workbench.claims._read_profiles import growth, growth_of, ledger_value
 
 LINEAR = 1.05  # an exponent up to this is called linear here; the document gives no number
-SECONDS = 10.0  # of each length, at most
-CONSISTENT = 1.1  # what ms per token may grow over the lengths; the document gives no number
+SECONDS = 10.0  # longest time of a length
+CONSISTENT = 1.1  # allowed growth of ms per token; the document gives no number
 # Preset, how the document says its size, its millions of parameters. It gives width and depth
 # alone, and not the vocabulary or the width inside a block: a tenth more or less is the same size.
 SIZES = (

@@ -34,13 +34,13 @@ TUNING_S = 90.0
 DEEP = 24  # layers of the model whose checkpointing the guide calls that of deep models
 NO_CLAIM = "part of the name of a technique, a pattern or a mode"
 GRAPH_GPU = "it replays CUDA graphs, but this runner uses the CPU"
-# Of the guide's table of CUDA graphs: its name, our preset, its row, its speed-up.
+# Rows of the guide's table of CUDA graphs: its name, our preset, its row, its speed-up.
 GRAPHS = (
     ("small model", "small", "| Small model | 5ms | 2ms | 2.5x |", 2.5),
     ("large model", "base", "| Large model | 20ms | 12ms | 1.7x |", 1.7),
     ("32 experts", "document", "| MoE (32 experts) | 15ms | 6ms | 2.5x |", 2.5),
 )
-# Of a technique alone: its name, what the guide says, the upper bound, its study, the quote.
+# Single techniques: name, the guide's claim, the upper bound, its study, the quote.
 LESS_MEMORY = (
     ("AMP", "40-50 % less memory", 0.6, 0, "**Memory savings**: 40-50%"),
     ("AMP", "50 % less memory, a quick win", 0.505, 0, "2-3x speedup, 50% memory reduction"),

@@ -146,7 +146,7 @@ class _Driver:
                 interruption = f"interrupted with {self._interrupt.by} {self._at}"
                 self._record_own([protocol.Note(kind="warning", text=interruption)])
             self._record_own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
-            if complaint := self._journal.complaint():  # which no runner was left to send
+            if complaint := self._journal.complaint():  # no runner was left to send it
                 self._record(complaint)
                 self._outcome.unjournaled = complaint.sentence
         finally:

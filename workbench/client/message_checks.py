@@ -82,7 +82,7 @@ def study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
         if len(is_text) > 1:
             raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
         column = np.array(values, object if True in is_text else np.float64)
-        # As on the wire, which has no infinity.
+        # JSON on the wire has no infinity.
         columns[name] = column if True in is_text else np.where(np.isfinite(column), column, np.nan)
     return columns
 

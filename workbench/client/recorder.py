@@ -60,15 +60,15 @@ class Recorder:
 
     def __init__(self, session: Session | None = None) -> None:
         self.session = session or Session()
-        self._introduced = False  # whether a runner has introduced itself
+        self._introduced = False  # True if a runner has introduced itself
         self._offset_s = 0.0
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
-        self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
+        self._segments: dict[int, Segment] = {}  # segments of the current runner, by its numbers
         self._open: Segment | None = None  # the last that began, until its run ends
-        self._before: PhaseSpan | None = None  # of the segment that begins next
+        self._before: PhaseSpan | None = None  # first phase of the next segment
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
-        self._paired = False  # whether other segments' blocks are run beside the open one
+        self._paired = False  # True if other segments' blocks run beside the open one
         self._studies: dict[int, int] = {}
 
     @property
@@ -459,7 +459,7 @@ def _write(segment: Segment, message: protocol.Generated) -> None:
 
 def _close_phase(segment: Segment, stop_s: float) -> None:
     if segment.phases:
-        last = segment.phases[-1]  # what the client says of a runner's death has no time
+        last = segment.phases[-1]  # the client's report of a runner's death has no time
         segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.stop_s, stop_s))
 
 

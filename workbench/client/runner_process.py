@@ -21,7 +21,7 @@ GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
 LOG_LINES = 200
 FAILURES_PER_PERIOD = 50  # an answer to a command is a failure too, and must not be left out
 LONGEST_LOG_LINE = 1 << 16  # bytes
-PRINTED_LINES = 200  # of a login's words before the first message
+PRINTED_LINES = 200  # printed lines that are stored before the first message
 
 Log = Callable[[str], None]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
@@ -230,7 +230,7 @@ class Runner:
         self._signal(KILL)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.close()  # what no signal reaches (a runner behind ssh) ends by this
+            self.process.stdin.close()  # this ends a runner behind ssh, which signals do not reach
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

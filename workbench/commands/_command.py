@@ -73,7 +73,7 @@ def load(path: Path) -> Session:
     try:
         return foreign.load(path) if is_foreign(path) else hdf5.load(path)
     except SessionError as error:
-        with contextlib.suppress(OSError):  # which the first error names
+        with contextlib.suppress(OSError):  # the first error has the reason
             if not path.exists():
                 raise Mistaken(f"{path}: there is no such file") from None
             if not path.is_file():
@@ -140,7 +140,7 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
         raise Mistaken(
             f"{path}: unknown suffix {path.suffix!r}; expected one of {', '.join(suffixes)}"
         )
-    try:  # also of pathlib's questions: they fail for long names and folders without permission
+    try:  # pathlib raises too: for long names and folders without permission
         if not path.parent.is_dir():
             raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
         if path.is_dir():
@@ -156,7 +156,7 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
 def check_session(path: Path | None, other: Path | None = None) -> None:
     """Check the session's output path, if any; ``other`` is another file of the command.
 
-    A session takes the place of a session only: ``-o model.py`` is a slip.
+    A session may replace only a session: ``-o model.py`` is a slip.
     """
     if path is None:
         return
@@ -165,7 +165,7 @@ def check_session(path: Path | None, other: Path | None = None) -> None:
         raise Mistaken(
             f"{path} is named twice, for the session and for another file; name two files"
         )
-    with contextlib.suppress(OSError):  # what cannot be read cannot be told
+    with contextlib.suppress(OSError):  # an unreadable file cannot be checked
         if path.is_file() and (size := path.stat().st_size):
             with path.open("rb") as stream:
                 if not seal.has_hdf5_signature(stream, size):
@@ -203,12 +203,12 @@ def report_skipped(loaded: Iterable[plugins.Plugin]) -> None:
 def answer(text: str) -> None:
     """Print the result; raise ``Failed`` if standard output is closed.
 
-    Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
-    code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.
+    A reader that closes the pipe has read enough. The command continues, and its exit code is the
+    same: ``workbench validate ... | grep -q PASS`` must not turn a failure into a success.
     """
     interrupts.set_last_words("")
     try:
-        if sys.stdout is None:  # it was closed before Python began
+        if sys.stdout is None:  # closed before Python began
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         shown = plain(text)  # no terminal obeys what a file says
         sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
@@ -237,7 +237,7 @@ def answer_json(result: Any) -> None:
 
 
 def _as_json(result: Any) -> str:
-    """Return JSON text, in which null stands for what JSON has no number for (NaN)."""
+    """Return JSON text; NaN, for which JSON has no number, becomes null."""
     return f"{json_escaped(json.dumps(_finite(result), indent=2, ensure_ascii=False))}\n"
 
 

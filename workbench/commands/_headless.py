@@ -17,7 +17,7 @@ from sessions.numbers import counted
 from sessions.plain_text import sentence
 from sessions.storage import hdf5
 from workbench import interrupts, protocol
-from workbench.client import journal
+from workbench.client import headless, journal
 from workbench.client.headless import Outcome
 from workbench.client.runner_process import NotStarted, Runner
 from workbench.commands._command import (
@@ -59,14 +59,14 @@ def query_runner(
 
 
 class Bar:
-    """A progress bar on stderr that follows the runner's messages, where a person reads it.
+    """A progress bar on a terminal's stderr that follows the runner's messages.
 
-    It goes by the runner's own word on its progress, or else by ``steps`` or ``seconds``.
+    Its fraction is the one that the runner reports, otherwise that of ``steps`` or ``seconds``.
     """
 
     def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
         self._steps, self._seconds = steps, seconds
-        self._told = False
+        self._has_fraction = False
         self._steps_done = 0
         self._first_s: float | None = None
         console = Console(stderr=True)
@@ -86,7 +86,7 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # of a terminal that has gone
+        with contextlib.suppress(OSError):  # the terminal was closed
             self._progress.stop()
 
     def write(self, text: str) -> None:
@@ -106,11 +106,11 @@ class Bar:
                 text = f"{message.task.capitalize()}: {message.text}"
                 self._progress.update(self._task, description=text)
                 if message.fraction is not None:
-                    self._told = True
+                    self._has_fraction = True
                     self._progress.update(self._task, total=1.0, completed=message.fraction)
             case protocol.Failure() if message.kind == protocol.JOURNAL:
                 self.write(message.sentence_with_fix)
-            case protocol.Steps() if not self._told:
+            case protocol.Steps() if not self._has_fraction:
                 self._advance(message)
 
     def _advance(self, message: protocol.Steps) -> None:
@@ -127,6 +127,14 @@ class Bar:
         self._progress.update(
             self._task, total=total, completed=completed, shown=counted(self._steps_done, "step")
         )
+
+
+def drive(
+    begin: headless.Chooser, steps: int | None = None, seconds: float | None = None
+) -> Outcome:
+    """Run the command that ``begin`` makes of the catalogue, with a progress bar."""
+    with Bar(steps, seconds) as progress_bar:
+        return headless.run(begin, watch=progress_bar.watch)
 
 
 def settle(outcome: Outcome, output: Path | None) -> str | None:
@@ -152,7 +160,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         print_status(failure.sentence_with_fix)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
             print_status(f"Its last output:\n{failure.detail}")
-        elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
+        elif failure.detail and "the log has" in failure.fix.lower():  # nothing else stores it
             print_status(f"The log:\n{failure.detail.rstrip()}")
     saved = None
     if output is not None and session.segments:

@@ -27,7 +27,7 @@ from workbench.instrument import settings
 from workbench.scripts.comparison import ScriptComparison
 from workbench.scripts.plan import WATCHER, ScriptPlan
 
-BUDGET_S = 600.0  # of a comparison, each block of which is a process
+BUDGET_S = 600.0  # budget of a comparison: each block is a process
 SETTINGS_HELP = "; ".join(
     f"{setting.name}={'|'.join(option for option in setting.options if option != settings.DEFAULT)}"
     for setting in settings.SETTINGS.values()
@@ -123,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, title in _OF_MODELS.items():
         default = arguments.parser.get_default(name)
         if name == "seed" and arguments.command.name == "ab":
-            continue  # of the order of the pairs
+            continue  # in ``ab``, it is the seed of the order of pairs
         if getattr(arguments, name, default) != default:
             raise Mistaken(f"{title} is for the workbench's own models, not for a script after --")
 

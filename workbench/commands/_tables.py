@@ -17,7 +17,7 @@ from sessions.tables import Table
 
 OPTION, HELP = "--markdown", "print tables as Markdown; the default if the output is not a terminal"
 _MARKDOWN: ContextVar[bool] = ContextVar("markdown", default=False)
-_MOST_ROWS = 6  # of a table that is turned on its side because its columns do not fit
+_MOST_ROWS = 6  # most rows of a table that is transposed if its columns do not fit
 _GAP = 2  # spaces between columns
 _RULE = "    \n    \n -- \n    \n    \n    \n    \n    \n"  # a line of dashes below the headings
 _AUTOMATIC = ("auto", "off")  # options that nobody chose
@@ -35,7 +35,7 @@ def as_markdown(requested: bool) -> Iterator[None]:
 
 
 def render(table: Table) -> str:
-    """Return the table as standard output should have it."""
+    """Return the table as text for standard output."""
     if _MARKDOWN.get() or sys.stdout is None or not sys.stdout.isatty():
         return table.to_markdown()
     return aligned(table, shutil.get_terminal_size().columns)
@@ -44,8 +44,8 @@ def render(table: Table) -> str:
 def aligned(table: Table, width: int) -> str:
     """Return the table in aligned columns that fit into ``width`` characters.
 
-    Columns without any value are left out. A table that is too wide and has few rows is turned on
-    its side: a line for each column. Other cells that are too wide take several lines.
+    Columns without any value are left out. A table that is too wide and has few rows is transposed:
+    it has a line for each column. Other cells that are too wide take several lines.
     """
     filled = table.filled()
     rows, right = _texts(filled), filled.numeric()

@@ -45,7 +45,7 @@ from workbench.commands._command import (
     check_session,
     print_status,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import as_data, drive, exit_code, settle
 from workbench.commands._tables import evidence_lines
 from workbench.commands.run import (
     configuration_arguments,
@@ -165,8 +165,7 @@ def _report(arguments: argparse.Namespace, outcome: Outcome) -> int:
 
 def measure(begin: headless.Chooser) -> Outcome:
     """Run the comparison that ``begin`` makes of the catalogue, with a progress bar."""
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     if outcome.session.segments:
         outcome.session.title = f"{outcome.session.segments[0].configuration.title}: A/B"
     return outcome

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import msgspec
-
 from sessions.model import Study
 from sessions.studies.attribution import design, estimation
 from sessions.studies.attribution.words import (
@@ -20,7 +18,6 @@ from sessions.studies.attribution.words import (
     wrong_arms,
 )
 from workbench import calibration, protocol
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
@@ -36,12 +33,12 @@ from workbench.commands._command import (
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
+from workbench.commands._headless import answer_lines, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
     configure,
-    with_toggles,
+    toggles_in,
 )
 
 BUDGET_S = 60.0
@@ -87,8 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Attribute:
         base = configure(catalogue, arguments)
-        nothing = msgspec.structs.replace(base, toggles={})
-        toggles = with_toggles(catalogue, nothing, arguments.toggles).toggles
+        toggles = toggles_in(catalogue, arguments.toggles)
         if not toggles:
             raise Mistaken("--toggles: name at least one, as NAME=OPTION")
         command = protocol.Attribute(
@@ -103,8 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     session = outcome.session
     if session.segments:
         session.title = f"{session.segments[0].configuration.title}: {arguments.mode}"

@@ -7,10 +7,9 @@ import argparse
 from sessions.studies.kernel_leaders import leaders, leaders_table
 from sessions.studies.kernels import kernels_table, speedups, tuned_tiles
 from workbench import protocol
-from workbench.client import headless
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_session
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import summary
 
@@ -69,8 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
             budget_s=arguments.budget,
         )
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     session = outcome.session
     session.title = " ".join(["kernels", *arguments.operators])
     saved = settle(outcome, arguments.output)

@@ -33,7 +33,6 @@ from sessions.verdicts.verdict_words import headline, ratio_line, remarks
 from sessions.verdicts.work import COMMIT, short_commit
 from workbench import protocol
 from workbench.alternating_runners import AlternatingRunners, Variant, VariantFailed
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
@@ -56,16 +55,16 @@ from workbench.commands._command import (
     load,
     print_status,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import Bar, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.ab import EXPECTATIONS, is_expected
 from workbench.commit_checkout import NotCheckedOut, checked_out
 from workbench.git import commit_of, repository_of, why_no_repository
 
 BUDGET_S = 60.0
-UNPAIRED_S = 10.0  # of steps where only the file can be compared with
+UNPAIRED_S = 10.0  # seconds of steps if only the file can be compared
 NOT_SLOWER = "not-slower"
-TITLE_DIGITS = 13  # of a commit in the title of a side, by which a history knows a baseline
+TITLE_DIGITS = 13  # digits of a commit in a title; histories recognise a baseline by it
 
 
 @dataclass(frozen=True)
@@ -195,10 +194,10 @@ def commits_of(session: Session, base: Segment, file: Path | None) -> Iterator[C
         except NotCheckedOut as reason:
             yield Commits(None, variant, str(reason))
             return
-        old = configuration  # with its SHA-256, so that files of another content are refused
+        old = configuration  # has the SHA-256, so that another content is refused
         if is_of_file:
             file = (checkout / relative).resolve()
-            if not file.is_relative_to(checkout):  # else the current file would pass for the old
+            if not file.is_relative_to(checkout):  # otherwise the current file would be used
                 yield Commits(None, variant, "the baseline's file is outside of its repository")
                 return
             old = _with_source(configuration, file, keep_digest=True)
@@ -279,8 +278,7 @@ def _decides(expectation: str, command: protocol.Compare, judgement: Judgement) 
 def _run_current(current: Variant, arguments: argparse.Namespace) -> Outcome:
     seconds = min(UNPAIRED_S, arguments.budget)
     start = protocol.Start(configuration=current.configuration, seconds=seconds, check="last")
-    with Bar(seconds=seconds) as progress_bar:
-        return headless.run(lambda _catalogue: start, watch=progress_bar.watch)
+    return drive(lambda _catalogue: start, seconds=seconds)
 
 
 def _findings(
@@ -307,7 +305,7 @@ def _findings(
     time = compare_unpaired(sides[0].summary.median, sides[1].summary.median, ratio)
     memory = compare_memory(base, current, region)
     if machine(baseline.environment) != machine(measured.environment):
-        memory = dataclasses.replace(memory, regressed=None)  # of another machine
+        memory = dataclasses.replace(memory, regressed=None)  # measured on another machine
     return [time, memory, compare_results(base, current)]
 
 

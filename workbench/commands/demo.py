@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := platform_check.trouble():
             raise Failed(f"{still}.")
-    if os.environ.get("QT_QPA_PLATFORM") == "minimal":  # without fonts, Qt crashes on a label
+    if os.environ.get("QT_QPA_PLATFORM") == "minimal":  # it has no fonts, and Qt crashes on a label
         os.environ["QT_QPA_PLATFORM"] = "minimal:enable_fonts"
 
     from PySide6.QtWidgets import QApplication

@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     if catalogue is not None:
         checks.append(_compiler(catalogue))
-        installed = catalogue.environment  # where the runner is, which may be another host
+        installed = catalogue.environment  # packages of the runner's host, which may be another one
         checks += [_optional(name, installed, *about) for name, about in OPTIONAL.items()]
     checks += _plugins(catalogue)
     failed = any(check.state == "failed" for check in checks)

@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from sessions.columns import row_count
-from sessions.model import PairedComparison, Study
+from sessions.model import (
+    ATTRIBUTION,
+    CHECKLIST,
+    CLAIMS,
+    OPTIMIZATION,
+    PROFILE,
+    SCALING,
+    SWEEP,
+    PairedComparison,
+    Study,
+)
 from sessions.numbers import counted, moment
 from sessions.reproduction import command_lines
-from sessions.studies import breakdown, checklist, claims, sweep
-from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.words import rows
-from sessions.studies.optimization import words as optimization_words
 from sessions.tables import segments_table
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_tables import verdicts_table
@@ -26,14 +33,15 @@ from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands._tables import evidence_lines, render
 from workbench.commands.run import summary
 
-# Whose command tells a study of a kind.
+# The command that makes a kind of study.
 _MADE_BY = {
-    attribution_words.KIND: "attribute",
-    breakdown.KIND: "profile",
-    checklist.KIND: "validate",
-    claims.KIND: "reproduce",
-    optimization_words.KIND: "optimize",
-    sweep.KIND: "sweep",
+    ATTRIBUTION: "attribute",
+    CHECKLIST: "validate",
+    CLAIMS: "reproduce",
+    OPTIMIZATION: "optimize",
+    PROFILE: "profile",
+    SCALING: "scale",
+    SWEEP: "sweep",
 }
 
 

@@ -32,7 +32,6 @@ from sessions.studies.optimization.words import (
     verdicts_table,
 )
 from workbench import calibration, presets, protocol
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     counts,
@@ -50,7 +49,7 @@ from workbench.commands._command import (
     check_output,
     check_session,
 )
-from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
+from workbench.commands._headless import answer_lines, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import configuration_arguments, configure
 
@@ -146,8 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
             ),
         )
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     study = newest(outcome.session)
     if study is not None:
         outcome.session.title = study.title

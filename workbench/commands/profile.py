@@ -18,7 +18,7 @@ from sessions.studies.breakdown_tables import (
     modules_table,
 )
 from workbench import protocol
-from workbench.client import headless, runner_command
+from workbench.client import runner_command
 from workbench.commands._arguments import positive_int, result_arguments
 from workbench.commands._command import (
     Command,
@@ -27,7 +27,7 @@ from workbench.commands._command import (
     check_output_there,
     check_session,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import (
     configuration_arguments,
@@ -75,8 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
             traces=[runner_command.path(trace) for trace in traces],
         )
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     session = outcome.session
     if session.segments:
         session.title = f"{session.segments[0].configuration.title}: profile"

@@ -54,11 +54,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Failed(f"{error}") from None
     hdf5.save(session, output)
     if arguments.journal is None:
-        journal.discard(path)  # so that the next call finds the next one
-    segments, steps = (
-        len(session.segments),
-        sum(len(segment.steps["t_s"]) for segment in session.segments),
-    )
+        journal.discard(path)  # the next call recovers the next journal
+    segments = len(session.segments)
+    steps = sum(len(segment.steps["t_s"]) for segment in session.segments)
     if arguments.json:
         data = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
         answer_json(data)

@@ -40,7 +40,7 @@ from workbench.commands._tables import render
 
 BUDGET_S = 30.0
 ALL = "all"
-SUITED = "adaattn"  # whose document has a benchmark suite
+SUITED = "adaattn"  # the only document with a benchmark suite
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +152,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
         outcome = headless.run_plan(suite, watch=progress_bar.watch)
     outcome.session.title = f"reproduce {SUITED} --suite"
     if outcome.reason == "failed" and outcome.session.segments:
-        outcome.reason = "done"  # what failed is a row with its reason
+        outcome.reason = "done"  # a failure is a row with its reason
     saved = settle(outcome, arguments.output)
     table = suite.table()
     if arguments.json:
@@ -167,7 +167,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
 
 
 def _omissions(chosen: Sequence[Chosen]) -> list[tuple[str, tuple[Omission, ...]]]:
-    """Return what the chosen documents say that no claim measures, by document."""
+    """Return the statements of the chosen documents that no claim measures, by document."""
     return list({document.name: document.omissions for document, _ in chosen}.items())
 
 

@@ -20,7 +20,7 @@ from sessions.tables import segments_table
 from sessions.verdicts import statistics
 from sessions.verdicts.comparison import steady_peak_bytes
 from workbench import calibration, presets, protocol
-from workbench.client import headless, runner_command
+from workbench.client import runner_command
 from workbench.commands import _script
 from workbench.commands._arguments import (
     integer,
@@ -39,13 +39,13 @@ from workbench.commands._command import (
     check_session,
     print_status,
 )
-from workbench.commands._headless import Bar, as_data, exit_code, settle
+from workbench.commands._headless import as_data, drive, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
 from workbench.protocol.catalogue import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SYNTHETIC = "synthetic"  # data that no file has
-SECONDS = 10.0  # where neither steps nor seconds are asked for
+SECONDS = 10.0  # duration if neither steps nor seconds are requested
 
 
 def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
@@ -144,22 +144,20 @@ def _run(arguments: argparse.Namespace) -> int:
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
-    with Bar(arguments.steps, seconds) as progress_bar:
-        outcome = headless.run(
-            lambda catalogue: calibration.respected(
-                catalogue,
-                protocol.Start(
-                    configuration=configure(catalogue, arguments),
-                    steps=arguments.steps,
-                    seconds=seconds,
-                    check="last" if arguments.check else "never",
-                    load_state=_sent(arguments.load_state),
-                    save_state=_sent(arguments.save_state),
-                    pairing_share=arguments.pairing_share,
-                ),
-            ),
-            watch=progress_bar.watch,
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Start:
+        command = protocol.Start(
+            configuration=configure(catalogue, arguments),
+            steps=arguments.steps,
+            seconds=seconds,
+            check="last" if arguments.check else "never",
+            load_state=_sent(arguments.load_state),
+            save_state=_sent(arguments.save_state),
+            pairing_share=arguments.pairing_share,
         )
+        return calibration.respected(catalogue, command)
+
+    outcome = drive(begin, arguments.steps, seconds)
     session = outcome.session
     if session.segments:
         session.title = session.segments[-1].configuration.title
@@ -250,8 +248,21 @@ def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
     """Return the configuration with the toggles of ``NAME=OPTION,...`` and ``@SET`` added."""
-    chosen = _chosen([word.strip() for word in text.split(",") if word.strip()], catalogue)
-    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
+    toggles = {**configuration.toggles, **toggles_in(catalogue, text)}
+    return msgspec.structs.replace(configuration, toggles=toggles)
+
+
+def toggles_in(catalogue: protocol.Catalogue, text: str) -> dict[str, str]:
+    """Return the option of each toggle in ``NAME=OPTION,...``, where ``@SET`` names several."""
+    return _chosen([word.strip() for word in text.split(",") if word.strip()], catalogue)
+
+
+def changed_toggles(
+    catalogue: protocol.Catalogue, base: Configuration, text: str
+) -> dict[str, str]:
+    """Return the toggles of ``NAME=OPTION,...`` and ``@SET`` that differ from those of ``base``."""
+    toggles = with_toggles(catalogue, base, text).toggles
+    return {name: option for name, option in toggles.items() if base.toggles.get(name) != option}
 
 
 def summary(segment: Segment) -> dict[str, Any]:
@@ -327,7 +338,7 @@ def _read(field: protocol.Field, text: str) -> Scalar:
             return {"true": True, "false": False}[text.lower()]
         value: Scalar = type(field.default)(text)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError  # which no wire can carry
+            raise ValueError  # messages cannot contain it
         return value
     except (ValueError, KeyError):
         kind = _KINDS[type(field.default)]

@@ -29,7 +29,6 @@ from sessions.studies.rank_scaling import (
     wrong_points,
 )
 from workbench import calibration, protocol
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
@@ -45,9 +44,9 @@ from workbench.commands._command import (
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
+from workbench.commands._headless import answer_lines, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
-from workbench.commands.run import configuration_arguments, configure, with_toggles
+from workbench.commands.run import changed_toggles, configuration_arguments, configure
 
 BUDGET_S = 20.0
 
@@ -98,7 +97,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Scale:
         base = configure(catalogue, arguments)
-        toggles_beside = with_toggles(catalogue, base, arguments.beside).toggles
         command = protocol.Scale(
             base=base,
             ranks=arguments.ranks,
@@ -108,16 +106,11 @@ def _run(arguments: argparse.Namespace) -> int:
             region=arguments.region / 100,
             seed=arguments.seed,
             lanes=not arguments.no_lanes,
-            toggles={
-                name: option
-                for name, option in toggles_beside.items()
-                if base.toggles.get(name) != option
-            },
+            toggles=changed_toggles(catalogue, base, arguments.beside),
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     study = next(reversed(scalings(outcome.session)), None)
     if study is not None:
         outcome.session.title = study.title

@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sessions.model import Configuration, Scalar, Study
+from sessions.model import Scalar, Study
 from sessions.studies import sweep
 from workbench import protocol
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import (
@@ -25,13 +24,13 @@ from workbench.commands._command import (
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
+from workbench.commands._headless import answer_lines, as_data, drive, exit_code, settle
 from workbench.commands._tables import render
 from workbench.commands.run import (
+    changed_toggles,
     configuration_arguments,
     configure,
     data_path,
-    with_toggles,
 )
 
 SECONDS = 3.0
@@ -76,13 +75,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return protocol.Sweep(
             base=base,
             axes=axes,
-            arms=[_changed(base, with_toggles(catalogue, base, arm)) for arm in arguments.arm],
+            arms=[changed_toggles(catalogue, base, arm) for arm in arguments.arm],
             seconds=arguments.seconds_per_point,
             seed=arguments.seed,
         )
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     studies = outcome.session.studies
     if studies:
         outcome.session.title = studies[-1].title
@@ -106,12 +104,6 @@ def _axis(text: str) -> tuple[str, list[Scalar]]:
     except ValueError:
         raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
     return name, [data_path(str(value)) for value in parsed] if name == "data" else parsed
-
-
-def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
-    return {
-        name: option for name, option in arm.toggles.items() if base.toggles.get(name) != option
-    }
 
 
 def study_lines(study: Study) -> list[str]:

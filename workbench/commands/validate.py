@@ -12,7 +12,6 @@ from typing import Any
 from sessions.model import Study
 from sessions.studies import checklist
 from workbench import calibration, protocol
-from workbench.client import headless
 from workbench.client.headless import Outcome
 from workbench.commands._arguments import (
     budget_argument,
@@ -28,7 +27,7 @@ from workbench.commands._command import (
     answer_json,
     check_session,
 )
-from workbench.commands._headless import Bar, answer_lines, as_data, exit_code, settle
+from workbench.commands._headless import answer_lines, as_data, drive, exit_code, settle
 from workbench.commands.run import configuration_arguments, configure
 
 BUDGET_S = 20.0
@@ -73,8 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return calibration.respected(catalogue, command)
 
-    with Bar() as progress_bar:
-        outcome = headless.run(begin, watch=progress_bar.watch)
+    outcome = drive(begin)
     study = checklist.newest(outcome.session)
     if study is not None:
         outcome.session.title = f"{study.title}: checklist"

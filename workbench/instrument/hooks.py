@@ -83,7 +83,7 @@ class TorchHooks:
         recording.write(torch=str(torch.__version__))
         recording.before_flush, recording.at_end = self._before_flush, self._at_end
         self._applied.to(torch)
-        # By their modules' names: torch.optim has deleted the attribute.
+        # Look up the module by name: torch.optim has deleted the attribute.
         optimizers = sys.modules["torch.optim.optimizer"]
         optimizers.register_optimizer_step_post_hook(self._step_hook())
         self._hook_scaler(torch.amp.GradScaler)

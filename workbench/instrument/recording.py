@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 FOLDER = "WORKBENCH_RECORDING"  # variable: the folder of the recording
-SUFFIX = ".jsonl"  # of a process's file in it
+SUFFIX = ".jsonl"  # suffix of a process's file in the folder
 ENDED = "ended"  # the file in it that holds the exit code of the script, once there is one
 FLUSH_NS = 250_000_000
 _LEAVES = ("_exit", "execv", "execve")  # functions of ``os`` that end the program without handlers

@@ -15,7 +15,7 @@ from workbench.charts.units import Unit
 from workbench.theming.icons import mixed
 
 MICROSECONDS = Unit("s", 1e-6)
-_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
+_TINTS = (0.5, 0.3, 0.7)  # share of a class's colour in its cells; changes when colours repeat
 
 
 def _has_kernels(_: Study) -> bool:

@@ -61,7 +61,7 @@ class Segments(Layer):
         limits = [*(segment.start_s for segment in segments[1:]), math.inf]
         ends = [
             min(stop_s(segment), limit)
-            for segment, limit in zip(segments, limits, strict=False)  # of none, one limit is left
+            for segment, limit in zip(segments, limits, strict=False)  # no segment: one limit
         ]
         starts = [segment.start_s for segment in segments]
         axis = self._run.axis

@@ -31,7 +31,7 @@ _DOT_PX = 3.5
 _MARK_PX = 5.0
 _MOST_TICKS = 12
 _LINE_POINTS = 33
-_LANE_SHARE = 0.08  # of the height: a row of what was not measured, at the top
+_LANE_SHARE = 0.08  # share of the height: the row of unmeasured points at the top
 _MOST_NAMED = 4  # curves that are named there too
 _MEASURED_HINT = "No sweep was measured: choose a field in the panel Sweep, or run "
 
@@ -40,7 +40,7 @@ _MEASURED_HINT = "No sweep was measured: choose a field in the panel Sweep, or r
 class Column:
     """The column of a sweep's table that a plot shows."""
 
-    name: str  # of the table's column
+    name: str  # name of the table's column
     title: str
     unit: Unit
     logarithmic: bool = False
@@ -120,7 +120,7 @@ def draw_curves(
 ) -> None:
     """Draw every curve of one column over the first field, and the points without a number."""
     title = sweep.field_title(study)
-    # Where no allocator counts, a point's memory is all that the process holds.
+    # Without an allocator's count, a point's memory is that of the process.
     shown_as = sweep.peak_title(study) if column.name == "peak_bytes" else column.title
     unit = unit_of(column.name, column.unit, study)
     canvas.describe((STEPS, capitalized(title)), (unit, capitalized(shown_as)))

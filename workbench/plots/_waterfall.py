@@ -18,10 +18,10 @@ from workbench.charts.style import Style, shade
 from workbench.charts.units import RATIO
 
 QUANTITIES = ("time", "memory")
-_REACH = 0.5  # of the bars' span: an interval may stretch the axis by this much
+_REACH = 0.5  # share of the bars' span by which an interval may extend the axis
 _HALF_PX = 9.0
 _GAP_PX = 8.0
-_LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels in a row
+_LEAST_SHARE = 0.7  # least height of a bar with two labels, in lines of text
 
 
 @dataclass(frozen=True)

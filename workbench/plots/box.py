@@ -79,7 +79,7 @@ class Box(Layer):
             text_left = max(0.0, low) - 10 - width
         if text_left < 0:  # no room beside it
             if self._height < 0 and row < 2 * half + metrics.height():
-                return  # nor above: it would lie on another box
+                return  # above it would lie on another box
             text_left = min(max(0.0, middle - width / 2), frame.width - width)
             y = max(metrics.height() / 2, y - half - metrics.height() / 2)  # none is cut off
         plate = QRectF(text_left - 3, y - metrics.height() / 2, width + 6, metrics.height())

@@ -28,7 +28,7 @@ from workbench.plots import _profiles
 from workbench.plots._profiles import MICROSECONDS, class_color
 
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word
-_LEAST_PX = 0.4  # what is narrower is left to the cell above
+_LEAST_PX = 0.4  # narrower cells are not drawn; the cell above shows their time
 _STUMP = 3  # letters of a name that was cut and says nothing any more
 
 

@@ -29,7 +29,7 @@ from workbench.plots._distributions import (
 )
 
 _LABEL = 40  # characters of a label; more are left out in its middle
-_RANKS = 2000  # of a longer distribution; more than a curve has pixels
+_RANKS = 2000  # points of a long distribution; more than a curve has pixels
 _TAIL = 0.995  # the axis ends where the slowest of the distributions reaches this share
 
 
@@ -52,7 +52,7 @@ class Curve(Layer):
         pen = self._style.pen(self._distribution.color)
         no_brush = QBrush(Qt.BrushStyle.NoBrush)
         label = self._distribution.label
-        if len(label) > _LABEL and not self._style.paper:  # where the legend cuts what it must
+        if len(label) > _LABEL and not self._style.paper:  # there, the legend shortens it
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
         tail = f" ({self._median()})" if self._style.paper else ""
         return [Entry(label, "line", pen, no_brush, self._reading, "median 100 ms", tail)]

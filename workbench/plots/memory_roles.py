@@ -27,7 +27,7 @@ from workbench.plots import _profiles
 from workbench.theming.icons import mixed
 
 FREE = "reserved and free"
-_THICK = 0.56  # of a row
+_THICK = 0.56  # share of a row
 _TINT = 0.6
 
 

@@ -84,9 +84,8 @@ class Heat(Layer):
             following = [start_s for start_s in starts if start_s > segment.start_s]
             covered, readings = _readings_at(series, times, min(following, default=math.inf))
             bands = min(self._bands, math.prod(series.shape))
-            flat = readings.reshape(
-                len(readings), math.prod(series.shape)
-            )  # empty: -1 cannot be inferred
+            # For no readings, reshape cannot infer -1.
+            flat = readings.reshape(len(readings), math.prod(series.shape))
             values[covered, :bands] = flat[:, :bands]
         self._shades = _shades(values, *self._limits).T
 

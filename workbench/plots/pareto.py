@@ -31,8 +31,8 @@ from workbench.charts.style import Style, shade
 from workbench.charts.units import BYTES, MILLISECONDS, STEPS, Unit
 
 _SMALL_PX, _LARGE_PX, _RING_PX = 3.0, 5.0, 8.0
-_MARGIN = 0.06  # of the range, on every side
-_NAME_PX = 260.0  # of a name, at most
+_MARGIN = 0.06  # share of the range on every side
+_NAME_PX = 260.0  # largest width of a name
 FRONT, OTHER, REFUSED = "Pareto front", "other configurations", "cannot be proposed"
 _NOTHING = (
     "No optimization is in this session: press Optimize in its panel, or run workbench optimize."

@@ -29,7 +29,7 @@ from workbench.charts.units import MILLISECONDS, STEPS
 
 LATEST = "latest"
 ACTIVITIES = {"computing_ms": "computing", "waiting_ms": "waiting", "idle_ms": "idle"}
-_BAR = 0.7  # of a row
+_BAR = 0.7  # share of a row
 Row = Mapping[str, Any]
 
 

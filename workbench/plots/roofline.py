@@ -29,7 +29,7 @@ _INTENSITY = Logarithmic("FLOP/B", kind="plain")
 _RATE = Logarithmic("FLOP/s")
 _FLOPS, _BYTES = Unit("FLOP/s"), Unit("B/s")
 _DOT_PX = 3.5
-_NAME_ROWS = 3  # that a name may go down by, to find room
+_NAME_ROWS = 3  # rows by which a name may move down to find room
 _MARGIN = 0.3  # decades beyond the kernels on either side
 _ALL = "all"
 

@@ -37,7 +37,7 @@ from workbench.plots._telemetry import (
     telemetry_table,
 )
 
-_FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
+_FURTHER = ("busy", "sm_active")  # columns of each further GPU: all would be 48 lines
 _TOP = 103.0  # so that a line at 100 % is not cut
 
 

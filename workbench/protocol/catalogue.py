@@ -21,7 +21,7 @@ def expected(name: str, allowed: Collection[str]) -> str:
 
 
 def ended(*texts: str) -> str:
-    """Join texts one after the other, each ending as a sentence."""
+    """Return the texts as sentences in one line."""
     sentences = [text.strip() for text in texts if text.strip()]
     return " ".join(
         sentence if sentence.endswith((".", "!", "?")) else f"{sentence}." for sentence in sentences
@@ -29,7 +29,7 @@ def ended(*texts: str) -> str:
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One number, switch or choice of a form, with what it may be."""
+    """One number, switch or choice of a form, with its allowed values."""
 
     name: str
     title: str
@@ -47,8 +47,8 @@ class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     unit: str  # "" for a share or a plain number
     help: str
-    row: str  # what a row is
-    column: str  # what a column is; empty where there is one
+    row: str  # the meaning of a row
+    column: str  # the meaning of a column; empty if there is only one
 
 
 class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class OptionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An optimization: its options, the one that leaves the model alone first."""
+    """An optimization and its options; the first one does not change the model."""
 
     name: str
     title: str
@@ -97,8 +97,8 @@ class Blocked(msgspec.Struct, frozen=True):
     """The reason why an option cannot be used, and what would enable it.
 
     ``set`` names the choices that would unblock it, so that a click can make them: keys are toggle
-    names, or ``"workload"``. It is empty where only the machine could change (an install, a GPU).
-    ``absent``: the model family has nothing that the option acts on, however it is configured.
+    names, or ``"workload"``. It is empty if no choice helps (an install or a GPU is missing).
+    ``absent``: no model of this family has a part that the option could change.
     """
 
     reason: str

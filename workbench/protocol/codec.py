@@ -18,7 +18,7 @@ class WireError(Exception):
 
 
 def encodable(value: Any) -> Any:
-    """Return the value with U+FFFD for what UTF-8 cannot hold."""
+    """Return the value with U+FFFD for characters that UTF-8 cannot encode."""
     match value:
         case str():
             return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
@@ -45,7 +45,7 @@ _introductions = msgspec.json.Decoder(_Introduction)
 
 
 def encode(item: Command | Message) -> bytes:
-    """Write a line with its newline; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
+    """Return the line of an item; what UTF-8 cannot encode (a byte of a file name) is U+FFFD."""
     try:
         return _encoder.encode(item) + b"\n"
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def encode(item: Command | Message) -> bytes:
 
 
 def round_trip(item: _Line) -> _Line:
-    """Return a struct as it arrives on the other side; raises an error if it would not."""
+    """Return a struct as the other side receives it; raises an error if it cannot be sent."""
     return msgspec.json.decode(_encoder.encode(item), type=type(item))
 
 
@@ -63,7 +63,7 @@ def decode_command(line: bytes) -> AnyCommand:
 
 
 def version_of(line: bytes) -> int | None:
-    """Return the version of a catalogue, of any version; None for any other line."""
+    """Return the version of a catalogue; None if the line is no catalogue."""
     try:
         return _introductions.decode(line).version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

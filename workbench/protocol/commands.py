@@ -19,10 +19,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     arm: int  # 0 or 1
     pair: int
     median_ms: float
-    clock_mhz: float | None = None  # of the multiprocessors; None where not known
+    clock_mhz: float | None = None  # clock of the multiprocessors; None if unknown
     void: str = ""  # why the block does not count; empty where it does
-    mean_ms: float | None = None  # None where not known
-    build: int = 0  # of both arms, from 0 on
+    mean_ms: float | None = None  # None if unknown
+    build: int = 0  # number of the arms' build, from 0
 
 
 class Command(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -101,7 +101,7 @@ class Compare(Command, tag="compare"):
     before: list[Block] = []
     before_s: float = 0.0
     predict: bool = False
-    floor_note: str = ""  # which floor it is, if it was not measured for these configurations
+    floor_note: str = ""  # the floor's origin, if it was not measured for these configurations
     build_count: int = 0
     energy: bool = True
     require_same_work: bool = False

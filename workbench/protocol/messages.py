@@ -1,9 +1,4 @@
-"""The messages between window and runner: JSON lines of tagged structs.
-
-Commands go to the runner's standard input, messages come from its standard output, one JSON object
-a line. Whatever else a library prints in the runner goes to standard error and is log text. The
-stream of messages is also the journal: a session is rebuilt by replaying it.
-"""
+"""The messages from the runner to the window, one struct each."""
 
 from __future__ import annotations
 
@@ -30,8 +25,8 @@ VERSION = 4
 # The index of a study that the client writes; the runner counts its own studies from 0.
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
-UNREAD = "unread"  # that of a line which the runner could not read as a command
-SCRIPT_FAILED = "script"  # that of a script that did not end with exit code 0
+UNREAD = "unread"  # the kind of a line that is not a command
+SCRIPT_FAILED = "script"  # the kind of a script that did not end with exit code 0
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -51,9 +46,9 @@ class Catalogue(Message, tag="catalogue"):
     families: list[FamilyInfo]
     workloads: list[WorkloadInfo]
     toggles: list[ToggleInfo]
-    operators: dict[str, str]  # operator: which implementations are available, or why not
+    operators: dict[str, str]  # by operator: its implementations, or why there are none
     presets: list[TogglePreset] = []
-    plugins: list[Plugin] = []  # of the runner's process; skipped ones too
+    plugins: list[Plugin] = []  # plug-ins of the runner's process, including skipped ones
 
 
 class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
@@ -63,7 +58,7 @@ class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
 
 
 class EnvironmentFound(Message, tag="environment"):
-    """More of the environment: what became known while a script ran."""
+    """Facts of the environment that became known while a script ran."""
 
     facts: dict[str, str]
 
@@ -186,7 +181,7 @@ class Sampling(Message, tag="sampling"):
 
 
 class Facts(Message, tag="facts"):
-    """More of the segment's ledger: what became known while it ran (compile time, loss ...)."""
+    """Facts for the segment's ledger that became known while it ran (compile time, loss ...)."""
 
     segment: int
     ledger: dict[str, Scalar]
@@ -202,12 +197,12 @@ class EvidenceFound(Message, tag="evidence"):
 class ComparisonStarted(Message, tag="comparison"):
     """Two arms are built and begin to alternate; ``request`` holds the arguments of the command.
 
-    With ``before`` it takes the place of the comparison that consists of these blocks.
+    With ``before`` it replaces the comparison that consists of these blocks.
     """
 
     index: int
     arms: list[str]  # labels, the base first
-    segments: list[int]  # that the arms' steps belong to
+    segments: list[int]  # segments of the arms' steps
     request: dict[str, Scalar] = msgspec.field(name="asked")
     before: list[Block] = []
     prediction: Prediction | None = None  # if it was requested
@@ -243,7 +238,7 @@ class EnergyMeasured(Message, tag="energy"):
 
 
 class Judged(Message, tag="judged"):
-    """The judgement of the pairs so far; ``seconds`` is their duration, with those of before."""
+    """The judgement of the pairs so far; ``seconds`` includes the pairs of ``before``."""
 
     comparison: int
     judgement: Judgement
@@ -263,7 +258,7 @@ class StudyStarted(Message, tag="study"):
 class StudyRows(Message, tag="rows"):
     """More rows of one of a study's tables: columns of numbers, or of text; None is NaN.
 
-    With ``replace`` they take the place of the rows so far.
+    With ``replace`` they replace the previous rows.
     """
 
     study: int

@@ -1,10 +1,10 @@
-"""Options of a toggle in order of preference: in a preset, and what had to be left out of it."""
+"""Options of a toggle in order of preference: in a preset, and those that cannot be used."""
 
 from __future__ import annotations
 
 import msgspec
 
-OR = "|"  # between the options of a toggle, the preferred first: the first that can be used
+OR = "|"  # separates the options of a toggle, in order of preference
 
 
 class TogglePreset(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class TogglePreset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An option that was preferred and cannot be used, why, and what took its place."""
+    """A preferred option that cannot be used, why, and the option ``taken`` instead."""
 
     toggle: str
     option: str

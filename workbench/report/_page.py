@@ -26,7 +26,7 @@ from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, 
 from workbench.theming.theme import PRINT, Theme
 
 SUFFIX = ".html"
-_MOST_ROWS = 15  # of a table; the rest of its rows are folded
+_MOST_ROWS = 15  # rows of a table; further rows are folded
 _MOST_COLUMNS, _FEW_ROWS = 9, 4  # a table with more columns and no more rows is turned on its side
 _LONG_CELL = 120  # characters
 _LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none

@@ -7,13 +7,7 @@ from collections.abc import Iterator, Sequence
 from sessions import numerics
 from sessions.model import Session, Study
 from sessions.numbers import counted, moment, number
-from sessions.studies import (
-    breakdown,
-    checklist,
-    claims,
-    next_steps,
-    sweep,
-)
+from sessions.studies import breakdown, checklist, claims, next_steps, rank_scaling, sweep
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.optimization import words as optimization_words
 from sessions.verdicts import statistics
@@ -88,6 +82,11 @@ def _study(run: Run, study: Study) -> Iterator[Part]:
         sentence = next(iter(breakdown.words(study)), "")
         yield Words([f"Profile, {study.title}: {sentence}"])
         yield Chart("breakdown", [run.alone(study)])
+    elif study.kind == rank_scaling.KIND:
+        tone_of_study = BAD if rank_scaling.wrong_points(study) else ""
+        yield Words([f"Scaling over ranks: {rank_scaling.headline(study)}."], tone_of_study)
+        if rank_scaling.curves(study):
+            yield Chart("scaling", [run.alone(study)])
     elif study.kind == sweep.KIND and sweep.dimensions(study) == 1:
         yield Words([f"Sweep over {sweep.field_title(study)}: {study.title}."])
         yield Chart("sweep_time", [run.alone(study)])

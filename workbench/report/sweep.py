@@ -9,7 +9,7 @@ from workbench.plots import PLOTS, Run
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies, titled_studies
 
 _CURVES = ("sweep_time", "sweep_throughput", "sweep_memory")
-_MAP = "sweep_map"  # of one arm
+_MAP = "sweep_map"  # the map of one arm
 
 
 def parts(runs: Sequence[Run]) -> Parts:

@@ -45,7 +45,7 @@ class Batches:
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self._differentiable = [buffer for buffer, _ in self._buffers if buffer.requires_grad]
         self.loose = loose
-        self._rows = rows  # of every tensor that is to be divided; None: as many as it has
+        self._rows = rows  # batch size, the first dimension of a tensor to split; None: any size
         self.advances = 0
 
     @property

@@ -59,7 +59,7 @@ def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:
         parameters={
             name: family.parameter_count(config)
             for name, config in family.presets.items()
-            if family is not user_model.FAMILY  # whose models are known once they are built
+            if family is not user_model.FAMILY  # a user's models are known once they are built
         },
         suggested={name: dict(family.suggested(name, device.type)) for name in family.presets},
         workloads=list(family.workloads),

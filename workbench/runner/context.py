@@ -16,13 +16,13 @@ import torch
 
 from sessions.ceilings import FASTEST
 from sessions.energy import DEVICES
-from sessions.model import Ceilings, Phase, Scalar
+from sessions.model import Ceilings, Configuration, Phase, Scalar
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
 from workbench import protocol
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.matrix_rate import matrix_dtype
 from workbench.runner.building.variant_cache import VariantCache
-from workbench.runner.config.resolve import resolve_runnable
+from workbench.runner.config.resolve import report_left_out, resolve_runnable
 from workbench.runner.distributed import world
 from workbench.runner.failures import Cancelled
 from workbench.runner.instruments import timing
@@ -30,7 +30,7 @@ from workbench.runner.instruments.clocks import ClockMeter
 from workbench.runner.instruments.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.instruments.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.instruments.rank_telemetry import Companions
+from workbench.runner.instruments.rank_telemetry import RankTelemetry
 from workbench.runner.instruments.samplers import Sample, Sampler, make_sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.instruments.timing import GpuClock, HostClock, Lap, make_clock
@@ -45,7 +45,7 @@ from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Variant
 from workbench.runner.wire import Wire
 
-SAMPLES = 1200  # of telemetry that are kept: a minute
+SAMPLES = 1200  # telemetry samples of one minute
 RECENT_NS = 200_000_000
 RESTARTED = "earlier steps made weights NaN or infinite: training restarts from the initial weights"
 
@@ -57,10 +57,10 @@ class RunnerContext:
     wire: Wire
     device: torch.device
     variants: VariantCache = field(default_factory=VariantCache)
-    segments: int = 0  # that were begun
-    segment: int = -1  # that steps and phases belong to now
+    segments: int = 0  # number of segments that were begun
+    segment: int = -1  # the segment of the current steps and phases
     comparisons: int = 0
-    paired_blocks: int = 0  # that ran in the background of runs
+    paired_blocks: int = 0  # blocks that ran in the background of runs
     steady: dict[bytes, SteadySegment] = field(default_factory=dict)  # the last by configuration
     studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -75,22 +75,18 @@ class RunnerContext:
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.clocks = ClockMeter(self.device, self._no_cycles)
-        self.memory = make_memory(
-            self.device,
-            lambda variant: resident_bytes(variant.step, variant.situation),
-            self.variants.others_bytes,
-        )
+        self.memory = make_memory(self.device, resident_bytes, self.variants.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
         self.predictor = make_predictor(self.roof)
         self._alarm = Alarm()
         self.variants.on_restart = lambda: self.note("warning", RESTARTED)
-        self._companions = Companions(self.wire, self.device, world.current)
-        self._variant: weakref.ref[Variant] | None = None  # that steps
+        self._rank_telemetry = RankTelemetry(self.wire, self.device, world.current)
+        self._variant: weakref.ref[Variant] | None = None  # the variant that steps
         self._sampler: Sampler | None = None
-        self._own_peaks: dict[int, float] = {}  # by segment
-        self._roofless: dict[int, tuple[str, int]] = {}  # by segment: dtype, devices
+        self._own_peaks: dict[int, float] = {}  # bytes by segment
+        self._roofless: dict[int, tuple[str, int]] = {}  # dtype and devices by segment
 
     def start(self) -> None:
         """Start the threads that watch."""
@@ -103,7 +99,16 @@ class RunnerContext:
         self.memory.track(variant)
         self.watchdog.cause = "" if variant is None else _hang_cause(variant)
         self._variant = None if variant is None else weakref.ref(variant)
-        self._companions.update()
+        self._rank_telemetry.update()
+
+    def resolve(self, *configurations: Configuration) -> list[Situation]:
+        """Return the situations of a request; raise ``ValueError`` if one cannot run.
+
+        Preferred options that are not used are reported.
+        """
+        situations = [resolve_runnable(choice, self.device) for choice in configurations]
+        report_left_out(self.wire, situations)
+        return situations
 
     def begin_segment(self) -> int:
         """Begin a segment and return its number; steps and phases belong to it from here on.
@@ -113,7 +118,7 @@ class RunnerContext:
         """
         self.clock.drain(wait=True)  # remaining steps are from before a failure, and of another
         if self.device.type == "cuda" and self.roof.measured is None and not self.variants.count:
-            with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
+            with contextlib.suppress(torch.OutOfMemoryError):  # other processes use the memory
                 self.roof.measure()
         self.segment, self.segments = self.segments, self.segments + 1
         return self.segment
@@ -177,6 +182,10 @@ class RunnerContext:
         """Put something on the timeline; ``kind`` as in ``protocol.Note``."""
         self.wire.send(protocol.Note(kind=kind, text=text))
 
+    def progress(self, task: str, fraction: float, text: str = "") -> None:
+        """Report the completed ``fraction`` (0 to 1) of a task."""
+        self.wire.send(protocol.Progress(task=task, fraction=fraction, text=text))
+
     def send_steps(self, laps: list[Lap], block: int = 0) -> None:
         """Send finished steps, with the present memory; ``block`` is 0 outside of one."""
         memory = self.memory.sample()
@@ -212,7 +221,7 @@ class RunnerContext:
         peaks = [memory.peak - memory.others_bytes]
         if self.device.type == "cuda" and variant is not None and variant.divided is not None:
             peaks += variant.divided.peaks[1:]
-        peak = max(peaks)  # of the rank that needs most
+        peak = max(peaks)  # the rank that needs most
         if not peak > self._own_peaks.get(self.segment, 0.0):
             return
         self._own_peaks[self.segment] = peak
@@ -261,8 +270,8 @@ class RunnerContext:
 
     def _telemetry_seen(self, sample: Sample) -> None:
         who = "" if self._sampler is None else self._sampler.other_processes.who
-        share, other = self._companions.busiest_others()
-        if share > sample.get("others", 0.0):  # it disturbs the step on whichever device
+        share, other = self._rank_telemetry.busiest_others()
+        if share > sample.get("others", 0.0):  # load on any device disturbs the step
             sample, who = {**sample, "others": share}, other
         self.samples.append((time.perf_counter_ns(), sample))
         if self.device.type != "cuda":
@@ -293,7 +302,7 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     }
     if dtype in known.flops_per_s:
         facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
-    if not known.disturbed:  # else the device may reach more
+    if not known.disturbed:  # a disturbed device may reach more
         facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts
 

@@ -117,7 +117,7 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
     """Return True if all batches hold dense tensors of the same shapes and are otherwise equal."""
 
     def kind(x: Tensor) -> tuple[Any, ...]:
-        is_fake = hasattr(x, "fake_mode")  # of a step on fake tensors
+        is_fake = hasattr(x, "fake_mode")
         return Tensor if is_fake else type(x), x.layout, x.dtype, tuple(x.shape)
 
     first, kinds = map_tensors(batches[0], lambda _: None), list(map(kind, tensors(batches[0])))
@@ -130,7 +130,7 @@ def _can_be_stacked(batches: Sequence[Tensors]) -> bool:
             list(map(kind, tensors(batch))) == kinds and map_tensors(batch, lambda _: None) == first
             for batch in batches
         )
-    except (RuntimeError, ValueError):  # what a batch holds cannot be compared
+    except (RuntimeError, ValueError):  # objects in a batch cannot be compared
         return False
 
 

@@ -28,7 +28,7 @@ from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.experiments.validate import ValidateRun
 from workbench.runner.failures import Cancelled, explain
 from workbench.runner.instruments.host_facts import usable_cores
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 from workbench.runner.wire import Wire
 
 
@@ -139,7 +139,7 @@ class Engine:
             reason, failure = "failed", explain(error)
         if failure is not None:
             configuration = getattr(run, "configuration", getattr(command, "configuration", None))
-            failure = cure(failure, configuration, self._context.device)
+            failure = with_fix(failure, configuration, self._context.device)
             self._wire.send(failure)
             # A mistake took no memory: variants, which may have compiled for minutes, are kept.
             if not failure.fatal and failure.kind != "mistake":

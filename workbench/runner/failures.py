@@ -19,15 +19,15 @@ from workbench.protocol import Failure
 from workbench.runner import source_lines, triton_cache
 from workbench.runner.environment import host
 
-# By name: importing the compilers to name their exceptions would cost seconds at every start.
+# Names, because importing the compilers would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 # Kinds of failure that free memory may prevent: a failed capture hides its cause, which may have
 # been a lack of memory.
-MEMORY_MAY_CURE = ("out-of-memory", "capture")
+MEMORY_MAY_HELP = ("out-of-memory", "capture")
 _LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
 _DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
 _TRITON = "triton."
-# How libraries say that memory is short, where torch does not raise its own exception for it.
+# Messages about a lack of memory for which torch does not raise its own exception.
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA out of memory",
@@ -220,8 +220,7 @@ def is_fatal(error: BaseException) -> bool:
         # The context stays usable after a failed capture, after a lack of memory, and if another
         # rank has lost its own.
         return False
-    lost = getattr(torch, "AcceleratorError", ())
-    return isinstance(error, lost or ()) or "CUDA error:" in str(error)
+    return isinstance(error, torch.AcceleratorError) or "CUDA error:" in str(error)
 
 
 def _why_not_compiled(text: str) -> str:

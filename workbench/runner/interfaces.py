@@ -43,7 +43,7 @@ class Trait(enum.Enum):
     OWN_REDUCTION = "gradients are reduced without DistributedDataParallel"
 
 
-Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # by toggle and option
+Traits = Mapping[str, Mapping[str, Collection[Trait]]]  # traits by toggle and option
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Situation:
     family: Family
     config: Any  # the family's configuration dataclass, as toggles have changed it
     workload: Workload
-    base: Any  # the same before any toggle changed it
-    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
-    traits: Traits = field(default_factory=dict, repr=False)  # of each toggle's options
+    base: Any  # ``config`` before any toggle changed it
+    left_out: tuple[LeftOut, ...] = ()  # preferred options that cannot be used
+    traits: Traits = field(default_factory=dict, repr=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -96,9 +96,9 @@ class StepRecord:
     tiles: list[kernels.Choice] = field(default_factory=list)
     checkpointed_blocks: int = 0
     gradient_count: int = 0  # number of parameters that have a gradient
-    kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
-    placed_additions: int = 0  # to the residual stream, without new memory
-    workspace_tensors: int = 0  # that experts placed in their workspace
+    kept_operators: dict[str, int] = field(default_factory=dict)  # stored by a checkpoint's policy
+    placed_additions: int = 0  # additions to the residual stream in place
+    workspace_tensors: int = 0  # tensors that experts placed in their workspace
     facts: dict[str, Scalar] = field(default_factory=dict)  # about attention and work
 
 

@@ -96,7 +96,7 @@ class LoadedBatches:
         while True:
             try:
                 (reader, batch), number = next(self._iterator), self._next
-            except (OSError, ValueError) as error:  # of a worker: its traceback comes first
+            except (OSError, ValueError) as error:  # a worker's error: its last line is the message
                 last = str(error).strip().splitlines()[-1]
                 raise Mistake(last[max(0, last.find("data: ")) :]) from None
             self._next = (self._next + 1) % self._count

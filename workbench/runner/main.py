@@ -42,7 +42,7 @@ def main() -> int:
         )
         return 1
     finally:
-        gc.unfreeze()  # else extensions report leaks at exit that are none
+        gc.unfreeze()  # otherwise extensions report false leaks at exit
 
 
 def _engine() -> type[Engine]:

@@ -167,7 +167,7 @@ class WorkerLoop:
 
 def main() -> NoReturn:
     """Join the ranks and follow rank 0 until it ends this process; report a failure to it."""
-    local = TOKEN in os.environ  # else an agent has started this worker, which sees all GPUs
+    local = TOKEN in os.environ  # otherwise an agent started this worker, and it sees all GPUs
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     if not local:

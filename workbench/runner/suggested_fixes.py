@@ -24,7 +24,7 @@ BATCH = "batch"  # the only setting that a fix may change
 OUT_OF_MEMORY = "out-of-memory"
 
 
-def cure(
+def with_fix(
     failure: protocol.Failure, configuration: Configuration | None, device: torch.device
 ) -> protocol.Failure:
     """Return the failure with the choice that should help, if there is one."""
@@ -32,7 +32,7 @@ def cure(
         return failure
     try:
         situation = resolve(configuration, device)
-    except ValueError:  # it is what failed
+    except ValueError:  # the failure is that it cannot be resolved
         return failure
     for fix in _fixes(failure, situation):
         if _possible(situation, fix.choices):

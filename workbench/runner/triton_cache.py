@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
-# What drivers and linkers say of code that is damaged, or was made for another device.
+# Messages of drivers and linkers about code that is damaged, or was made for another device.
 _SAYS_SO = (
     "device kernel image is invalid",
     "no kernel image is available",
@@ -29,7 +29,7 @@ _UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError, EOFError)
 
 def folders() -> list[Path]:
     """Return the folders in which Triton keeps compiled kernels for this process."""
-    named = os.environ.get("TRITON_CACHE_DIR")  # which Inductor sets to a folder of its own
+    named = os.environ.get("TRITON_CACHE_DIR")  # Inductor sets it to its own folder
     home = os.environ.get("TRITON_HOME") or Path.home()
     places = [Path(named)] if named else []
     return list(dict.fromkeys([*places, Path(home) / ".triton" / "cache"]))

@@ -15,8 +15,8 @@ from typing import BinaryIO, NoReturn
 
 from workbench import descendants, protocol
 
-PIPE_BYTES = 1 << 20  # so that a link that falters for a second does not hold up a step
-LEAVE_S = 5.0  # at most, after the end of input
+PIPE_BYTES = 1 << 20  # a network pause of a second does not delay a step
+LEAVE_S = 5.0  # longest time to end after the end of input
 _now_ns = time.perf_counter_ns  # captured before a user's file can replace it
 Answer = Callable[[protocol.Check], protocol.Message]
 
@@ -125,7 +125,7 @@ class Wire:
 
     def pending(self) -> protocol.Command | None:
         """Return the next command that waits already, or None."""
-        self.waiting = False  # before reading: a command that arrives later sets it again
+        self.waiting = False  # set before reading: a later command sets it again
         try:
             command = self._queue.get_nowait()
         except queue.Empty:
@@ -135,7 +135,7 @@ class Wire:
 
     def _taken(self, command: protocol.Command) -> protocol.Command:
         if isinstance(command, protocol.Cancel):
-            self.cancelled.clear()  # only now: a Cancel may be read before its run begins
+            self.cancelled.clear()  # not earlier: a Cancel may be read before its run begins
         return command
 
     def _read(self) -> None:

@@ -24,7 +24,7 @@ from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
 HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
-INDEX = 0  # of the comparison; the watcher makes none of its own
+INDEX = 0  # index of the comparison; the watcher makes no comparison
 
 
 class ScriptComparison:
@@ -67,7 +67,7 @@ class ScriptComparison:
         self._process: ScriptProcess | None = None
         self._waiting: list[int] = []  # arms of the pair that have not run, the next one last
         self._pair = -1
-        self._side = 0  # of the process that runs
+        self._side = 0  # side of the current process
         self._segments: dict[int, int] = {}
         self._blocks: list[protocol.Block] = []
         self._written = 0  # blocks that the session has

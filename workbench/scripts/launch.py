@@ -21,7 +21,7 @@ from workbench.instrument.recording import ENDED, FOLDER
 
 ON_PATH = Path(settings.__file__).parent / "on_path"
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-TAIL_BYTES = 4096  # of what a hidden script printed last
+TAIL_BYTES = 4096  # bytes of a hidden script's last output
 
 
 class ScriptProcess:

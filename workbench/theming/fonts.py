@@ -39,7 +39,7 @@ def title(font: QFont | None = None) -> QFont:
 
 def numbers(font: QFont | None = None) -> QFont:
     """Return the interface's face with tabular figures, so that columns of numbers line up."""
-    font = QFont(font or QFont())  # of a new font only the figures are set: the rest is inherited
+    font = QFont(font or QFont())  # a new font sets only the figures and inherits the rest
     font.setFeature(QFont.Tag("tnum"), 1)
     return font
 

@@ -27,7 +27,7 @@ _SVG = (
     ' stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
 
-# Of the widgets that hold the dressed parts; it is the same in every theme.
+# Style of the widgets that contain the styled parts; the same in every theme.
 CONTAINER = """
 QMainWindow::separator { background: palette(window); width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: palette(highlight); }

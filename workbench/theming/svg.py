@@ -6,12 +6,12 @@ import itertools
 import math
 import re
 
-_TENTHS = 10  # of a pixel: at ten times the size still no more than one
+_TENTHS = 10  # per pixel: at ten times the size, errors stay below a pixel
 APART = 0.15  # pixels, a twelfth of a line's width
 _APART = APART * _TENTHS
 _EMPTY = re.compile(rb"<g [^>]*>\s*</g>\s*")
 _GROUP = re.compile(rb"<g [^>]*>")
-_SAID = re.compile(  # of a group: each text has its own font, and the rest are SVG's defaults
+_SAID = re.compile(  # attributes of a group without effect: defaults, or set by each text
     rb'\s+(?:font-[a-z]+="[^"]*"|(?:fill|stroke)-opacity="1"|stroke-dashoffset="0")'
 )
 _EFFECT = b' vector-effect="none"'
@@ -62,7 +62,7 @@ def _path(match: re.Match[bytes]) -> bytes:
     numbers = [round(float(number) * _TENTHS) for number in points.replace(b",", b" ").split()]
     corners = _straightened(list(zip(numbers[0::2], numbers[1::2], strict=True)))
     steps = [b"m" + _pair(corners[0])]
-    command = b""  # that the numbers before belong to: another step of its kind needs no letter
+    command = b""  # the current letter: a further step of its kind needs none
     for (x, y), (right, down) in itertools.pairwise(corners):
         step = right - x, down - y
         if not step[1]:

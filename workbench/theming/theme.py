@@ -78,7 +78,7 @@ PRINT = Theme(
     phases=LIGHT.phases,
 )
 
-_GOLDEN_ANGLE = 0.381966  # of the circle of hues: any number of hues in a row lie far apart
+_GOLDEN_ANGLE = 0.381966  # share of the hue circle: successive hues lie far apart
 _COLORS = 128  # as many segments as a plot shows
 _LEAST_CONTRAST = 3.0  # against the surface, as of the first series
 _SATURATIONS = (0.75, 0.45, 0.95)

@@ -1,6 +1,6 @@
 """The guided demo: runs a model, switches optimizations on, and measures a verdict on each.
 
-It acts through the workspace as the user would, so what it shows is what the window does.
+It acts through the workspace as the user would, so it shows the real behaviour of the window.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 FAMILY = "hydra"
 STEPS = 30  # steady steps of each configuration before the demo goes on
-SECONDS = 5.0  # of a configuration at most, on a slow machine
-BUDGET_S = {"cpu": 12.0, "cuda": 6.0}  # of a verdict, by device: a GPU's differences are clearer
-MOST_MORE_S = 20.0  # that an undecided verdict is measured on, once
+SECONDS = 5.0  # longest time per configuration, on a slow machine
+BUDGET_S = {"cpu": 12.0, "cuda": 6.0}  # budget of a verdict: a GPU's differences are clearer
+MOST_MORE_S = 20.0  # longest continuation, once, of an undecided verdict
 PERIOD_MS = 100
 BATCH = {"cpu": 1, "cuda": 2}  # by device: small, so that the first verdict comes within a minute
 
@@ -150,7 +150,7 @@ class Demo(QObject):
         self._timer.start(PERIOD_MS)
 
     def interrupt(self) -> None:
-        """End it now; what has run to its end by then is not undone."""
+        """End the demo now; finished parts are not undone."""
         if self._timer.isActive():
             self.outcome.interrupted = True
             self._end()
@@ -288,7 +288,7 @@ class Demo(QObject):
         self.outcome.paths = [self._file, *charts, comparison]
 
     def _failed(self, failure: protocol.Failure) -> None:
-        if failure.kind != protocol.JOURNAL:  # which ends no run
+        if failure.kind != protocol.JOURNAL:  # a journal's failure ends no run
             self.outcome.failures.append(failure)
         self._report(failure.sentence_with_fix)
 

@@ -28,14 +28,14 @@ from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
-LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
-LEFT_GROWTH = 0.4  # with the type: the plots need room too
+LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
+LEFT_GROWTH = 0.4  # share of the font's growth: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
-BUILD_SHARE = 0.5  # of the left column's height, at most
-BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # in pixels; of the height, at most
+BUILD_SHARE = 0.5  # largest share of the left column's height
+BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
@@ -86,7 +86,7 @@ class DockArea(QMainWindow):
         """Give additional width to the plots: Qt would give half of it to the forms."""
         super().resizeEvent(event)
         self._keep_left()
-        self._width = self.width()  # only now: what a small window cuts off is no choice
+        self._width = self.width()  # set last: sizes that a small window forces are no choice
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -144,7 +144,7 @@ class DockArea(QMainWindow):
     def _resize(self) -> None:
         down = Qt.Orientation.Vertical
         docks, height, width = self.docks, self.height(), self.width()
-        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        font = QApplication.font()  # not ``self.font()``: the style sheet of this area has its own
         share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
         left = min(fonts.in_type(LEFT_MOST, font), max(LEFT_LEAST, share_px))
         self._divide(left)

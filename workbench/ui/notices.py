@@ -1,4 +1,4 @@
-"""Notices of what was done: written files, sessions left behind, long measurements that ended."""
+"""Notices of written files, of sessions left behind, and of long measurements that ended."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Notices(QObject):
         if run.active:
             self._began = self._began or time.monotonic()
             self._measures = self._measures or run.measures
-            self._dismiss("left")  # what runs belongs to the new session
-            self._dismiss("ended")  # of another measurement
+            self._dismiss("left")  # the run belongs to the new session
+            self._dismiss("ended")  # it was about another measurement
         elif self._began is not None and run.state in ("idle", "dead"):
             took_s, measured = time.monotonic() - self._began, self._measures
             self._began, self._measures = None, False

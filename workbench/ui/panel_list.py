@@ -64,9 +64,8 @@ def text(workspace: Workspace) -> GeneratedPanel:
 
 def live(workspace: Workspace) -> QWidget:
     """Make the panel of live plots."""
-    from workbench.ui.panels.live import (
-        LivePanel,
-    )  # importing pyqtgraph takes longer than the rest of the window
+    # Importing pyqtgraph takes longer than the rest of the window.
+    from workbench.ui.panels.live import LivePanel
 
     importlib.import_module("scipy.special")  # now, and not when the first steps arrive
     return LivePanel(workspace.session, workspace.theme, workspace.tasks)
@@ -76,7 +75,7 @@ def compare(workspace: Workspace) -> QWidget:
     """Make the panel of the comparison."""
     from workbench.ui.panels.compare import ComparePanel
 
-    panel: QWidget = ComparePanel(
+    return ComparePanel(
         workspace.session,
         workspace.compared,
         workspace.verdicts,
@@ -84,14 +83,13 @@ def compare(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def verdict(workspace: Workspace) -> QWidget:
     """Make the panel of the verdict."""
     from workbench.ui.panels.verdict import VerdictPanel
 
-    panel: QWidget = VerdictPanel(
+    return VerdictPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
@@ -99,14 +97,13 @@ def verdict(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def attribution(workspace: Workspace) -> QWidget:
     """Make the panel of the attribution."""
     from workbench.ui.panels.attribution import AttributionPanel
 
-    panel: QWidget = AttributionPanel(
+    return AttributionPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
@@ -114,14 +111,13 @@ def attribution(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def optimize(workspace: Workspace) -> QWidget:
     """Make the panel of the best configuration."""
     from workbench.ui.panels.optimize import OptimizePanel
 
-    panel: QWidget = OptimizePanel(
+    return OptimizePanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
@@ -130,28 +126,26 @@ def optimize(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def checklist(workspace: Workspace) -> QWidget:
     """Make the panel of the validation checklist."""
     from workbench.ui.panels.checklist import ChecklistPanel
 
-    panel: QWidget = ChecklistPanel(
+    return ChecklistPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
         workspace.checklists,
         workspace.theme,
     )
-    return panel
 
 
 def breakdown(workspace: Workspace) -> QWidget:
     """Make the panel of profiles."""
     from workbench.ui.panels.breakdown import BreakdownPanel
 
-    panel: QWidget = BreakdownPanel(
+    return BreakdownPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
@@ -161,14 +155,13 @@ def breakdown(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def sweep(workspace: Workspace) -> QWidget:
     """Make the panel of the sweep."""
     from workbench.ui.panels.sweep import SweepPanel
 
-    panel: QWidget = SweepPanel(
+    return SweepPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
@@ -177,29 +170,26 @@ def sweep(workspace: Workspace) -> QWidget:
         workspace.theme,
         workspace.tasks,
     )
-    return panel
 
 
 def kernels(workspace: Workspace) -> QWidget:
     """Make the panel of timed kernels."""
     from workbench.ui.panels.kernels import KernelsPanel
 
-    panel: QWidget = KernelsPanel(workspace.session, workspace.theme)
-    return panel
+    return KernelsPanel(workspace.session, workspace.theme)
 
 
 def claims(workspace: Workspace) -> QWidget:
     """Make the panel of the documents' claims."""
     from workbench.ui.panels.claims import ClaimsPanel
 
-    panel: QWidget = ClaimsPanel(
+    return ClaimsPanel(
         workspace.session,
         workspace.run,
         workspace.configuration,
         workspace.reproductions,
         workspace.theme,
     )
-    return panel
 
 
 def panels(workspace: Workspace) -> tuple[Panel, ...]:

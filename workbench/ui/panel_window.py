@@ -267,6 +267,6 @@ class PanelWindow(QMainWindow):
             self.dock_area.bring("compare")
 
     def _show_text(self) -> None:
-        if not self._text_shown:  # only once: the user may prefer another panel
+        if not self._text_shown:  # shown once: the user may prefer another panel
             self._text_shown = True
             self.dock_area.bring("text")

@@ -78,7 +78,7 @@ class StatusBar(QStatusBar):
             left.addWidget(widget)
         left.addStretch(1)
         self.addWidget(host)
-        self.setFixedHeight(self._cancel.sizeHint().height() + 6)  # with progress and without
+        self.setFixedHeight(self._cancel.sizeHint().height() + 6)  # with or without progress
         numbers = {name: self._add_fact(name, QLabel()) for name in ("rate", "memory", "elapsed")}
         # Elided where there is no room: no name widens the window.
         self._names = {

@@ -60,7 +60,7 @@ class Tour(QFrame):
     def __init__(self, window: QWidget, targets: Mapping[str, QWidget]) -> None:
         super().__init__(window)
         self._window, self._targets = window, targets
-        self._index = -1  # in STOPS
+        self._index = -1  # index in STOPS
         self.setProperty("popup", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -127,7 +127,7 @@ class Tour(QFrame):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Follow the window and the target, which docks move when they are laid out."""
         if event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
-            QTimer.singleShot(0, self, self._point)  # after its parents have moved too
+            QTimer.singleShot(0, self, self._point)  # its parents move first
         return False
 
     def _point(self) -> None:

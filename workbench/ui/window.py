@@ -140,7 +140,7 @@ class MainWindow(PanelWindow):
         self.hide()
         self.status.close_timer()
         self.workspace.close()
-        self.gc_timer.stop()  # only now: no thread is left in which Python could collect
+        self.gc_timer.stop()  # not earlier: now no other thread runs Python's collection
         super().closeEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
@@ -210,7 +210,7 @@ class MainWindow(PanelWindow):
         palette_button.setDefaultAction(self.actions_["palette"])
         toolbar.addWidget(palette_button)
         for button in toolbar.findChildren(QToolButton):
-            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # else Tab never comes there
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # otherwise Tab does not reach it
         self.addToolBar(toolbar)
 
     def _show_title(self) -> None:

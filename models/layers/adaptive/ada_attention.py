@@ -24,8 +24,8 @@ from models.model import transformed
 class AdaAttention(nn.Module):
     """Adaptive attention as a separate layer with its state: (B, S, E) over (B, T, E).
 
-    ``default_precision`` ("inputs", "fp16" or "fp8") is what heads begin with, and keep unless
-    ``adaptive_precision``. Raises ``ConfigurationError`` for what cannot be built.
+    ``default_precision`` ("inputs", "fp16" or "fp8") is the first precision of heads; it changes
+    only with ``adaptive_precision``. Raises ``ConfigurationError`` for unsupported arguments.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AdaAttention(nn.Module):
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal, measures_values=True)
         self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
         self.adapting = True
-        self._counted: dict[str, dict[str, int]] = {}  # as ``kernels.usage``
+        self._counted: dict[str, dict[str, int]] = {}  # counts in the form of ``kernels.usage``
         started(self)
 
     def forward(
@@ -112,7 +112,7 @@ class AdaAttention(nn.Module):
         return kernels.attention_usage(self._counted)
 
     def _count(self, before: Mapping[str, Mapping[str, int]], *, masked: bool) -> None:
-        """Add what one call used, ``before`` which ``kernels.usage`` was that."""
+        """Add the usage of one call; ``before`` is ``kernels.usage`` before it."""
         after = kernels.usage()
         for name in ("attention", "adaptive_attention"):
             counts = self._counted.setdefault(name, {})

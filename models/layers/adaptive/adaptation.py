@@ -2,9 +2,9 @@
 
 All of it happens on the device, and the host never reads anything. Every call that adapts runs an
 analysis, and a counter on the device decides which analyses count (``torch.where``), so that a
-captured CUDA graph adapts like an eager step. A choice applies to the calls after the one in which
-it was made. So tokens never depend on later ones, and the backward pass of a call, recomputed or
-not, uses what its forward pass used.
+captured CUDA graph adapts like an eager step. A choice applies only to later calls. So tokens
+never depend on later ones, and the backward pass of a call, recomputed or not, uses the choices of
+its forward pass.
 
 **Measurements**, from some queries of every sequence and head: the entropy of their weights over
 that of equal weights, from 0 to 1, and the largest score.
@@ -132,7 +132,7 @@ class Adaptation(nn.Module):
             torch.where(begins, current, cached, out=cached)
 
     def measures(self, by_layer: Sequence[Mapping[str, Tensor]], sight: Sight) -> dict[str, Tensor]:
-        """Combine what ``look``, ``longest`` and ``sampled`` return for every layer.
+        """Combine the results of ``look``, ``longest`` and ``sampled`` for every layer.
 
         The current choice applies. Returns ``entropy``, ``largest`` and ``score_error`` [L, H],
         ``rows`` [L, H, 2 R, D], all FP32.
@@ -273,7 +273,7 @@ def score_error(
 def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     """Return a basis, and each column's fraction of the sum of squares [L, H, D].
 
-    Queries and keys have equal weight, whatever their length.
+    Queries and keys have equal weight, at any length.
     """
     dim = rows_LHRD.shape[-1]
     halves = rows_LHRD.unflatten(-2, (2, -1))

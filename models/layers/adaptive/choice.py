@@ -43,7 +43,7 @@ class Chosen:
     rank: Tensor  # [L, H], int32: columns
     bits: Tensor  # [L, H], int32
     basis: Tensor  # orthonormal columns, those that matter most first
-    factor: Tensor  # of the scale 1 / sqrt(D)
+    factor: Tensor  # factor of the scale 1 / sqrt(D)
 
     def layers(
         self, rules: Rules, dtype: torch.dtype, *, cached: bool = False, adapts: bool = False

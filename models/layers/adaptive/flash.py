@@ -24,7 +24,7 @@ class AdaptiveFlashAttention(AdaAttention):
     """The AdaAttn document's attention layer: (B, S, E) over (B, T, E), with every column.
 
     ``enable_flash`` False computes the full matrix of weights instead. Raises
-    ``ConfigurationError`` for what cannot be built.
+    ``ConfigurationError`` for unsupported arguments.
     """
 
     def __init__(

@@ -75,12 +75,8 @@ class AdaptiveHeads(nn.Module):
         qk_dimensions: int = 0,
     ) -> None:
         super().__init__()
-        self.n_heads, self.head_dim, self.rules, self.causal = (
-            n_heads,
-            dim // n_heads,
-            rules,
-            causal,
-        )
+        self.n_heads, self.head_dim = n_heads, dim // n_heads
+        self.rules, self.causal = rules, causal
         self.measures_values = measures_values
         self.scale = self.head_dim**-0.5
         self.qkv = ProjectedHeads(dim, n_heads, qk_dimensions)
@@ -193,7 +189,7 @@ class AdaptiveHeads(nn.Module):
         can_write = self.fuses_cache and self.rotary is not None
         if not can_write or not is_cached_step(x_BSE, state, position):
             return False
-        rules = self.rules  # they may round keys before these are written
+        rules = self.rules  # rules may round keys before the cache stores them
         rounds = rules.adaptive_rank or rules.rounds(computed_dtype(x_BSE))
         return choice is None or choice.cut or not rounds
 

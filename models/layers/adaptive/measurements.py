@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 SAMPLES = 32  # queries per sequence
-TOKENS = 128  # of a batch, whose queries and keys determine the basis
+TOKENS = 128  # tokens of a batch that determine the basis
 
 TokenIndices = tuple[slice, slice] | tuple[Tensor, Tensor]  # indices of samples and of tokens
 

@@ -10,8 +10,8 @@ from models.errors import ConfigurationError
 
 ESTIMATIONS = ("entropy", "energy")
 PRECISIONS = {"inputs": 32, "fp16": 16, "fp8": 8}  # bits of queries and keys
-HALF_STEP = {16: 2.0**-11, 8: 2.0**-4}  # of an element
-LEAST_STEP = {16: 2.0**-32, 8: 2.0**-17}  # of a row's largest element
+HALF_STEP = {16: 2.0**-11, 8: 2.0**-4}  # relative to an element, by bits
+LEAST_STEP = {16: 2.0**-32, 8: 2.0**-17}  # relative to a row's largest element, by bits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 MODES = ("ladder", "leave-one-out", "factorial", "shapley")
 MOST_FACTORIAL = 5  # toggles: 32 arms
-LEAST_ORDERS = 4  # that are sampled, or their scatter would say nothing
+LEAST_ORDERS = 4  # fewest sampled orders that show a scatter
 Place = TypeVar("Place", bound=Hashable)
 Subset = frozenset[int]  # places of the toggles that are on
 Weights = Mapping[int, float]  # by arm
@@ -104,7 +104,7 @@ def sampled_orders(
 ) -> list[tuple[int, ...]]:
     """Return random orders of so many toggles without repetition; all if there are no more.
 
-    Where not all toggles ``can_be`` on together, each waits for what it needs.
+    If not all toggles ``can_be`` on together, a toggle comes after those that it needs.
     """
     n_orders = min(max(orders, LEAST_ORDERS), math.factorial(count))
     if n_orders == math.factorial(count):
@@ -171,7 +171,7 @@ def _rungs(names: Sequence[str], missing: Mapping[int, str]) -> list[Contrast]:
 
 
 def _without(names: Sequence[str], arm_of: Mapping[Subset, int], removed: int) -> Contrast:
-    """Compare everything with the largest set without a toggle: what needs it is left out too."""
+    """Compare everything with the largest set without a toggle and the toggles that need it."""
     everything = frozenset(range(len(names)))
     largest = max((subset for subset in arm_of if removed not in subset), key=len)
     left_out = [removed, *sorted(everything - largest - {removed})]

@@ -42,7 +42,7 @@ from sessions.verdicts import verdict
 # The verdict's sentences speak of pairs; here they are rounds.
 _LEAST = f"of at least {verdict.MIN_PAIRS}"
 _PAIRS_AS_ROUNDS = f"{_LEAST} pairs", f"{_LEAST} rounds"
-WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # what of a step is timed
+WHOLE_STEP, BACKWARD = TIMED = ("step", "backward")  # the timed part of a step
 
 Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
 
@@ -201,7 +201,7 @@ def _judge(
 def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: float) -> Judgement:
     """Return the judgement with the interval of the orders added, by Bonferroni's inequality.
 
-    ``settled`` stays that of the rounds: what the orders add does not shrink with more of them.
+    ``settled`` stays that of the rounds: more rounds do not narrow the part of the orders.
     """
     from scipy import special  # slow to load, and the window imports this package
 
@@ -214,10 +214,8 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
     wide = verdict.Interval(judgement.pairs, mean, low - reach, high + reach, error)
     decision, reasons = verdict.decide(wide, margin)
     if judgement.verdict == "UNDECIDED":
-        decision, reasons = (
-            "UNDECIDED",
-            [],
-        )  # its reasons stay: too few, or clocks or means disagree
+        # The judgement has its reasons: too few pairs, or clocks or means disagree.
+        decision, reasons = "UNDECIDED", []
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(special.stdtr(count - 1, -distance / error)) if error else 0.0
     effect_logs = values(contrast.weights, logs)
@@ -234,6 +232,6 @@ def _widened(contrast: Contrast, logs: NDArray, judgement: Judgement, margin: fl
         low=wide.ratios[1],
         high=wide.ratios[2],
         p=min(1.0, p_orders + p_rounds),
-        more_s=None,  # what the orders leave open, more rounds of them leave open too
+        more_s=None,  # more rounds of the same orders would not decide
         reasons=[*judgement.reasons, *reasons],
     )

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sessions.columns import TableColumns
 from sessions.model import Evidence, Numerics
 from sessions.studies.attribution import design, estimation
-
-Rows = dict[str, list[float | str | None]]
 
 
 @dataclass
@@ -27,10 +26,10 @@ class Arm:
     peak_bytes: float = math.nan
     numerics: Numerics | None = None
     evidence: list[Evidence] = field(default_factory=list)
-    path: str = ""  # what computed its experts, and the ranks of its heads
+    path: str = ""  # how its experts were computed, and the ranks of its heads
 
 
-def arm_rows(arms: Sequence[Arm], medians_ms: estimation.Table) -> Rows:
+def arm_rows(arms: Sequence[Arm], medians_ms: estimation.Table) -> TableColumns:
     """Return one row for each arm.
 
     ``ratio``, ``low`` and ``high`` are of its step time over the first arm's.
@@ -63,7 +62,7 @@ def arm_rows(arms: Sequence[Arm], medians_ms: estimation.Table) -> Rows:
     }
 
 
-def effect_rows(effects: Sequence[estimation.Effect], memory: Sequence[float]) -> Rows:
+def effect_rows(effects: Sequence[estimation.Effect], memory: Sequence[float]) -> TableColumns:
     """Return one row for each effect: on step time with interval and verdict, then on memory."""
     judged = [effect.judgement for effect in effects]
     reasons = [

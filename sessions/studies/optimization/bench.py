@@ -16,13 +16,13 @@ class Bench(Protocol):
         """Return the seconds of a clock."""
 
     def usable(self, point: Point) -> tuple[Point | None, str]:
-        """Return the point, or with what its options need, and why; None if it cannot be used.
+        """Return the point, changed if its options need others, and why; None if it is unusable.
 
-        Of two options that exclude each other, either may be replaced.
+        If two options exclude each other, either may be replaced.
         """
 
     def saved_waits(self, point: Point, best: Candidate) -> float:
-        """Return the log ratio of step time to the best candidate's if a point avoids its waits.
+        """Return the log ratio of step times to ``best`` of a point that avoids its waits.
 
         NaN if it does not avoid them, or if they cannot be measured. ``best`` has been measured.
         """
@@ -37,13 +37,13 @@ class Bench(Protocol):
         """Build and warm up a candidate, unless it is ready."""
 
     def release(self, candidate: Candidate) -> None:
-        """Allow that the memory of a candidate is used for others."""
+        """Let other candidates use the memory of a candidate."""
 
     def round(self, candidates: Sequence[Candidate]) -> dict[int, Measurement | Failure]:
         """Run a block of every candidate in random order; a void block has no entry."""
 
     def rebuild(self, candidates: Sequence[Candidate]) -> None:
-        """Build candidates again, at other addresses; what fails then fails in its next block."""
+        """Build candidates again at other addresses; a failure appears in the next block."""
 
     def check(self, candidate: Candidate) -> Numerics | Failure:
         """Compare the numbers of a candidate with a reference."""

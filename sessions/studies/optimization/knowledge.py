@@ -20,8 +20,8 @@ from sessions.studies.optimization.space import (
 
 IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 Option = tuple[int, str]  # index of a dimension, and one of its options
-COMPILE_S = 20.0  # that compiling a step takes until it was seen; 7 to 60 s on an H200
-SAVING = 0.02  # of the peak memory, that lets an option fit which was too large before
+COMPILE_S = 20.0  # assumed until a compile was measured; 7 to 60 s on an H200
+SAVING = 0.02  # share of the peak memory that may let an option fit
 PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's other options promising
 
 
@@ -29,13 +29,13 @@ PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's othe
 class Knowledge:
     """The effects of single options, as log ratios to the start's option of their dimension."""
 
-    effects: dict[Option, float] = field(default_factory=dict)  # as measured last
+    effects: dict[Option, float] = field(default_factory=dict)  # latest measured effects
     predicted: dict[Option, float] = field(default_factory=dict)
-    # What needed too much memory alone, with the peak of the configuration that it was added to.
+    # Options that alone needed too much memory: peak bytes of the configuration without the option.
     large: dict[Option, float] = field(default_factory=dict)
-    refused: dict[Option, str] = field(default_factory=dict)  # not to try elsewhere, and why
+    refused: dict[Option, str] = field(default_factory=dict)  # why not to try them again
     costs: dict[Option, float] = field(default_factory=dict)  # seconds that building took at least
-    compile_s: float = math.inf  # that building a compiled step took at least
+    compile_s: float = math.inf  # shortest build of a compiled step
 
     def predict(
         self, bench: Bench, dimensions: Sequence[Dimension], begun: Candidate, until_s: float
@@ -143,7 +143,7 @@ class Knowledge:
 def _usable_options(
     bench: Bench, dimensions: Sequence[Dimension], point: Point
 ) -> dict[Option, Point]:
-    """Return the single changes of a point that can be used, with what the options need."""
+    """Return the usable single changes of a point, with other options that they need."""
     usable = {}
     for option in by_turns(dimensions, point):
         changed, _ = bench.usable(replaced(point, [option]))

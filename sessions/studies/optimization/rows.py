@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from sessions.columns import TableColumns
 from sessions.model import Scalar
 from sessions.studies.attribution import estimation
-from sessions.studies.attribution.rows import Rows, effect_rows
+from sessions.studies.attribution.rows import effect_rows
 from sessions.studies.optimization.search import Search
 from sessions.studies.optimization.space import (
     BLOCKED,
@@ -23,7 +24,7 @@ START, BEST, RUNNER_UP, FRONT = "start", "best", "runner-up", "front"
 TRIED, IN_RESULT = "tried", "in the result"
 
 
-def candidate_rows(search: Search, verdicts: Verdicts) -> Rows:
+def candidate_rows(search: Search, verdicts: Verdicts) -> TableColumns:
     """Return one row for each candidate; ratios are of step time, to the candidate ``against``."""
     candidates = search.candidates
     races = [candidate.race(candidate.against) for candidate in candidates]
@@ -56,7 +57,9 @@ def candidate_rows(search: Search, verdicts: Verdicts) -> Rows:
     }
 
 
-def option_rows(search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, str], str]) -> Rows:
+def option_rows(
+    search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, str], str]
+) -> TableColumns:
     """Return one row for each option that is not the start's: whether it was tried, or why not.
 
     ``blocked``: the toggles and options that no change of toggles makes usable here, with reasons.
@@ -91,7 +94,7 @@ def option_rows(search: Search, verdicts: Verdicts, blocked: Mapping[tuple[str, 
     }
 
 
-def verdict_rows(verdicts: Verdicts) -> Rows:
+def verdict_rows(verdicts: Verdicts) -> TableColumns:
     """Return one row for each verdict: on step time, then on peak memory, then on energy."""
     peaks = [arm.peak_bytes for arm in verdicts.arms]
     is_known = all(math.isfinite(peak) for peak in peaks)
@@ -138,7 +141,7 @@ def _reason(candidate: Candidate, search: Search) -> str:
 def _state_of(
     search: Search, option: tuple[int, str], candidates: list[Candidate]
 ) -> tuple[str, str]:
-    """Return what became of an option, and why, if it was not measured."""
+    """Return the state of an option, and the reason if it was not measured."""
     if any(candidate.state == RACED for candidate in candidates):
         reasons = [reason for c in candidates if (reason := _reason(c, search))]
         return TRIED, reasons[0] if len(reasons) == len(candidates) else ""

@@ -1,9 +1,9 @@
-"""The search for the best configuration: proposals, races, elimination, and what was left out.
+"""The search for the best configuration: proposals, races, elimination, and omitted points.
 
-* **Proposals.** The search begins at the configuration that a person has. It proposes single
-  changes of the best candidate so far, the most promising first: by the measured effect of the
-  option elsewhere, else by the prediction; then what is built sooner. All changes that help are
-  also proposed together, and at the end pairs of changes that are only slightly worse.
+* **Proposals.** The search begins at the user's configuration. It proposes single changes of the
+  best candidate so far, the most promising first: by the measured effect of the option elsewhere,
+  otherwise by the prediction, then by the time of the build. All changes that help are also
+  proposed together, and at the end pairs of changes that are only slightly worse.
 * **Races.** Up to ``BATCH`` candidates and the incumbent run blocks of steps in random order, round
   by round. A candidate is eliminated when the interval of its paired log ratios shows that it
   cannot be better by more than ``MATTERS``. The interval holds at every look, so a look after each
@@ -60,8 +60,8 @@ from sessions.studies.optimization.space import (
 from sessions.studies.optimization.time_plan import TimePlan
 
 BATCH = 4  # candidates of a race; more would compete for memory
-MATTERS = 0.0025  # of a log ratio: a smaller improvement is not worth a race
-MOST_ROUNDS = 16  # of a race; an open candidate races again once all others had their turn
+MATTERS = 0.0025  # log ratio: a smaller improvement is not worth a race
+MOST_ROUNDS = 16  # an undecided candidate races again after all others
 MOST_TURNS = 6  # races of a candidate against one incumbent
 MUCH_BETTER = math.log(1.1)  # a candidate that seems better by this races until it is decided
 SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried again
@@ -69,9 +69,9 @@ SINGLE_REACH = math.log(1.1)  # a change that lost more elsewhere is not tried a
 # limit leaves room for their error, which both estimates share: that of the best candidate.
 PAIR_REACH = math.log(1.07)
 NEAR = math.log(1.01)  # predictions closer than this do not order; what is built sooner comes first
-RACE_SHARE = 0.5  # of the time left, for this race and one of each batch of untried options
-COMPILE_SHARE = 0.5  # of the search's time; then options that compile no longer wait
-PREDICTION_SHARE = 0.05  # of the budget, for predictions
+RACE_SHARE = 0.5  # share of the time left for a race; each batch of untried options has one
+COMPILE_SHARE = 0.5  # share of the search's time; then options that compile no longer wait
+PREDICTION_SHARE = 0.05  # share of the budget for predictions
 NO_TIME = "no time was left"
 BETTER, WORSE, OPEN = "better", "worse", "open"
 
@@ -88,12 +88,12 @@ class Search:
     left_out: dict[Point, str] = field(default_factory=dict)  # points with the reason
     knowledge: Knowledge = field(default_factory=Knowledge)
     is_complete: bool = False  # every change of the best candidate within reach was decided
-    rounds: int = 0  # of all races
+    rounds: int = 0  # rounds of all races
 
     def __post_init__(self) -> None:
         self._by_point: dict[Point, Candidate] = {}
         self._turns: dict[tuple[int, int], int] = {}  # races of two candidates, by their numbers
-        self._lacks_time = False  # for something that was proposed last
+        self._lacks_time = False  # the last proposals did not fit in the time
         self.plan = TimePlan(self.goal.budget_s, self.bench.now)
         self.best = self.candidate(tuple(dimension.start for dimension in self.dimensions))
         self.checks = Checks(self)
@@ -189,7 +189,7 @@ class Search:
     @property
     def _left_s(self) -> float:
         if not any(candidate.rounds for candidate in self.candidates):
-            return self.most_left_s  # without a race there is nothing to give a verdict on
+            return self.most_left_s  # before a race, only the least time is reserved for verdicts
         final_s = self.plan.final_s([self.start, self.best])
         return self.plan.left_s - final_s - self.checks.owed_s
 
@@ -272,9 +272,9 @@ class Search:
         return False
 
     def _together(self) -> list[Point]:
-        """Propose at once all options that are better than the best candidate's.
+        """Propose together all options that are better than the best candidate's.
 
-        They are better by what was measured, or else by what was predicted.
+        The measured effect decides, or the prediction if an option was not measured.
         """
         point, effect = self.best.point, self.knowledge.effect
         for axis, dimension in enumerate(self.dimensions):
@@ -306,7 +306,7 @@ class Search:
         return self._untried(points)
 
     def _smaller(self) -> list[Point]:
-        """Propose what is too large alone beside each change that saves enough memory."""
+        """Propose options that are too large alone with each change that saves enough memory."""
         points = smaller_points(
             self.candidates, self.best, self.knowledge.large, self.goal.memory_limit
         )
@@ -356,7 +356,7 @@ class Search:
         return sorted(untried, key=self._rank)
 
     def _rank(self, point: Point) -> tuple[int, bool, float]:
-        """Return the rank of a point: by what it promises, then by how soon it is built.
+        """Return the rank of a point: by its expected effect, then by the time of its build.
 
         Once a step is compiled, each further change compiles again. So the options that compile
         wait for the others, but not for more than half of the time.
@@ -402,7 +402,7 @@ class Search:
                 self.bench.release(candidate)
 
     def _race_left_s(self, rounds: int, live: Sequence[Candidate], until_s: float) -> float:
-        """Return what is left to a race: of its share, or more if it can soon decide much."""
+        """Return the seconds left to a race: of its share, or more for a large improvement."""
         if rounds < LEAST_ROUNDS:
             return self.most_left_s
         races = (candidate.race(self.best.number, self.goal.objective) for candidate in live)
@@ -461,7 +461,7 @@ class Search:
 
     def _may_be_better(self, candidate: Candidate) -> bool:
         """Return True if another race against the best candidate may show that this is better."""
-        if self.goal.objective == MEMORY:  # which is counted exactly
+        if self.goal.objective == MEMORY:  # memory is counted exactly
             return False
         if self.checks.is_suspect(candidate):
             return False

@@ -21,7 +21,7 @@ TIME, MEMORY, ENERGY = OBJECTIVES = ("time", "memory", "energy")
 RACED, BLOCKED, FAILED, OUT_OF_MEMORY = "raced", "blocked", "failed", "out of memory"
 NO_EFFECT, TOO_LARGE, NOT_TRIED = "no effect", "over the memory limit", "not tried"
 
-LEAST_ROUNDS = 5  # before a race decides anything
+LEAST_ROUNDS = 5  # rounds before a race decides anything
 # A wrong elimination loses the optimum, so that its error rate is below that of a verdict. The
 # mixture is wide: the large effects that most candidates have are then decided in 5 rounds.
 ALPHA, MIXTURE = 0.01, 20.0
@@ -60,7 +60,7 @@ class Measurement:
     median_ms: float
     mean_ms: float = math.nan
     clock_mhz: float = math.nan
-    joules: float = math.nan  # of one step
+    joules: float = math.nan  # joules of one step
 
 
 @dataclass(frozen=True)

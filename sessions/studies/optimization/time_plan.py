@@ -1,4 +1,4 @@
-"""The time of a search: what was spent, what a round takes, and what the verdicts need."""
+"""The time of a search: spent time, the duration of a round, and the need of the verdicts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sessions.studies.optimization.space import Candidate
 from sessions.verdicts import verdict
 
-FINAL_SHARE = 0.3  # of the budget, for the verdicts
-FINAL_ROUNDS = 3 * verdict.MIN_PAIRS  # of start and result; most that a search reserves
+FINAL_SHARE = 0.3  # share of the budget for the verdicts
+FINAL_ROUNDS = 3 * verdict.MIN_PAIRS  # rounds of start and result; a search reserves no more
 # The verdict on the result gets up to this share if blocks are slow. A search without a verdict
 # says little, and a search without races says nothing.
 MOST_FINAL_SHARE = 0.5
@@ -22,9 +22,9 @@ class TimePlan:
     def __init__(self, budget_s: float, now: Callable[[], float]) -> None:
         self.seconds: dict[str, float] = {}  # by activity
         self.checks = 0
-        self.check_s = 0.0  # of the latest check; the first also computes the shared results
+        self.check_s = 0.0  # seconds of the latest check; the first also computes shared results
         self._budget_s, self._now, self._began = budget_s, now, now()
-        self._block_s = math.nan  # of the latest round, on average
+        self._block_s = math.nan  # mean block of the latest round
         self._pace = 1.0  # seconds of the latest round in those that its blocks should take
 
     @property
@@ -76,11 +76,11 @@ class TimePlan:
         return max(verdict.MIN_PAIRS - rounds, 0) * self.round_s(arms)
 
     def final_s(self, arms: Sequence[Candidate]) -> float:
-        """Return the seconds that a search leaves to the verdicts, of which these arms are sure."""
+        """Return the seconds that a search reserves for verdicts, which include these arms."""
         share_s = min(FINAL_SHARE * self._budget_s, FINAL_ROUNDS * self.round_s(arms))
         return max(share_s, self.least_final_s(arms))
 
     def least_final_s(self, arms: Sequence[Candidate]) -> float:
-        """Return the seconds that no race takes from the verdicts on these arms."""
+        """Return the seconds for verdicts on these arms that no race may use."""
         needed_s = self.verdict_s(arms) + self.round_s(arms)  # some rounds take longer
         return min(MOST_FINAL_SHARE * self._budget_s, needed_s)

@@ -1,9 +1,9 @@
-"""The verdicts of an optimization, from new blocks: what the search promised is measured again.
+"""The verdicts of an optimization: new blocks measure the result of the search again.
 
 The start, the best candidate, the runner-up and the best candidate without each of its changes
-alternate in rounds. The blocks of the search do not count: the best of many was chosen by them. If
-the new blocks show that one of these others is faster than the best candidate or needs less, and
-its numbers are right, it takes that place.
+alternate in rounds. The blocks of the search do not count, because they chose the best of many. If
+the new blocks show that another of these is faster than the best candidate or needs less, and its
+numbers are right, it becomes the result.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from sessions.studies.optimization.space import (
 from sessions.verdicts import verdict
 from sessions.verdicts.verdict_words import duration
 
-MOST_CHECKS = 4  # of candidates that may be the runner-up
-BUILDS = verdict.LEAST_BUILDS + 1  # of all arms, for the last may not end
-REBUILD_SHARE = 0.5  # of the time of the verdicts, at most
-SEARCH_SHARE = 0.25  # of the time that the search took, at most, for all builds and their rounds
-LEAST_ROUNDS = 2  # of a build
+MOST_CHECKS = 4  # checks of candidates that may be the runner-up
+BUILDS = verdict.LEAST_BUILDS + 1  # one more build of all arms, because the last may not end
+REBUILD_SHARE = 0.5  # largest share of the verdicts' time
+SEARCH_SHARE = 0.25  # largest share of the search's time for all builds and their rounds
+LEAST_ROUNDS = 2  # fewest rounds of a build
 MOST_FRONT = 6  # candidates that are checked because they may be on the Pareto front
-GROWTH = 1.25  # of the rounds between two looks
+GROWTH = 1.25  # factor of the rounds between two looks
 NO_TIME = "no time was left to measure it"
 GAIN, RUNNER_UP, WITHOUT = KINDS = ("total", "runner-up", "without")
 
@@ -59,12 +59,12 @@ class Verdicts:
     arms: list[Candidate] = field(default_factory=list)
     contrasts: list[Contrast] = field(default_factory=list)
     rounds: list[dict[int, Measurement]] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)  # on step time
-    energy: list[Effect] = field(default_factory=list)  # on the energy of a step, where counted
-    builds: list[int] = field(default_factory=list)  # of all arms, by round
-    slice_s: float = math.inf  # after which all arms are built again
+    effects: list[Effect] = field(default_factory=list)  # effects on step time
+    energy: list[Effect] = field(default_factory=list)  # effects on the energy of a step
+    builds: list[int] = field(default_factory=list)  # number of the build, by round
+    slice_s: float = math.inf  # time after which all arms are built again
     one_build: str = ""  # why they are built once, as a clause
-    seconds: float = 0.0  # of alternating
+    seconds: float = 0.0  # seconds of alternating blocks
     _refuted: list[Candidate] = field(default_factory=list)  # former best candidates
 
     @property
@@ -86,7 +86,7 @@ class Verdicts:
         return estimation.settled(self.effects)
 
     def run(self) -> None:
-        """Check what the front needs, choose the arms, and alternate until the verdicts settle."""
+        """Check the front, choose the arms, and alternate until the verdicts settle."""
         self._check_front()
         self.runner_up = self._find_runner_up()
         with self.search.plan.timed("verdicts"):
@@ -99,10 +99,10 @@ class Verdicts:
         return self.search.plan.left_s
 
     def front(self) -> list[Candidate]:
-        """Return the Pareto front of what can be proposed, the fastest first.
+        """Return the Pareto front of candidates that can be proposed, the fastest first.
 
-        The best candidate is on it: no race showed another one to be better. Estimates of near ties
-        may order them otherwise.
+        It includes the best candidate, even if estimates order near ties differently: no race
+        showed that another candidate is better.
         """
         front = pareto_front([c for c in self.search.candidates if self.search.proposable(c)])
         if self.best is not None and self.best not in front:
@@ -238,7 +238,7 @@ class Verdicts:
     def _is_slower_than_the_start(self) -> bool:
         return any(effect.contrast.kind == GAIN for effect in self._refutations())
 
-    def _give_way(self) -> None:
+    def _replace_best(self) -> None:
         """Replace the best candidate if the rounds show that another candidate is better.
 
         The comparison was planned before these rounds, so its result is valid. The other candidate
@@ -308,7 +308,7 @@ class Verdicts:
             if is_look(count):
                 self.judge()
                 chosen = len(self.arms)
-                self._give_way()
+                self._replace_best()
                 arms += self.arms[chosen:]
                 search.report(f"{counted(count, 'round')} of {len(arms)} configurations")
                 if self.is_settled:
@@ -317,7 +317,7 @@ class Verdicts:
             if self.left_s <= search.plan.round_s(arms) or is_hopeless:
                 break
         self.judge()
-        self._give_way()
+        self._replace_best()
 
     def _plan_builds(self) -> None:
         """Build all arms several times if that is cheap: builds of one configuration differ."""

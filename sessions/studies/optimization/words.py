@@ -52,19 +52,18 @@ def best_row(study: Study) -> dict[str, Any] | None:
 
 def toggles_of(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
     """Return the options of a candidate, for every toggle of its configuration; no batch."""
-    asking = question(study)
     try:
-        base = msgspec.json.decode(str(asking.get("base", "{}")), type=dict[str, str])
+        base = msgspec.json.decode(str(study.request.get("base", "{}")), type=dict[str, str])
     except msgspec.MsgspecError:  # another version may have written it
         base = {}
-    options = [text.partition("=") for text in asking.get("start", [])]
+    options = [text.partition("=") for text in study.request.get("start", [])]
     options += [text.partition("=") for text in sorted(changed_options(row))]
     return base | {name: option for name, _, option in options if name != BATCH}
 
 
 def batch_of(study: Study, row: Mapping[str, Any]) -> int | None:
     """Return the batch size of a candidate; None where it was not searched."""
-    options = [*question(study).get("start", []), *changed_options(row)]
+    options = [*study.request.get("start", []), *changed_options(row)]
     batches = [text.partition("=")[2] for text in options if text.startswith(f"{BATCH}=")]
     return int(batches[-1]) if batches and batches[-1].isdecimal() else None
 
@@ -76,7 +75,7 @@ def changed_options(row: Mapping[str, Any]) -> set[str]:
 
 
 def headline(study: Study) -> str:
-    """Say what the best configuration gives, in words that claim no more than its verdict."""
+    """Return the gain of the best configuration; the words claim no more than its verdict."""
     candidates = rows(study, CANDIDATES)
     tried = sum(row["state"] == RACED and row["candidate"] != 0 for row in candidates)
     counted = f"{tried} other configuration{'' if tried == 1 else 's'} measured"
@@ -93,7 +92,7 @@ def headline(study: Study) -> str:
     if not study.facts.get("final") or "time" not in gain:
         return f"best so far: {best['title']}, {counted}"
     words = [f"{best['title']}: {_claim(study, gain['time'])}"]
-    objective = str(question(study).get("objective"))
+    objective = str(study.request.get("objective"))
     if objective in (MEMORY, ENERGY) and objective in gain:
         words.insert(1, _objective_words(study, gain[objective], objective))
     return ", ".join(words)
@@ -196,7 +195,7 @@ def remarks(study: Study) -> list[str]:
             words.append(sentence(f"undecided effects: {more_text(facts['more_s'], seconds)}"))
     if memory := facts.get("memory"):
         words.append(f"Peak memory: {memory}.")
-    if note := question(study).get("floor_note"):
+    if note := study.request.get("floor_note"):
         words.append(sentence(str(note)))
     return words + rebuilding(facts)
 
@@ -217,11 +216,6 @@ def payoff_words(facts: Mapping[str, Any]) -> str:
     if steps == 0:
         return "It takes no longer to build than the start."
     return f"Its longer build pays off after at most {counted(round(steps), 'step')}."
-
-
-def question(study: Study) -> Mapping[str, Any]:
-    """Return what the command of a study names."""
-    return study.request
 
 
 def _certainty(study: Study) -> str:
@@ -286,4 +280,4 @@ def _ends(row: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def _region(study: Study) -> float:
-    return float(max(question(study).get("region", REGION), question(study).get("floor", 0.0)))
+    return float(max(study.request.get("region", REGION), study.request.get("floor", 0.0)))

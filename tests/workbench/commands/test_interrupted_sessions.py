@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 import optimization_samples
 import pytest
+import scaling_samples
 import wire_samples
 
 from sessions.exports import exportable
 from sessions.model import Phase, Session
 from sessions.reproduction.command_lines import session_commands
+from sessions.storage.study_schema import STUDIES
 from sessions.studies import sweep
 from workbench import protocol
 from workbench.client.recorder import Recorder
@@ -67,6 +69,7 @@ STREAMS = {
     "sweep": swept,
     "checklist": checked,
     "profile": profiled,
+    "scaling": scaling_samples.messages,
     "comparison": compared,
 }
 
@@ -85,6 +88,10 @@ def prefixes(messages: Iterable[protocol.AnyMessage]) -> Iterator[Session]:
     for message in messages:
         recorder.record(protocol.decode_message(protocol.encode(message)))
         yield recorder.session
+
+
+def test_every_kind_of_study_is_among_these():
+    assert STREAMS.keys() >= STUDIES.keys()
 
 
 @pytest.mark.parametrize("kind", STREAMS)

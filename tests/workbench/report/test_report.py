@@ -23,13 +23,14 @@ from synthetic import empty_session, gpu_session, sweep_study
 from sessions.model import Event, Evidence, Phase
 from sessions.numbers import text
 from sessions.storage import hdf5
+from sessions.storage.study_schema import STUDIES
 from sessions.studies import prediction
 from sessions.tables import Table, segments_table
 from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.cli import main
 from workbench.plot_export import ExportError
 from workbench.plots import PLOTS, Run
-from workbench.report import SECTIONS, _page
+from workbench.report import SECTIONS, _page, overview
 from workbench.report._section import Chart, Words
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -282,6 +283,15 @@ def test_the_first_page_states_each_finding_with_its_chart_and_repeats_none(qapp
     assert sum(isinstance(part, Chart) for part in parts) >= 3
     page = Page(_page.page(runs))
     assert len(page.pictures) == len({*page.pictures})
+
+
+def test_the_first_page_has_a_finding_for_every_kind_of_study(qapp):
+    studies = everything().studies
+    assert {study.kind for study in studies} == STUDIES.keys()
+    for study in studies:
+        session = empty_session()
+        session.studies = [study]
+        assert any(isinstance(part, Words) for part in overview._findings(Run(session))), study.kind
 
 
 def test_studies_of_one_title_are_told_apart_by_a_number(qapp):

@@ -117,7 +117,7 @@ class Lane(QGraphicsWidget):
 
     def show_marks(self, marks: Sequence[Mark], frame: Frame) -> bool:
         """Label these marks over the plot that shows ``frame``; True if the height changed."""
-        # By the room of plot and lane: by the plot's alone a second row could take itself away.
+        # Compare with plot and lane: otherwise a second row could remove itself.
         one_row = self._row_px() + 2
         high = frame.height + self.size().height() - one_row > _LOW_PX
         key = (marks, frame.x, frame.width, high)

@@ -27,7 +27,7 @@ class Phases(Layer):
         self._run = run
         self._style = style
         self._spans: list[PhaseSpan] = []
-        self._places: list[list[float]] = []  # where each begins and ends on the axis
+        self._places: list[list[float]] = []  # begin and end of each on the axis
         self._named_until = math.inf
 
     def name_left_of(self, left: float) -> None:

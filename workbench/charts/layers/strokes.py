@@ -171,11 +171,8 @@ def columns(
     """Draw one upright line per place, from ``top`` to ``bottom`` and at least a pixel tall."""
     with np.errstate(invalid="ignore"):
         visible = (bottom >= 0) & (top <= frame.height) & (x >= 0) & (x <= frame.width)
-    x, top, bottom = (
-        x[visible],
-        top[visible].clip(0, frame.height),
-        bottom[visible].clip(0, frame.height),
-    )
+    x, top = x[visible], top[visible].clip(0, frame.height)
+    bottom = bottom[visible].clip(0, frame.height)
     painter.setPen(pen)
     _lines(painter, np.column_stack([x, top, x, np.maximum(bottom, top + 1)]))
 

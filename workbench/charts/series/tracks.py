@@ -103,7 +103,7 @@ class Track:
         self._source_pull = pull
         self._pyramid = Pyramid()
         self._grid = grid or Grid()
-        self._bins: dict[float, Bins] = {}  # of the last view that reached the newest sample
+        self._bins: dict[float, Bins] = {}  # bins of the last view that reached the newest sample
         self.x: Array = np.empty(0)
         self.y: Array = np.empty(0, np.float32)
 

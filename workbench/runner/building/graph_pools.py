@@ -13,12 +13,13 @@ import torch
 
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling.probes import recordings
+from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
 
-def resident_bytes(step: Step, situation: Situation) -> int:
-    """Return bytes of a step's pools that no tensor holds; takes milliseconds if it has any."""
-    pools = {_captured(step), _inductors(situation)} - {None}
+def resident_bytes(variant: Variant) -> int:
+    """Return bytes of a variant's pools that no tensor holds; takes milliseconds if it has any."""
+    pools = {_captured(variant.step), _inductors(variant.situation)} - {None}
     if not pools:
         return 0
     return sum(

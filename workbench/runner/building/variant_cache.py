@@ -44,7 +44,7 @@ from workbench.runner.variants.variant import Variant
 from workbench.runner.variants.weights import Quantized, WeightSets, WeightsUse, structure_key
 
 KEPT_VARIANTS = 24
-FREE_SHARE = 0.3  # of a GPU's memory, for the next variant
+FREE_SHARE = 0.3  # share of a GPU's memory that stays free for the next variant
 
 
 def _tokens(situation: Situation) -> int:
@@ -213,7 +213,7 @@ class VariantCache:
         divided, batches = None, all_batches
         if local_weights is not None:
             divided = Parallel(build, local_weights, model)
-            divided.others_bytes, divided.pool_bytes = self.others_bytes, _pool_bytes
+            divided.others_bytes, divided.pool_bytes = self.others_bytes, resident_bytes
             batches = divided.local_batches(all_batches)
         cast = autocast(build.autocast, situation.device.type)
         full = None if divided is None else divided.full_parameters
@@ -330,10 +330,6 @@ def _restore_buffers(variant: Variant) -> None:
         initial = dict(fresh.named_buffers())
         for name in ruined.keys() & initial.keys():
             ruined[name].copy_(initial[name])
-
-
-def _pool_bytes(variant: Variant) -> int:
-    return resident_bytes(variant.step, variant.situation)
 
 
 def _variant_key(situation: Situation, copy: int) -> bytes:

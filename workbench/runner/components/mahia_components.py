@@ -20,7 +20,7 @@ WIDTH, TOKENS, HEADS = 768, 4096, 12
 SLOTS, LAYERS = 64, 8  # the document's defaults
 TESTED_WIDTH, TESTED_TOKENS = 32, 16
 
-# What the components call: only operators that this file names can be chosen for its models.
+# The components' operators: only operators that this file names can be chosen for its models.
 OPERATORS = (
     kernels.attention,
     kernels.fourier_mix,

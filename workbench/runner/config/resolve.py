@@ -72,7 +72,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     situation = Situation(resolved, device, family, base, workload, base, traits=traits_by_toggle())
     for name in toggles.keys() - configuration.toggles.keys():
         if why_blocked(name, toggles[name], situation):
-            toggles[name] = all_toggles()[name].off  # a default is no demand
+            toggles[name] = all_toggles()[name].off  # nobody chose the default
     left_out = _settle(preferred, situation)
     situation = dataclasses.replace(situation, config=configured(situation), left_out=left_out)
     check_memory(situation)
@@ -84,17 +84,17 @@ def _settle(
 ) -> tuple[protocol.LeftOut, ...]:
     """Choose each toggle's first usable option, or its last if none is usable.
 
-    An option is usable if nothing blocks it and if it blocks no other option that is in use. Where
-    two options exclude each other, the toggle of the earlier stage gives way. Returns the options
+    An option is usable if nothing blocks it and if it blocks no other option that is in use. If two
+    options exclude each other, the toggle of the earlier stage takes another. Returns the options
     that are not used.
     """
     toggles = situation.configuration.toggles
     names = [name for name in all_toggles() if name in preferred]
     passed = dict.fromkeys(names, 0)  # options of each toggle that are not usable
-    while any(_give_way(name, preferred[name], passed, situation) for name in names):
+    while any(_skip_blocked(name, preferred[name], passed, situation) for name in names):
         pass
-    # An option that a later one blocked is usable again if the later one has given way as well.
-    while any(_take_back(name, preferred[name], passed, situation) for name in names):
+    # An option that a later option blocked is usable again if the later one was replaced as well.
+    while any(_restore_usable(name, preferred[name], passed, situation) for name in names):
         pass
     left_out: list[protocol.LeftOut] = []
     for name in names:
@@ -109,7 +109,7 @@ def _settle(
     return tuple(left_out)
 
 
-def _give_way(
+def _skip_blocked(
     name: str, options: Sequence[str], passed: dict[str, int], situation: Situation
 ) -> bool:
     """Choose a toggle's next option while the present one is blocked; return True if it changed."""
@@ -124,7 +124,7 @@ def _give_way(
     return passed[name] != before
 
 
-def _take_back(
+def _restore_usable(
     name: str, options: Sequence[str], passed: dict[str, int], situation: Situation
 ) -> bool:
     """Choose a toggle's first option that has become usable; return True if there is one."""
@@ -148,16 +148,6 @@ def resolve_runnable(configuration: Configuration, device: torch.device) -> Situ
     situation = resolve(configuration, device)
     require_unblocked(situation)
     return situation
-
-
-def demand(wire: Wire, device: torch.device, *configurations: Configuration) -> list[Situation]:
-    """Return the usable situations of a request; raises as ``resolve`` and ``require_unblocked``.
-
-    The wire reports what a preset leaves out.
-    """
-    situations = [resolve_runnable(configuration, device) for configuration in configurations]
-    report_left_out(wire, situations)
-    return situations
 
 
 def report_left_out(wire: Wire, situations: Iterable[Situation]) -> None:

@@ -10,6 +10,7 @@ import torch
 import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
+from workbench import protocol
 from workbench.protocol import MOST_PAIRING_SHARE, OR, Field, Start
 from workbench.protocol.catalogue import expected
 from workbench.runner.failures import Mistake
@@ -18,17 +19,19 @@ from workbench.runner.user_models import user_model
 from workbench.runner.workloads import Workload
 
 LONGEST_S = 1e9
-FIRST_FAMILY = "hydra"  # what a first start chooses, and the demo runs
+FIRST_FAMILY = "hydra"  # the first start chooses it, and the demo runs it
 
 Value = TypeVar("Value")
+Comparing = (  # commands with a budget and widths
+    protocol.Compare | protocol.Attribute | protocol.Optimize | protocol.Validate | protocol.Scale
+)
 
 
 def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
     """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that is never possible.
 
-    It checks each preset, workload, toggle and model field that is a choice separately.
-
-    ``field`` is named as by ``Configuration.replaced``.
+    ``field`` is a name as in ``Configuration.replaced``: the preset, the workload, a toggle, or a
+    model's field that is a choice. Other fields are not checked here.
     """
     family = known("family", configuration.family, families())
     group, _, name = field.partition(".")
@@ -86,7 +89,7 @@ def _real(field: Field, value: Scalar) -> float:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (ValueError, TypeError, OverflowError):
         number = float("nan")
-    if not low <= number <= high:  # nor is NaN
+    if not low <= number <= high:  # NaN fails this test too
         raise Mistake(
             f"setting {field.name} = {_shown(value)} is not a number from {low:g} to {high:g}"
         )
@@ -122,12 +125,26 @@ def _shown(value: Scalar) -> str:
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
 
 
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise ``Mistake`` for a duration that is not above 0, or is too long."""
+    if not 0 < seconds <= LONGEST_S:
+        raise Mistake(f"{name} = {seconds:g} is outside of 0 to {LONGEST_S:g}")
+
+
+def check_comparison(command: Comparing) -> None:
+    """Raise ``Mistake`` for a budget or a width that no comparison can have."""
+    check_seconds("budget_s", command.budget_s)
+    for name in ("region", "floor", "half_width"):
+        if not 0 <= (value := getattr(command, name, 0.0)) < 1:
+            raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+
+
 def check_limits(start: Start) -> None:
     """Raise ``Mistake`` for a run without steps or time, or too large a share for pairing."""
     if start.steps is not None and start.steps < 1:
         raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
-    if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
-        raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+    if start.seconds is not None:
+        check_seconds("seconds", start.seconds)
     if not 0 <= start.pairing_share <= MOST_PAIRING_SHARE:
         share = f"pairing_share = {start.pairing_share:g}"
         raise Mistake(f"{share} is outside of 0 to {MOST_PAIRING_SHARE:g}")

@@ -13,8 +13,8 @@ from models import Cache, LanguageModel
 class Decoder:
     """Tensors on the device that every step reads and writes, at addresses that never change.
 
-    ``written`` are the new tokens of the first sequence, (2, new_tokens): of this round of steps
-    and of the one before, in turn. ``done`` counts the steps of a round.
+    ``written`` are the new tokens of the first sequence, (2, new_tokens). Its rows alternate: one
+    is of this round of steps, the other of the previous round. ``done`` counts a round's steps.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Decoder:
         self.model, self.cache = model, cache
         self.prompt_BS, self.new_tokens = prompt_BS, new_tokens
         self.prompt_length = prompt_BS.shape[1]
-        self.token_B1 = prompt_BS[:, -1:].clone()  # what the next step takes in
+        self.token_B1 = prompt_BS[:, -1:].clone()  # input of the next step
         self.done, self._start = (prompt_BS.new_zeros(()) for _ in range(2))
         self.written = prompt_BS.new_zeros((2, new_tokens))
 

@@ -23,7 +23,7 @@ class Rounds:
 
     def __init__(self, length: int, begin: Begin, device: torch.device) -> None:
         self.length = length
-        self.number = 0  # of the current round
+        self.number = 0  # number of the current round
         self._begin = begin
         self._left = 0  # steps of the round
         self._on_gpu = device.type == "cuda"

@@ -32,7 +32,7 @@ from models.parallel.tensor_parallel_plan import Region
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of the mesh
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 BROADCAST, ALL_TO_ALL = "broadcast", "all-to-all"
-_LARGE_BYTES = 1 << 20  # of a tensor that is sent by itself
+_LARGE_BYTES = 1 << 20  # larger tensors are sent separately
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Traffic:
 
 _traffic: dict[str, Traffic] = {}
 _ALONE = Traffic()
-_temporary: list[Tensor] = []  # of the last step; for the reason see ``Traffic.add``
+_temporary: list[Tensor] = []  # tensors of the last step; ``Traffic.add`` says why
 
 
 def hold(*tensors: Tensor) -> None:
@@ -131,7 +131,7 @@ def gather_tokens(
     gathered = x.new_empty((ranks, *x.shape))
     dist.all_gather_into_tensor(gathered.view(-1, *x.shape[1:]), x, group=traffic.group)
     traffic.add(ALL_GATHER, gathered, x)
-    # Of one token per rank, a reshape would return a view: compiled code expects no strides.
+    # With one token per rank, ``reshape`` returns a view: compiled code expects no strides.
     tokens = gathered.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
     return tokens.contiguous()
 
@@ -164,8 +164,8 @@ def own_tokens(x: Tensor, ranks: int, axis: str = TENSOR) -> Tensor:
 def ranks_before(like: Tensor, ranks: int, rank: int) -> Tensor:
     """Return 1 for each rank before ``rank``, else 0, (ranks,), in the dtype of ``like``.
 
-    A compiler does not know these numbers. One that knows that a rank multiplies what it has
-    received by zero may leave out that rank's call, for which the other ranks wait (torch 2.11).
+    The tensor hides these numbers from a compiler. A compiler that sees a rank multiply received
+    values by zero may remove that rank's call, and the other ranks would wait (torch 2.11).
     """
     return (torch.arange(ranks, device=like.device) < rank).to(like.dtype)
 
@@ -176,9 +176,9 @@ def is_communicating(axis: str) -> bool:
 
 
 def all_to_all(rows: Tensor, received: list[int], sent: list[int], axis: str) -> Tensor:
-    """Send the first ``sent[0]`` rows to the first rank, and so on; return what ranks sent here.
+    """Send the first ``sent[0]`` rows to the first rank, and so on; return the received rows.
 
-    Received are ``received[i]`` rows from rank i, in the order of the ranks.
+    Rank i sends ``received[i]`` rows; the result has them in the order of the ranks.
     """
     traffic, rows = _along(axis), rows.contiguous()
     exchanged = rows.new_empty((sum(received), *rows.shape[1:]))
@@ -295,7 +295,7 @@ def total_over_ranks(x: Tensor, axis: str) -> Tensor:
 
 
 def all_tokens(x: Tensor, ranks: int, axis: str) -> Tensor:
-    """Return the tokens of all ranks, of which each has a part of the gradient."""
+    """Return the tokens of all ranks; each rank has a part of their gradient."""
     return _Tokens.apply(x, ranks, axis, "gather_tokens", "scatter_sum")  # type: ignore[no-any-return]
 
 
@@ -352,7 +352,7 @@ class AlongSequence(AcrossRanks):
         return self._moved(x, "gather_tokens", "own_tokens")
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return the mean over the ranks; each has the gradient of its own part."""
+        """Return the mean over the ranks; each rank has the gradient of its own part."""
         total: Tensor = _Leave.apply(x, TENSOR)
         return total / self._ranks
 

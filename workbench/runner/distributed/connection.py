@@ -23,8 +23,8 @@ from workbench.runner.distributed.messages import BuildVariant, Failed, Hello, O
 from workbench.runner.distributed.supervisor import Ended, hand_over, is_stopped, probe_host
 from workbench.runner.failures import RankError
 
-_LAST_WORDS_S = 10.0  # for a worker to end after its connection was closed
-_DYING_S = 5.0  # for a process to be gone after the system closed its connection
+_LAST_WORDS_S = 10.0  # time for a worker to end after its connection was closed
+_DYING_S = 5.0  # time for a process to end after the system closed its connection
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
@@ -134,7 +134,7 @@ class Worker:
         self.heard_s = time.monotonic()
         self.steps = 0  # number of the last step that was ordered
         self._builds = False
-        self._addresses: set[str] = set()  # of its host, unless that is this one
+        self._addresses: set[str] = set()  # addresses of its host; empty for this host
         self._connection: Connection | None = None
         self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name=f"rank {rank}", daemon=True)

@@ -27,7 +27,7 @@ class CountsCalls:
         super().__init__(*arguments, **options)
         self.counts: Counter[str] = Counter()
         self._recent: list[Tensor] = []
-        self._graphs: dict[int, GradientEdge] = {}  # by micro-batch, until its weights are done
+        self._graphs: dict[int, GradientEdge] = {}  # by micro-batch, until weights have gradients
 
     @property
     def _torch(self) -> Any:

@@ -307,7 +307,7 @@ class FullyShard:
     @property
     def bytes(self) -> int:
         """Bytes of this rank's weights between steps."""
-        distinct = {id(p): p for p in self._weights.own.parameters.values()}  # without repeats
+        distinct = {id(p): p for p in self._weights.own.parameters.values()}  # each weight once
         return sum(local(parameter).nbytes for parameter in distinct.values())
 
     def moment_bytes(self, optimizer: torch.optim.Optimizer) -> int:

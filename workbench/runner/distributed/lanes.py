@@ -40,7 +40,7 @@ class LaneRecorder:
         """Begin, mark or end the recording; return the lane of ``steps`` steps at its end."""
         on_gpu = self._device.type == "cuda"
         if phase == BEGIN:
-            if on_gpu:  # else CUPTI stays attached, and every later step is slower
+            if on_gpu:  # otherwise CUPTI stays attached, and later steps are slower
                 os.environ.setdefault("TEARDOWN_CUPTI", "1")
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
             self._profiler = torch.profiler.profile(activities=activities)

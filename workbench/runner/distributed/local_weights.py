@@ -100,7 +100,7 @@ class LocalWeights:
         self._cut_ranks = getattr(layout, self._cut_axis)
         structure = family.build(config, dtype=dtype)
         weights = structure.weights()
-        first_names = {id(p): name for name, p in reversed(weights.items())}  # without repeats
+        first_names = {id(p): name for name, p in reversed(weights.items())}  # each weight once
         self._like = {name: weights[name].detach() for name in reversed(first_names.values())}
         self._trained = {name for name in self._like if weights[name].requires_grad}
         self._stages_of = {name: [0] for name in self._like}  # indices of the stages that have it
@@ -202,7 +202,7 @@ class LocalWeights:
             cut, part = self.cuts.get(name), local(gradient)
             if cut is None:
                 gradients.append(part)
-            elif part is gradient:  # else FSDP has sharded it across the sections
+            elif part is gradient:  # otherwise FSDP has sharded it across the sections
                 gradients += cut.replicated_sections(gradient, self.layout.tensor)
         return gradients
 

@@ -71,7 +71,7 @@ class Layout(NamedTuple):
 
 
 ONE_RANK = Layout()
-CHUNKS = 2  # of each rank in an interleaved pipeline
+CHUNKS = 2  # chunks per rank of an interleaved pipeline
 IN_CHUNKS = ("interleaved", "zero_bubble")  # schedules
 
 
@@ -88,7 +88,7 @@ class Mesh:
 
         self.layout = layout
         ranks = layout.ranks
-        self.group: dist.ProcessGroup | None = None  # of all ranks
+        self.group: dist.ProcessGroup | None = None  # the group of all ranks
         if ranks < dist.get_world_size():
             self.group = dist.new_group(list(range(ranks)))
         axes = [name for name, size in zip(Layout._fields, layout, strict=True) if size > 1]
@@ -96,9 +96,9 @@ class Mesh:
         numbers = torch.arange(ranks).view(shape)
         self._mesh = DeviceMesh(device_type, numbers, mesh_dim_names=tuple(axes or ["replicate"]))
         self._axes = axes
-        # Of its own: along the context, the model communicates while gradients are averaged.
+        # A separate group: along the context, the model communicates while gradients are averaged.
         self._averaging: dist.ProcessGroup | None = None
-        self.replicas: dist.ProcessGroup | None = None  # of a rank's experts
+        self.replicas: dist.ProcessGroup | None = None  # the ranks that have the same experts
         if layout.averaged > layout.replicate:
             numbers = torch.arange(ranks).view(layout.pipeline, layout.averaged, -1)
             self._averaging = _subgroup(numbers.transpose(1, 2))

@@ -30,7 +30,7 @@ class Enter(msgspec.Struct, tag="enter"):
     """Prepare the variant that was built last for its steps.
 
     ``version`` names the weights to step from; a rank that has others loads them. ``prepare``: all
-    ranks create anew what they create together. ``scale`` is the loss scaler's state. ``restores``:
+    ranks create their common objects again. ``scale`` is the loss scaler's state. ``restores``:
     rank 0 restores the state of a user's model afterwards, so every other rank does.
     """
 
@@ -59,7 +59,7 @@ class Compare(msgspec.Struct, tag="compare"):
 
 
 class Record(msgspec.Struct, tag="record"):
-    """Begin, mark or end the recording of what this rank does in ``steps`` steps."""
+    """Begin, mark or end the recording of this rank's activity in ``steps`` steps."""
 
     phase: str
     steps: int = 0

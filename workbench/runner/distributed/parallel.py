@@ -68,11 +68,10 @@ _variant_ids = itertools.count(1)
 class Parallel:
     """One rank's side of a variant of several ranks.
 
-    ``n_differing``: how many parameters were not equal on all ranks that have them after the last
-    steps; None before that. ``peaks``: the highest number of bytes that each rank allocated in
-    steps, without what ``others_bytes`` attributes to other variants, but with ``pool_bytes`` in
-    the pools of its graphs; on the CPU resident bytes.
-    ``moved_bytes``: weights and moments that the last ``entered`` had to load.
+    ``n_differing``: number of parameters that differed between ranks after the last steps; None
+    before that. ``peaks``: by rank, the peak bytes allocated in steps; on the CPU resident bytes.
+    They include ``pool_bytes``, in the pools of its graphs, and exclude ``others_bytes``, which
+    belong to other variants. ``moved_bytes``: weights and moments that the last ``entered`` loaded.
     """
 
     def __init__(self, build: DividedBuild, weights: LocalWeights, model: Model) -> None:
@@ -83,17 +82,15 @@ class Parallel:
         self.peaks: list[int] = []
         self.others_bytes: Callable[[Any], int] = lambda variant: 0
         self.pool_bytes: Callable[[Any], int] = lambda variant: 0
-        self.traffic = Traffic()  # of the last step, inside layers that ranks divide
+        self.traffic = Traffic()  # last step: inside layers that are sharded across ranks
         self.context_traffic = Traffic()  # among ranks that split sequences
         self.expert_traffic = Traffic()  # among ranks that have other experts
-        self.version = 0  # of the full weights, which rank 0 orders this rank to load
+        self.version = 0  # version of the full weights to load, as rank 0 ordered
         self.variant_id = 0 if self.rank else next(_variant_ids)
         self.copy = 0  # number among variants of one configuration
         self.is_set_up = False  # graphs, buckets and pipelines exist on all ranks
         self.moved_bytes = 0
-        self.full_parameters: Parameters | None = (
-            None  # that all other variants compute with; on rank 0
-        )
+        self.full_parameters: Parameters | None = None  # rank 0: those of all other variants
         self.full_trainer: Trainer | None = None
         if weights.full_weights is not None:
             self.full_parameters = weights.full_weights.parameters
@@ -109,8 +106,8 @@ class Parallel:
         self._along_sequence = build.along_sequence
         self._synchronizes = weights.layout.tensor > 1 and _may_diverge(build)
         self._trainer: Trainer | None = None
-        self._step: VariantStep | None = None  # this rank's part
-        self._world: worlds.World | None = None  # of rank 0, while the variant is entered
+        self._step: VariantStep | None = None  # the step of this rank
+        self._world: worlds.World | None = None  # set on rank 0 while the variant is entered
         self._depth = self._steps = self._peak_bytes = 0
         self._peak = PeakReader(self._device) if self._device.type == "cuda" else None
         if self.layout.pipeline > 1:
@@ -363,7 +360,7 @@ class Parallel:
             yield
         except BaseException:
             if self._world is not None:
-                self._world.give_up()  # what failed here may follow from another rank's failure
+                self._world.give_up()  # another rank's failure may be the cause
             raise
 
     def _communicating(self) -> contextlib.AbstractContextManager[dict[str, Traffic]]:

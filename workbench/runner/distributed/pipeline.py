@@ -36,13 +36,13 @@ SCHEDULES = {
     "interleaved": "ScheduleInterleaved1F1B",
     "zero_bubble": "ScheduleInterleavedZeroBubble",
 }
-Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as in ``kernels``
+Usage = tuple[dict[str, dict[str, int]], dict[str, tuple[str, str]]]  # as ``kernels`` reports them
 
 
 class StepCounts(NamedTuple):
     """Counts of one rank's last step."""
 
-    blocks: int  # that the last micro-batch passed
+    blocks: int  # blocks that the last micro-batch passed
     forwards: int
     backwards: int
     weights: int  # backward passes for weights alone
@@ -88,20 +88,20 @@ class Pipeline:
         assert isinstance(model, LanguageModel)
         self._build, self._weights, self._model = build, weights, model
         self.stage, self.stages = weights.stage, weights.stages
-        self.chunks = max(1, len(self.stage.chunks))  # of each rank
+        self.chunks = max(1, len(self.stage.chunks))  # chunks per rank
         self.micro_batches = build.micro_batches
-        self.step_counts: list[StepCounts] = []  # of each rank, in the last step that was compared
+        self.step_counts: list[StepCounts] = []  # by rank, in the last step that was compared
         self.scaler: torch.amp.GradScaler | None = None
         self._device = build.situation.device
         self._metrics = StageMetrics(model, self.micro_batches)
-        self._usage: Usage | None = None  # of the first step, on later stages
+        self._usage: Usage | None = None  # usage of the first step on later stages
         self._knows_usage = False
         self._compute: Compute | None = None
         self._schedule: Any = None
         self._torch_stages: list[Any] = []
-        self._applied_blocks = [0] * self.chunks  # by the last micro-batch
+        self._applied_blocks = [0] * self.chunks  # applied by the last micro-batch, by chunk
         self._losses: list[Tensor] = []
-        self._loss_gradient = torch.ones((), device=self._device)  # of a micro-batch
+        self._loss_gradient = torch.ones((), device=self._device)  # for the loss of a micro-batch
 
     def parameters(self) -> Iterator[Tensor]:
         """Yield the parameters that this rank trains."""
@@ -300,7 +300,7 @@ class Pipeline:
         from torch.distributed.pipelining import schedules
 
         stages = [self._torch_stage(compute, chunk) for chunk in range(self.chunks)]
-        if self.chunks > 1:  # else two chunks of a rank would be one stage
+        if self.chunks > 1:  # otherwise two chunks of a rank would be one stage
             schedule = self._build.schedule
         kind = getattr(schedules, SCHEDULES[schedule])
         for stage in stages:

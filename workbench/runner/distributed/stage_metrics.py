@@ -19,7 +19,7 @@ class StageMetrics:
     def __init__(self, model: LanguageModel, micro_batches: int) -> None:
         self._metrics = list(model.metrics().values())
         chunks = [model.stage.passage(chunk) for chunk in range(max(1, len(model.stage.chunks)))]
-        self._weights: list[Tensor] = []  # of each chunk
+        self._weights: list[Tensor] = []  # weights by chunk
         for passage in chunks if self._metrics else ():
             weights = []
             for name, rows in model.measured_rows(passage.blocks).items():

@@ -24,8 +24,8 @@ import psutil
 from workbench import descendants
 
 DESCRIPTOR = "WORKBENCH_RANK_SUPERVISOR"  # the variable with the worker's socket to this process
-STOPPED_S = 1.5  # until a stopped worker is ended
-GRACE_S = 2.0  # for a worker to end after rank 0 has closed the connection
+STOPPED_S = 1.5  # pause after which a stopped worker is killed
+GRACE_S = 2.0  # time for a worker to end after rank 0 has closed the connection
 _COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05
 # A host that vanishes (power lost, cable pulled) closes no connection. With these settings a
@@ -104,7 +104,7 @@ def _supervise(worker: subprocess.Popen[bytes], handed_over: socket.socket) -> i
     code = worker.wait()
     connection = connection or _receive(handed_over)
     if connection is not None and not released:
-        with contextlib.suppress(OSError):  # after what the worker may have left incomplete
+        with contextlib.suppress(OSError):  # newline first: a line may be incomplete
             connection.sendall(b"\n" + msgspec.json.encode(Ended(code, stopped)) + b"\n")
     return code
 

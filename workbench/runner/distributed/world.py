@@ -38,13 +38,13 @@ from workbench.runner.interfaces import CapturedStep
 TOKEN = "WORKBENCH_RANK_TOKEN"  # the variable with the secret of a run
 ADDRESS = "WORKBENCH_RANK_0"  # the variable, and the store's key, with HOST:PORT for messages
 LOOPBACK = "127.0.0.1"
-START_S = 120.0  # for workers to import torch and connect
-JOIN_S = 60.0  # for ranks that are all ready to meet
-TIMEOUT = timedelta(minutes=10)  # of a collective: ranks may compile before it
-SILENCE_S = 2.5  # without a heartbeat between steady steps, until a worker counts as lost
-LONG_SILENCE_S = 60.0  # the same while a worker may build or compile
+START_S = 120.0  # time for workers to import torch and connect
+JOIN_S = 60.0  # time for ranks that are ready to form their group
+TIMEOUT = timedelta(minutes=10)  # limit of a collective: ranks may compile before it
+SILENCE_S = 2.5  # silence between steady steps after which a worker counts as lost
+LONG_SILENCE_S = 60.0  # the limit while a worker may build or compile
 STEADY_STEPS = 3
-LEAVE_S = 10.0  # at most, for NCCL to free its communicators
+LEAVE_S = 10.0  # longest time for NCCL to free its communicators
 _COMMAND = (sys.executable, "-P", "-m", "workbench.runner.rank_worker")
 _POLL_S = 0.05
 _HELLO_S = 10.0
@@ -265,7 +265,7 @@ class World:
         """Return a worker's variables; it sees its own GPU alone, as its first."""
         variables = {
             "RANK": str(number),
-            "LOCAL_RANK": "0",  # of the GPUs that it sees
+            "LOCAL_RANK": "0",  # index among the GPUs that it sees
             "WORLD_SIZE": str(self.size),
             "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(store_port),
@@ -352,7 +352,7 @@ def abort() -> None:
     NCCL ends its kernels, then waits until all graphs with its collectives are freed. CUDA frees a
     graph that runs after its kernels have ended. So both are done at the same time.
     """
-    with _leaving:  # on one thread at a time: a failure is noticed on any
+    with _leaving:  # any thread may notice a failure, but only one may leave
         mesh.forget()
         captured = [step for step in _captured_steps if step.graph is not None]
         if not captured:

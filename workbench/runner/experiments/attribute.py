@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from models import ConfigurationError
+from sessions.columns import TableColumns
 from sessions.model import Scalar
 from sessions.numbers import counted
 from sessions.studies.attribution import design, estimation
@@ -24,18 +25,18 @@ from sessions.studies.attribution.rows import Arm, arm_rows, effect_rows
 from sessions.verdicts import verdict
 from sessions.verdicts.work import SAME_MODEL
 from workbench import protocol
-from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
 from workbench.runner.building.paths import path_text
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.model_digest import difference_of_situations
-from workbench.runner.config.resolve import demand, resolve
-from workbench.runner.config.values import LONGEST_S
+from workbench.runner.config.resolve import resolve
+from workbench.runner.config.values import check_comparison, check_seconds, known
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
@@ -63,13 +64,13 @@ class AttributeRun:
             2 * verdict.MIN_PAIRS,
             "Configurations are being compared; stop before changing one.",
         )
-        self._alternation.when_alone = lambda: self._send_facts(**self._alternation.rebuilding())
-        self._names: list[str] = []  # of the toggles that can be used
+        self._alternation.when_alone = lambda: self._study.facts(**self._alternation.rebuilding())
+        self._names: list[str] = []  # toggles that can be used
         self._blocked: dict[str, str] = {}
-        self._can_be: Callable[[design.Subset], bool] = bool  # by places of the names
+        self._can_be: Callable[[design.Subset], bool] = bool  # a subset holds indices of the names
         self._orders: list[tuple[int, ...]] = []
         self._arms: list[Arm] = []
-        self._study = -1
+        self._study = StudySender(context)
         self._began = 0.0
         self._building_since = 0.0
         self._blocks: list[tuple[int, int, TimedBlock]] = []  # round, arm, block
@@ -92,21 +93,17 @@ class AttributeRun:
             self._context.watchdog.active = False
             self._report(final=True)
 
-    # What is asked
+    # Preparation
 
     def _prepare(self) -> Situation:
         """Check the request, and choose the arms; return the base."""
         command, context = self._command, self._context
-        if not 0 < command.budget_s <= LONGEST_S:
-            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
-        if command.build_s is not None and not 0 < command.build_s <= LONGEST_S:
-            raise Mistake(f"build_s = {command.build_s:g} is outside of 0 to {LONGEST_S:g}")
-        for name in ("region", "floor", "half_width"):
-            if not 0 <= (value := getattr(command, name)) < 1:
-                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        check_comparison(command)
+        if command.build_s is not None:
+            check_seconds("build_s", command.build_s)
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        (base,) = demand(context.wire, context.device, command.base)
+        (base,) = context.resolve(command.base)
         if command.timed == estimation.BACKWARD and not base.workload.trains:
             raise Mistake("timed: only a training step has a backward pass; choose workload train")
         self._check_names(base)
@@ -128,12 +125,8 @@ class AttributeRun:
 
     def _check_names(self, base: Situation) -> None:
         for name, option in self._command.toggles.items():
-            toggle = all_toggles().get(name)
-            if toggle is None:
-                raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, all_toggles())}")
-            if option not in toggle.options:
-                allowed = expected(option, toggle.options)
-                raise Mistake(f"toggle {name}: unknown {option!r}; expected {allowed}")
+            toggle = known("toggle", name, all_toggles())
+            known(f"toggle {name}", option, toggle.options)
             if base.option(name) == option:
                 raise Mistake(f"toggle {name}: the base already has {option!r}; leave it out")
 
@@ -204,9 +197,8 @@ class AttributeRun:
 
     def _announce(self, base: Situation) -> None:
         context, command = self._context, self._command
-        self._study, context.studies = context.studies, context.studies + 1
         configuration = base.configuration
-        question: dict[str, Scalar | list[Scalar]] = {
+        request: Facts = {
             "family": configuration.family,
             "preset": configuration.preset,
             "workload": configuration.workload,
@@ -220,23 +212,20 @@ class AttributeRun:
             "seed": command.seed,
         }
         if command.timed != estimation.WHOLE_STEP:
-            question["timed"] = command.timed
+            request["timed"] = command.timed
         if self._orders:
-            question["orders"] = len(self._orders)
+            request["orders"] = len(self._orders)
         if same := self._same_model(base):
-            question[SAME_MODEL] = same
+            request[SAME_MODEL] = same
         title = f"{configuration.title}: {command.mode}"
         if command.timed == estimation.BACKWARD:
             title += " of the backward pass"
-        context.wire.send(
-            protocol.StudyStarted(
-                index=self._study, kind="attribution", title=title, request=question
-            )
-        )
+        self._study.begin("attribution", title, request)
         if self._blocked:
             options = [f"{name}={command.toggles[name]}" for name in self._blocked]
-            self._send("blocked", {"toggle": [*options], "reason": [*self._blocked.values()]})
-        self._send_facts(
+            rows: TableColumns = {"toggle": [*options], "reason": [*self._blocked.values()]}
+            self._study.rows("blocked", rows)
+        self._study.facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
             base=label(base.configuration, context.device),
         )
@@ -354,13 +343,8 @@ class AttributeRun:
             if verdict.is_look(number):
                 self._report()
             spent_s = self._alternation.now() - self._began
-            context.wire.send(
-                protocol.Progress(
-                    task="alternating",
-                    fraction=min(1.0, spent_s / budget_s),
-                    text=f"{counted(number, 'round')} of {len(alternation.contenders)} arms",
-                )
-            )
+            text = f"{counted(number, 'round')} of {len(alternation.contenders)} arms"
+            context.progress("alternating", min(1.0, spent_s / budget_s), text)
             hopeless = number >= HOPELESS_ROUNDS and not any(e.judgement for e in self._effects)
             if estimation.settled(self._effects) or spent_s >= budget_s or hopeless:
                 return
@@ -368,19 +352,15 @@ class AttributeRun:
     def _block(self, number: int, contender: Contender) -> None:
         def keep(block: TimedBlock) -> None:
             self._blocks.append((number, contender.number, block))
-            clock = block.clock_mhz
-            self._send(
-                "blocks",
-                {
-                    "round": [number],
-                    "arm": [contender.number],
-                    "median_ms": [block.median_ms],
-                    "clock_mhz": [clock],
-                    "mean_ms": [block.mean_ms],
-                    "void": [block.void],
-                },
-                replace=False,
-            )
+            row: TableColumns = {
+                "round": [number],
+                "arm": [contender.number],
+                "median_ms": [block.median_ms],
+                "clock_mhz": [block.clock_mhz],
+                "mean_ms": [block.mean_ms],
+                "void": [block.void],
+            }
+            self._study.rows("blocks", row)
 
         self._alternation.block(contender, keep)
         self._note_path(contender)  # ranks may change from block to block
@@ -416,11 +396,11 @@ class AttributeRun:
         )
         peaks = [arm.peak_bytes for arm in self._arms]
         memory = estimation.memory(contrasts, peaks) if self._counts_memory else []
-        self._send("effects", effect_rows(self._effects, memory))
+        self._study.rows("effects", effect_rows(self._effects, memory), replace=True)
         self._send_arms(medians)
         if final:
             more_s = estimation.more_s(self._effects)
-            self._send_facts(
+            self._study.facts(
                 final=True,
                 seconds=seconds,
                 **({} if more_s is None else {"more_s": more_s}),
@@ -431,7 +411,7 @@ class AttributeRun:
 
     def _send_arms(self, medians: estimation.Table | None = None) -> None:
         table = self._table([]) if medians is None else medians
-        self._send("arms", arm_rows(self._arms, table))
+        self._study.rows("arms", arm_rows(self._arms, table), replace=True)
 
     def _table(self, values: Sequence[float | None]) -> estimation.Table:
         """Return a value of each block as (rounds, arms)."""
@@ -442,13 +422,3 @@ class AttributeRun:
             [block.void for _, _, block in self._blocks],
             len(self._arms),
         )
-
-    def _send(
-        self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
-    ) -> None:
-        self._context.wire.send(
-            protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
-        )
-
-    def _send_facts(self, **facts: Scalar) -> None:
-        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))

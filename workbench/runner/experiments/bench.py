@@ -19,7 +19,7 @@ from sessions.model import KERNELS, Configuration, Phase, Scalar
 from sessions.verdicts import verdict
 from sessions.verdicts.rounds import paired_logs
 from workbench import protocol
-from workbench.runner.config.values import LONGEST_S
+from workbench.runner.config.values import check_seconds
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failures import Cancelled, Mistake
@@ -33,16 +33,16 @@ class BenchRun:
     def __init__(self, context: RunnerContext, command: protocol.Bench) -> None:
         self._context = context
         self._command = command
-        self._segments: dict[int, int] = {}  # of a row's id, while the row lives
+        self._segments: dict[int, int] = {}  # by a row's id, while the row exists
         self._sent: set[int] = set()  # ids of rows whose times were sent
-        self._budget_s = command.budget_s  # of a case
+        self._budget_s = command.budget_s  # budget of one case
         self.steps = 0
 
     def execute(self) -> None:
         """Time all that was requested; raises ``Mistake`` or ``Cancelled``."""
         budget_s = self._command.budget_s
-        if budget_s is not None and not 0 < budget_s <= LONGEST_S:
-            raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        if budget_s is not None:
+            check_seconds("budget_s", budget_s)
         names = self._command.operators or sorted(kernels.OPS)
         models = self._command.model_shapes
         for name in names:
@@ -61,9 +61,9 @@ class BenchRun:
             self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
         self._context.state("running", "Timing kernels")
         for index, name in enumerate(names):
-            self._send_progress(index / len(names), name)
+            self._context.progress("timing kernels", index / len(names), name)
             self._bench(name, dtype, chosen[name])
-        self._send_progress(1.0, "")
+        self._context.progress("timing kernels", 1.0, "")
 
     def _dtype(self) -> torch.dtype:
         requested, device = self._command.dtype, self._context.device
@@ -187,21 +187,15 @@ class BenchRun:
             return False
         log_ratios = [paired_logs(first, other) for other in remaining]
         if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in log_ratios):
-            return False  # without a bootstrap each round
+            return False  # decided without a bootstrap
         return all(
             len(logs) >= verdict.MIN_PAIRS
             and verdict.interval(logs).half_width <= verdict.HALF_WIDTH
             for logs in log_ratios
         )
 
-    def _send_progress(self, fraction: float, text: str) -> None:
-        self._context.wire.send(
-            protocol.Progress(task="timing kernels", fraction=fraction, text=text)
-        )
-
     def _handle_commands(self) -> None:
-        if self._context.wire.cancelled.is_set():
-            raise Cancelled
+        self._context.check_cancelled()
         while (command := self._context.wire.pending()) is not None:
             match command:
                 case protocol.Cancel():

@@ -25,7 +25,7 @@ from workbench.runner.variants.compiles import Compiles
 from workbench.runner.variants.variant import Variant
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
-ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
+ESTIMATE_FACTOR = 2.0  # the memory may exceed its estimate by this factor
 # A graph's pool holds complete segments: 2 MiB for small tensors, 20 MiB for large ones.
 SEGMENTS_BYTES = 22 << 20
 
@@ -166,7 +166,7 @@ def steady_memory(variant: Variant, steps: int) -> Result:
     estimate = footprint(variant.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
-    pools = resident_bytes(variant.step, variant.situation)
+    pools = resident_bytes(variant)
     measured = standing + max(first.highest, second.highest) + pools
     # Neither is measured, except workspaces in a pool of graphs, which are half of them.
     unmeasured = estimate.cache + estimate.workspaces // (2 if pools else 1)

@@ -23,8 +23,7 @@ from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.building.labels import title
 from workbench.runner.config.model_digest import difference_of_situations
-from workbench.runner.config.resolve import demand
-from workbench.runner.config.values import LONGEST_S
+from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks, rebuilding
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
@@ -63,22 +62,22 @@ class CompareRun:
         self._base_numerics = base_numerics
         self._random = random.Random(command.seed)
         self._index = -1
-        self._blocks = list(command.before)
+        self.blocks = list(command.before)
         self._alternation = Alternation(
             context,
             command.budget_s,
             2 * verdict.MIN_PAIRS,
             "Two configurations are being compared; stop before changing one.",
-            len(self._blocks),
+            len(self.blocks),
         )
         self._alternation.when_alone = self._send_rebuilding
-        self._began = self._ended = 0.0  # by the alternation's clock
+        self._began = self._ended = 0.0  # times of the alternation's clock
         self._began_ns = 0
-        self._judgement: Judgement | None = None
-        self.numerics: list[Numerics] = []  # of the arms that were checked
+        self.judgement: Judgement | None = None  # the judgement of the pairs so far
+        self.numerics: list[Numerics] = []  # results of the arms that were checked
         self._prediction: Prediction | None = None
         self._plan = rebuilding.Plan()
-        self._build = max((block.build for block in self._blocks), default=0)
+        self._build = max((block.build for block in self.blocks), default=0)
 
     @property
     def steps(self) -> int:
@@ -96,19 +95,9 @@ class CompareRun:
         return self._alternation.contenders
 
     @property
-    def blocks(self) -> list[protocol.Block]:
-        """Return the blocks so far."""
-        return self._blocks
-
-    @property
-    def judgement(self) -> Judgement | None:
-        """Return the judgement of the pairs so far."""
-        return self._judgement
-
-    @property
     def interval(self) -> verdict.Interval:
         """The interval of the log ratio, as the judgement has it."""
-        pairs = verdict.pairs(blocks.comparison_of(self._blocks))
+        pairs = verdict.pairs(blocks.comparison_of(self.blocks))
         return verdict.interval(pairs.logs, builds=pairs.builds, least=self._plan.least)
 
     @property
@@ -140,8 +129,7 @@ class CompareRun:
 
     def _prepare(self) -> None:
         command, context = self._command, self._context
-        if not 0 < command.budget_s <= LONGEST_S:
-            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        check_comparison(command)
         if command.order not in ORDERS:
             raise Mistake(f"order: unknown {command.order!r}; expected one of {ORDERS}")
         if command.build_count < 0 or command.build_count == 2:
@@ -149,10 +137,7 @@ class CompareRun:
                 f"build_count = {command.build_count}: expected 1 (build once), at least "
                 f"{verdict.LEAST_BUILDS} (two do not show how far builds differ), or 0 (automatic)"
             )
-        for name in ("region", "floor", "half_width"):
-            if not 0 <= (value := getattr(command, name)) < 1:
-                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
-        situations = demand(context.wire, context.device, command.base, command.other)
+        situations = context.resolve(command.base, command.other)
         kind, fields = difference_of_situations(*situations)
         if kind and command.require_same_work:
             raise Mistake(
@@ -167,7 +152,7 @@ class CompareRun:
         ]
         context.variants.keep_only(*situations)
         warm = all(context.variants.has(c.situation, c.copy) for c in self._alternation.contenders)
-        if self._blocks and not warm:  # they ran in a build that was released
+        if self.blocks and not warm:  # the blocks ran in a build that was released
             self._build += 1
 
     def _predict(self) -> None:
@@ -223,7 +208,7 @@ class CompareRun:
 
     def _measure(self) -> None:
         context, command = self._context, self._command
-        first = 1 + max((block.pair for block in self._blocks), default=-1)
+        first = 1 + max((block.pair for block in self.blocks), default=-1)
         complete = given_up = 0
         verdict.load()
         self._plan_builds()
@@ -246,7 +231,7 @@ class CompareRun:
             if complete and verdict.is_look(complete):
                 self._judge()
             self._send_progress(spent_s / command.budget_s)
-            judgement = self._judgement
+            judgement = self.judgement
             enough = judgement is not None and judgement.settled and self._decides(judgement)
             if (
                 enough
@@ -316,32 +301,32 @@ class CompareRun:
         def keep(timed_block: TimedBlock) -> None:
             build = pair if self._alternation.alone else self._build
             block = blocks.message_of(timed_block, contender.number, pair, build)
-            self._blocks.append(block)
+            self.blocks.append(block)
             self._context.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
         return self._alternation.block(contender, keep)
 
     def _judge(self, final: bool = False) -> None:
         command, seconds = self._command, self.seconds
-        self._judgement = verdict.judge(
-            blocks.comparison_of(self._blocks),
+        self.judgement = verdict.judge(
+            blocks.comparison_of(self.blocks),
             region=command.region,
             floor=command.floor,
             half_width=command.half_width,
             seconds=seconds,
             least_builds=self._plan.least,
         )
-        if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
-            self._judgement = verdict.invalidated(self._judgement, why)
+        if why := blocks.impossible_arm(self._alternation.contenders, self.blocks):
+            self.judgement = verdict.invalidated(self.judgement, why)
         if final and (disturbance := self._others()):
             facts: dict[str, Scalar] = {"others": disturbance}
             self._context.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
         self._context.wire.send(
             protocol.Judged(
-                comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
+                comparison=self._index, judgement=self.judgement, seconds=seconds, final=final
             )
         )
-        advice = slower_when_switched_on(command.base, command.other, self._judgement)
+        advice = slower_when_switched_on(command.base, command.other, self.judgement)
         if final and advice is not None:
             self._context.wire.send(advice)
 
@@ -353,10 +338,8 @@ class CompareRun:
         return context.disturbance(self._began_ns, time.perf_counter_ns())
 
     def _send_progress(self, fraction: float) -> None:
-        judgement = self._judgement
+        judgement = self.judgement
         text = (
             "" if judgement is None else f"{counted(judgement.pairs, 'pair')}, {judgement.verdict}"
         )
-        self._context.wire.send(
-            protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text)
-        )
+        self._context.progress("alternating", min(1.0, fraction), text)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.runner.batches import Batches
 from workbench.runner.decoding.checkpoint import SavedRound, identity_of, read_round, save_round
-from workbench.runner.decoding.decoder import Decoder
-from workbench.runner.decoding.rounds import Rounds
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
+from workbench.runner.variants.variant import Variant
 
 
 def read(situation: Situation, load: str, save: str) -> SavedRound | None:
@@ -27,24 +25,17 @@ def read(situation: Situation, load: str, save: str) -> SavedRound | None:
     return read_round(load, _identity(situation)) if load else None
 
 
-def restore(
-    saved: SavedRound, decoder: Decoder | None, rounds: Rounds | None, batches: Batches
-) -> None:
+def restore(saved: SavedRound, variant: Variant) -> None:
     """Put a variant that decodes into the saved round."""
-    assert decoder is not None and rounds is not None
-    saved.restore(decoder, rounds, batches)
+    assert variant.decoder is not None and variant.rounds is not None
+    saved.restore(variant.decoder, variant.rounds, variant.batches)
 
 
-def save(
-    path: str,
-    situation: Situation,
-    decoder: Decoder | None,
-    rounds: Rounds | None,
-    batches: Batches,
-) -> str:
+def save(path: str, variant: Variant) -> str:
     """Save the current round of a variant that decodes; return a note for the user."""
-    assert decoder is not None and rounds is not None
-    return save_round(path, _identity(situation), decoder, rounds, batches)
+    assert variant.decoder is not None and variant.rounds is not None
+    identity = _identity(variant.situation)
+    return save_round(path, identity, variant.decoder, variant.rounds, variant.batches)
 
 
 def _identity(situation: Situation) -> dict[str, Any]:

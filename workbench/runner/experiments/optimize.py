@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from sessions.model import Scalar
+from sessions.columns import TableColumns
 from sessions.numbers import counted
 from sessions.studies.optimization.rows import (
     candidate_rows,
@@ -38,14 +38,13 @@ from sessions.studies.optimization.words import (
 )
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.protocol.catalogue import expected
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import blocked_options
-from workbench.runner.config.resolve import demand
-from workbench.runner.config.values import LONGEST_S
+from workbench.runner.config.values import check_comparison, known
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired.blocks import TimedBlock
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Explained, Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
@@ -65,8 +64,8 @@ class OptimizeRun:
         self._search: Search | None = None
         self._verdicts: Verdicts | None = None
         self._blocked: dict[tuple[str, str], str] = {}  # options that cannot be used here, and why
-        self._blocks: dict[str, list[float | str | None]] = {}  # that were not sent yet
-        self._study = -1
+        self._blocks: TableColumns = {}  # columns of blocks that were not sent yet
+        self._study = StudySender(context)
         self._reported_s = -math.inf
 
     @property
@@ -99,16 +98,12 @@ class OptimizeRun:
         sentence = f"The start configuration cannot be measured: {failure.sentence}"
         return msgspec.structs.replace(failure, sentence=sentence)
 
-    # What is asked
+    # Preparation
 
     def prepare(self) -> tuple[Search, Verdicts]:
         """Check the command, settle the dimensions, and announce the study."""
         command, context = self._command, self._context
-        if not 0 < command.budget_s <= LONGEST_S:
-            raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
-        for name in ("region", "floor", "half_width"):
-            if not 0 <= (value := getattr(command, name)) < 1:
-                raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+        check_comparison(command)
         if any(batch < 1 for batch in command.batches):
             raise Mistake(f"batches = {command.batches}: a batch has at least one sample")
         for name in ("memory_limit", "max_error"):
@@ -116,7 +111,7 @@ class OptimizeRun:
                 raise Mistake(f"{name} = {limit:g} is not a number above 0")
         if not self._counts_memory and (command.memory_limit or command.objective == MEMORY):
             raise Mistake(f"memory cannot be the objective or a limit here: {NOT_COUNTED}")
-        (base,) = demand(context.wire, context.device, command.base)
+        (base,) = context.resolve(command.base)
         dimensions = self._dimensions(base)
         bench = RunnerBench(
             context, base, dimensions, command.objective, command.budget_s, command.seed
@@ -140,9 +135,8 @@ class OptimizeRun:
         """Return the toggles to search, with the options that this device and family have."""
         command, toggles = self._command, all_toggles()
         for name in [*command.include, *command.exclude]:
-            if name not in toggles:
-                raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, toggles)}")
-            if toggles[name].makes_other_model and name in command.include:
+            toggle = known("toggle", name, toggles)
+            if toggle.makes_other_model and name in command.include:
                 raise Mistake(f"toggle {name} changes the model, so it cannot be searched")
         blocked = blocked_options(base)
         dimensions = []
@@ -176,46 +170,38 @@ class OptimizeRun:
         return dimensions
 
     def _announce(self, base: Situation, dimensions: list[Dimension]) -> None:
-        context, command = self._context, self._command
-        self._study, context.studies = context.studies, context.studies + 1
-        configuration = base.configuration
-        context.wire.send(
-            protocol.StudyStarted(
-                index=self._study,
-                kind=KIND,
-                title=f"{configuration.title}: best configuration",
-                request={
-                    "family": configuration.family,
-                    "preset": configuration.preset,
-                    "workload": configuration.workload,
-                    "objective": command.objective,
-                    "budget_s": command.budget_s,
-                    **{
-                        name: limit
-                        for name in ("memory_limit", "max_error")
-                        if (limit := getattr(command, name)) is not None
-                    },
-                    "base": msgspec.json.encode(configuration.toggles).decode(),
-                    "start": [f"{d.name}={d.start}" for d in dimensions],
-                    "space": float(math.prod(len(d.options) for d in dimensions)),
-                    "region": command.region,
-                    "floor": command.floor,
-                    "floor_note": command.floor_note,
-                    "half_width": command.half_width,
-                    "seed": command.seed,
-                },
-            )
-        )
-        self._send_facts(
+        command, configuration = self._command, base.configuration
+        request: Facts = {
+            "family": configuration.family,
+            "preset": configuration.preset,
+            "workload": configuration.workload,
+            "objective": command.objective,
+            "budget_s": command.budget_s,
+            **{
+                name: limit
+                for name in ("memory_limit", "max_error")
+                if (limit := getattr(command, name)) is not None
+            },
+            "base": msgspec.json.encode(configuration.toggles).decode(),
+            "start": [f"{d.name}={d.start}" for d in dimensions],
+            "space": float(math.prod(len(d.options) for d in dimensions)),
+            "region": command.region,
+            "floor": command.floor,
+            "floor_note": command.floor_note,
+            "half_width": command.half_width,
+            "seed": command.seed,
+        }
+        self._study.begin(KIND, f"{configuration.title}: best configuration", request)
+        self._study.facts(
             memory=COUNTED if self._counts_memory else NOT_COUNTED,
-            base=label(configuration, context.device),
+            base=label(configuration, self._context.device),
         )
 
     @property
     def _counts_memory(self) -> bool:
         return self._context.device.type == "cuda"
 
-    # What is sent
+    # Messages
 
     def _keep_block(self, candidate: Candidate, block: TimedBlock, joules: float) -> None:
         assert self._search is not None and self._verdicts is not None
@@ -244,36 +230,19 @@ class OptimizeRun:
             return
         self._reported_s = now
         if self._blocks:  # all at once: a reader copies the table each time
-            self._send(BLOCKS, self._blocks, replace=False)
+            self._study.rows(BLOCKS, self._blocks)
             self._blocks = {}
-        self._send(CANDIDATES, candidate_rows(search, verdicts))
-        self._send(OPTIONS, option_rows(search, verdicts, self._blocked))
+        self._study.rows(CANDIDATES, candidate_rows(search, verdicts), replace=True)
+        self._study.rows(OPTIONS, option_rows(search, verdicts, self._blocked), replace=True)
         if verdicts.effects:
-            self._send(EFFECTS, verdict_rows(verdicts))
+            self._study.rows(EFFECTS, verdict_rows(verdicts), replace=True)
         if final:
-            self._conclude(search, verdicts)
+            rebuilding = bench.alternation.rebuilding()
+            self._study.facts(**final_facts(search, verdicts), **rebuilding)
             return
         count_text = counted(sum(bool(c.measurements) for c in search.candidates), "configuration")
         fraction = min(1.0, search.spent_s / search.goal.budget_s)
-        self._context.wire.send(
-            protocol.Progress(
-                task="optimizing", fraction=fraction, text=f"{count_text} measured; {text}"
-            )
-        )
-
-    def _conclude(self, search: Search, verdicts: Verdicts) -> None:
-        assert self._bench is not None
-        self._send_facts(**final_facts(search, verdicts), **self._bench.alternation.rebuilding())
-
-    def _send(
-        self, table: str, columns: dict[str, list[float | str | None]], replace: bool = True
-    ) -> None:
-        self._context.wire.send(
-            protocol.StudyRows(study=self._study, table=table, columns=columns, replace=replace)
-        )
-
-    def _send_facts(self, **facts: Scalar) -> None:
-        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=dict(facts)))
+        self._context.progress("optimizing", fraction, f"{count_text} measured; {text}")
 
 
 def _limit(value: float | None) -> float:

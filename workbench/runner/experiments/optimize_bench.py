@@ -45,12 +45,12 @@ from workbench.runner.toggles._ranks import layout_of
 
 BUSY = "An optimization is being measured; stop it before changing a toggle."
 ROUNDS = 16  # rounds of 5 blocks that a tenth of the budget should hold
-WARM_UP_SHARE = 1 / 60  # of the budget, at most, for a candidate that does not become steady
+WARM_UP_SHARE = 1 / 60  # largest share of the budget to wait until a candidate is steady
 # A block of this length needs no more steps. A pair of blocks of one step each is a valid pair, and
 # a race of five configurations takes 50 steps and not 175.
 LONG_MS = 500.0
-ENERGY_MS = 500.0  # of a block whose energy decides: the counter is updated every 20 to 100 ms
-LEAST_LAGS = 2.5  # of the counter, in a block whose energy is counted: as long as ``ENERGY_MS``
+ENERGY_MS = 500.0  # least block whose energy decides: the counter is updated every 20 to 100 ms
+LEAST_LAGS = 2.5  # updates of the counter in such a block: as long as ``ENERGY_MS``
 
 Result = TypeVar("Result")
 
@@ -73,8 +73,8 @@ class RunnerBench:
         self._contenders: dict[int, Contender] = {}
         self._usable: dict[Point, tuple[Point | None, str]] = {}
         self.energy = EnergyCounter(context.device)
-        self._step_joules = math.nan  # of the latest block
-        self.failure: protocol.Failure | None = None  # of the latest candidate that failed
+        self._step_joules = math.nan  # energy of a step in the latest block
+        self.failure: protocol.Failure | None = None  # failure of the latest candidate that failed
         # Shares of the candidates' steps in which the GPU waits for launches, by number.
         self._waiting: dict[int, float] = {}
         self.alternation = Alternation(context, budget_s / 10, ROUNDS, BUSY)
@@ -118,7 +118,7 @@ class RunnerBench:
     def predict(self, point: Point) -> float:
         """Return the log ratio of step time to the base's by the roofline; NaN without one."""
         self.alternation.handle_commands()
-        if self._context.roof.measured is None:  # to measure it takes longer than it saves
+        if self._context.roof.measured is None:  # measuring it takes longer than it saves
             return math.nan
         with self._context.unwatched():
             ratio = self._context.predictor.of(

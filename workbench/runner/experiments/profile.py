@@ -24,7 +24,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from models import Model
-from sessions.model import Scalar
+from sessions.columns import TableColumns
 from sessions.numbers import counted
 from sessions.studies import breakdown
 from sessions.tracing import sums, timeline, trace
@@ -33,12 +33,12 @@ from workbench import protocol
 from workbench.runner.building.graph_pools import resident_bytes
 from workbench.runner.building.labels import label
 from workbench.runner.config.estimate import footprint
-from workbench.runner.config.resolve import demand
 from workbench.runner.context import RunnerContext
 from workbench.runner.environment import host
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.profiling import findings, marks, roles
@@ -49,7 +49,7 @@ from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
-TIMED_S = 1.0  # without the profiler, before it and after it
+TIMED_S = 1.0  # seconds of steps without the profiler, before it and after it
 BUSY = "These steps are being profiled; stop before changing a toggle."
 
 
@@ -58,9 +58,9 @@ class _Traced:
     """The traced steps of one configuration."""
 
     trace: Trace
-    memory: dict[str, list[float]]  # over a step: ``t_ms``, and bytes by role
-    step_us: float  # with the profiler
-    file: Path | None  # where the trace was saved
+    memory: dict[str, list[float]]  # columns of a step: ``t_ms``, and bytes by role
+    step_us: float  # duration of a step with the profiler
+    file: Path | None  # the saved trace
 
 
 class ProfileRun:
@@ -75,15 +75,15 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, context = self._command, self._context
         self._check()
-        situations = demand(context.wire, context.device, *command.configurations)
+        situations = context.resolve(*command.configurations)
         context.variants.keep_only(*situations)
         files: list[Path | None] = [Path(trace_file) for trace_file in command.traces]
         files = files or [None] * len(situations)
         try:
             for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
-                self._send_progress(number / len(situations))
+                self._context.progress("profiling", number / len(situations))
                 self._profile(situation, file)
-            self._send_progress(1.0)
+            self._context.progress("profiling", 1.0)
         finally:
             context.watchdog.active = False
 
@@ -189,7 +189,7 @@ class ProfileRun:
             if (uncaptured := self._without_graphs(variant, path, compilation)) is not None:
                 plain = read()
                 sums.name_replayed(recorded, plain)
-                recorded.untold = recorded.untold or plain.untold
+                recorded.unattributed = recorded.unattributed or plain.unattributed
                 memory = roles.replayed(roles.memory_over_step(plain, uncaptured), known)
         return _Traced(recorded, memory, step_us, file)
 
@@ -201,7 +201,7 @@ class ProfileRun:
             torch.cuda.reset_peak_memory_stats(self._context.device)
             variant.step()
             self._context.synchronize()
-        resident = resident_bytes(variant.step, variant.situation)
+        resident = resident_bytes(variant)
         return float(torch.cuda.max_memory_allocated(self._context.device) + resident)
 
     def _without_graphs(
@@ -229,7 +229,7 @@ class ProfileRun:
         on_gpu = context.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
         if on_gpu:
-            # Else CUPTI stays attached, and every later step of this process is slower.
+            # Otherwise CUPTI stays attached, and every later step of this process is slower.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
         gradients: list[set[int]] = []
         blocks_compiled = variant.situation.has(Trait.COMPILED_BLOCKS)
@@ -243,7 +243,7 @@ class ProfileRun:
                 profiler,
             ):
                 variant.ready()
-                step()  # in which the profiler sets itself up
+                step()  # the profiler initialises itself in this step
                 context.synchronize()
                 gradients.clear()
                 began = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -268,69 +268,59 @@ class ProfileRun:
 
     # Sending
 
-    def _send(
-        self, situation: Situation, traced: _Traced, facts: dict[str, Scalar | list[Scalar]]
-    ) -> None:
+    def _send(self, situation: Situation, traced: _Traced, facts: Facts) -> None:
         """Send the profile as a study; ``facts`` are completed, and those that are NaN left out."""
-        context, recorded = self._context, traced.trace
-        index, context.studies = context.studies, context.studies + 1
+        device, recorded = self._context.device, traced.trace
         configuration = situation.configuration
-        text = label(configuration, context.device)
-        name = configuration.title
-        request: dict[str, Scalar | list[Scalar]] = {
+        text = label(configuration, device)
+        request: Facts = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "label": text,
             "steps": self._command.steps,
-            "device": context.device.type,
+            "device": device.type,
         }
-        wire = context.wire
-        title = f"{name}: {text}"
-        wire.send(
-            protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, request=request)
-        )
-        on_gpu = context.device.type == "cuda"
-        rows = sums.device_rows(recorded) if on_gpu else sums.host_rows(recorded)
-        self._rows(index, "kernels", sums.kernel_columns(rows, len(recorded.steps)))
-        facts |= self._send_least(index, situation)
-        self._rows(index, "gaps", sums.gap_columns(recorded))
-        self._rows(index, "memory", {name: [*values] for name, values in traced.memory.items()})
+        study = StudySender(self._context)
+        study.begin(breakdown.KIND, f"{configuration.title}: {text}", request)
+        rows = sums.device_rows(recorded) if situation.on_gpu else sums.host_rows(recorded)
+        least, least_facts = self._least(situation)
         trains = situation.workload.trains
-        peak = findings.peak_by_role(traced.memory, footprint(situation), trains=trains)
-        self._rows(index, "peak", peak)
-        for table, columns in timeline.tables(recorded).items():
-            self._rows(index, table, columns)
+        tables: dict[str, TableColumns] = {
+            "kernels": sums.kernel_columns(rows, len(recorded.steps)),
+            "least": least,
+            "gaps": sums.gap_columns(recorded),
+            "memory": {role: [*values] for role, values in traced.memory.items()},
+            "peak": findings.peak_by_role(traced.memory, footprint(situation), trains=trains),
+            **timeline.tables(recorded),
+        }
+        for table, columns in tables.items():
+            if next(iter(columns.values())):
+                study.rows(table, columns)
+        facts |= least_facts
         if traced.file is not None:
             facts["trace"] = str(traced.file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
-        wire.send(protocol.StudyFacts(study=index, facts=finite))
+        study.facts(**finite)
 
-    def _send_least(self, index: int, situation: Situation) -> dict[str, Scalar | list[Scalar]]:
-        """Send the least work of a step; return the ceilings, and why some work is unknown."""
+    def _least(self, situation: Situation) -> tuple[TableColumns, Facts]:
+        """Return the least work of a step; the ceilings, and why some work is unknown."""
         predictor = self._context.predictor
         least, why = predictor.rows(situation)
-        unknown: dict[str, Scalar | list[Scalar]] = {"no_least": why} if why else {}
-        if not least:
-            return unknown
-        self._rows(index, "least", {
+        facts: Facts = {"no_least": why} if why else {}
+        if least:
+            rates = predictor.ceilings.flops_per_s
+            facts |= {
+                "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
+                "ceiling_dtypes": [*rates],
+                "ceiling_flops_per_s": [*rates.values()],
+            }
+        columns: TableColumns = {
             "name": [row.name for row in least],
             "calls": [row.calls for row in least],
             "bytes": [row.bytes for row in least],
             "flops": [row.flops for row in least],
             "us": [row.us for row in least],
-        })  # fmt: skip
-        rates = predictor.ceilings.flops_per_s
-        return unknown | {
-            "ceiling_bytes_per_s": predictor.ceilings.bytes_per_s,
-            "ceiling_dtypes": [*rates],
-            "ceiling_flops_per_s": [*rates.values()],
         }
-
-    def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
-        if next(iter(columns.values())):
-            self._context.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
-
-    def _send_progress(self, fraction: float) -> None:
-        self._context.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+        return columns, facts
 
 
 def _compilation(situation: Situation, compiles: Compiles, step: Step) -> findings.Compilation:
@@ -350,7 +340,7 @@ def known_memory(variant: Variant, device: torch.device) -> roles.Known:
         None if variant.trainer is None else variant.trainer.optimizer,
         () if replicate is None else replicate.tensors(),
         (variant.batches.inputs, variant.batches.targets),
-        resident_bytes(variant.step, variant.situation) if device.type == "cuda" else 0,
+        resident_bytes(variant) if device.type == "cuda" else 0,
     )
 
 

@@ -22,7 +22,6 @@ from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.building.labels import label
 from workbench.runner.config.model_digest import model_facts
-from workbench.runner.config.resolve import demand
 from workbench.runner.config.values import check_limits
 from workbench.runner.context import RunnerContext
 from workbench.runner.decoding.checkpoint import SavedRound
@@ -34,7 +33,7 @@ from workbench.runner.experiments.segment_check import SegmentCheck
 from workbench.runner.experiments.segment_evidence import SegmentEvidence
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (
-    MEMORY_MAY_CURE,
+    MEMORY_MAY_HELP,
     Cancelled,
     explain,
     is_fatal,
@@ -47,7 +46,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import masked_inf
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.numerics.result_sketch import sketch
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 from workbench.runner.toggles import all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
 from workbench.runner.variants.variant import Variant
@@ -79,7 +78,7 @@ class Run:
         self._output: torch.Tensor | None = None
         self._deadline_ns: int | None = None
         self._steady = 0
-        self._saved: SavedRound | None = None  # to go on from, until it is done
+        self._saved: SavedRound | None = None  # the next round starts from it
         self._evidence = SegmentEvidence(self._send_evidence)
         self._least_ms = math.nan  # least time of a step of the segment; NaN once it was reported
         self._numbers = SegmentCheck(context, start.check)
@@ -115,7 +114,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            (situation,) = demand(self._context.wire, self._context.device, configuration)
+            (situation,) = self._context.resolve(configuration)
             if before is None:
                 self._saved = decode_state.read(
                     situation, self._start.load_state, self._start.save_state
@@ -127,7 +126,7 @@ class Run:
         except Exception as error:
             if before is None or is_fatal(error):
                 raise
-            failure = cure(explain(error), configuration, self._context.device)
+            failure = with_fix(explain(error), configuration, self._context.device)
         else:
             return
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
@@ -188,19 +187,19 @@ class Run:
         try:
             with context.phases.during(Phase.BUILD):
                 variant = context.variants.get(situation, context.phases)
-            self._check_cancelled()
+            context.check_cancelled()
             self._facts(**context.facts_of(variant, context.segment))
             self._entered.enter_context(variant.entered())
             if not reused and variant.prepare():
                 self._facts(**variant.ledger)
-                self._check_cancelled()
+                context.check_cancelled()
             context.phases.restart()
             if not reused:
                 self._first_step(variant)
                 variant.startup_s = time.perf_counter() - began
             if self._saved is not None:
-                decode_state.restore(self._saved, variant.decoder, variant.rounds, variant.batches)
-                self._context.note("info", self._saved.note)
+                decode_state.restore(self._saved, variant)
+                context.note("info", self._saved.note)
                 self._saved = None
             return variant
         except (RunEnded, Cancelled):
@@ -211,7 +210,7 @@ class Run:
             self._entered.close()
             context.variants.forget(situation)
             failure = explain(error)
-            if is_retry or failure.kind not in MEMORY_MAY_CURE or not context.variants.count:
+            if is_retry or failure.kind not in MEMORY_MAY_HELP or not context.variants.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
                 if failed := failed_options(error, situation.configuration, before):
@@ -220,23 +219,16 @@ class Run:
         return failure
 
     def _first_step(self, variant: Variant) -> None:
-        """Run the first step, in which compilation, capture and lazy allocations happen."""
+        """Run the first step, and report its duration and findings."""
         context, began = self._context, time.perf_counter()
-        with variant.watched():
-            variant.restart()
-            context.clock.begin()
-            self._output = variant.step()
-            context.synchronize()
-        context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
-        variant.restart()
-        context.send_steps(context.clock.drain(wait=True))
+        self._output = blocks.first_step(context, variant)
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4), **variant.record.facts)
         if digest := sketch(self._output):
             self._facts(**{SKETCH: digest})
         if variant.record.tiles:
             self._facts(tiles=origins(variant.record.tiles))
-        self._check_cancelled()
+        context.check_cancelled()
 
     def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
@@ -267,10 +259,7 @@ class Run:
         if last and self._start.save_state:
             self._context.watchdog.active = False  # writing is no hang
             try:
-                path, rounds, batches = self._start.save_state, variant.rounds, variant.batches
-                decoder = variant.decoder
-                saved = decode_state.save(path, variant.situation, decoder, rounds, batches)
-                self._context.note("info", saved)
+                self._context.note("info", decode_state.save(self._start.save_state, variant))
             except OSError as error:
                 self._context.wire.send(
                     unwritten("The decode state", self._start.save_state, error)
@@ -282,7 +271,7 @@ class Run:
         self._flush(wait=True)
         self._entered.close()
         self._numbers.look(variant)
-        self._context.memory.new_phase()  # what the look took is no step's
+        self._context.memory.new_phase()  # no step used the memory of the check
         self._entered.enter_context(variant.entered())
         if variant.rounds is not None:
             variant.restart()
@@ -297,7 +286,7 @@ class Run:
         context = self._context
         self._flush(wait=True)
         if variant.trainer is None:
-            self._output = None  # whose memory the baseline may need
+            self._output = None  # free it: the baseline may need its memory
         segment = context.segment
         self._entered.close()
         context.state("running", "Pairing with the baseline")
@@ -316,12 +305,8 @@ class Run:
         """Step until a command waits; raises RunEnded at a limit."""
         context, variant = self._context, self._variant
         assert variant is not None
-        wire, phases, watchdog, numbers = (
-            context.wire,
-            context.phases,
-            context.watchdog,
-            self._numbers,
-        )
+        wire, phases, watchdog = context.wire, context.phases, context.watchdog
+        numbers = self._numbers
         step, ready, pairing = variant.step, variant.ready, self._pairing
         lap = context.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
@@ -332,7 +317,7 @@ class Run:
                 if numbers.due(variant.steps_to_settle(), self._steady):
                     self._check_numbers(variant)
                 context.clock.begin()
-            self._output = None  # whose memory the step may need
+            self._output = None  # free it: the step may need its memory
             self._output = step()
             phase = phases.step_phase(now_ns)
             now_ns = watchdog.beat_ns = lap(phase)
@@ -402,7 +387,7 @@ class Run:
         assert self._variant is not None
         quantity = "loss" if self._variant.trainer is not None else "output"
         context.wire.send(
-            cure(suggested_fixes.not_finite(quantity), self.configuration, context.device)
+            with_fix(suggested_fixes.not_finite(quantity), self.configuration, context.device)
         )
 
     # Commands
@@ -422,7 +407,7 @@ class Run:
                 case protocol.Predict():
                     self._predict(command)
                 case protocol.Baseline():
-                    self._pairing.choose(command)
+                    self._pairing.choose(command.configuration)
                 case _:
                     self._end(command)
         self._apply(toggles)
@@ -445,7 +430,7 @@ class Run:
                     case protocol.Predict():
                         context.answer(command)
                     case protocol.Baseline():
-                        self._pairing.choose(command)
+                        self._pairing.choose(command.configuration)
                     case _:
                         self._end(command)
         context.state("running")
@@ -475,10 +460,6 @@ class Run:
             raise Cancelled
         passed_on = None if isinstance(command, protocol.Stop) else command
         raise RunEnded("stopped", passed_on)
-
-    def _check_cancelled(self) -> None:
-        if self._context.wire.cancelled.is_set():
-            raise Cancelled
 
     def _facts(self, **ledger: Scalar) -> None:
         self._context.wire.send(protocol.Facts(segment=self._context.segments - 1, ledger=ledger))

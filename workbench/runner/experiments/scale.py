@@ -14,7 +14,7 @@ from statistics import median
 
 import msgspec
 
-from sessions.model import Configuration, Judgement, Numerics, Scalar
+from sessions.model import Configuration, Judgement, Numerics
 from sessions.studies import rank_scaling
 from sessions.studies.rank_scaling import (
     KIND,
@@ -29,13 +29,15 @@ from sessions.studies.rank_scaling import (
 from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
 from sessions.verdicts import verdict
 from workbench import protocol
-from workbench.runner.config.resolve import demand, require_unblocked, resolve
+from workbench.runner.config.resolve import require_unblocked, resolve
+from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.compare import CompareRun
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
@@ -56,7 +58,7 @@ NOT_RECORDED = "Exposed communication and skew were not measured"
 _OUTCOMES = {"out-of-memory": OUT_OF_MEMORY}
 _RATIOS = ("ratio", "ratio_low", "ratio_high", "efficiency", "low", "high")
 _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes", "wrong")
-_TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # of a lane
+_TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # lane columns
 _BLANK: dict[str, float | str | None] = {
     **dict.fromkeys((*_RATIOS, *_AMOUNTS), math.nan),
     **dict.fromkeys(("verdict", "numerics", "reason"), ""),
@@ -74,8 +76,8 @@ class Point:
     count: int
     situation: Situation | None = None
     refused: str = ""
-    contender: Contender | None = None  # after it was measured
-    judgement: Judgement | None = None  # likewise, without correction for the number of points
+    contender: Contender | None = None  # set after its measurement
+    judgement: Judgement | None = None  # set likewise; not corrected for the number of points
     row: Row = field(default_factory=dict)
     ranks: list[Row] = field(default_factory=list)
 
@@ -90,9 +92,9 @@ class ScaleRun:
 
     def __init__(self, context: RunnerContext, command: protocol.Scale) -> None:
         self._context, self._command = context, command
-        self._study = -1
+        self._study = StudySender(context)
         self._one_device: Row = {}
-        self._base_numerics: Numerics | None = None  # of one device, once they were checked
+        self._base_numerics: Numerics | None = None  # results on one device; None before the check
         self._points: list[Point] = []
         self.steps = 0
 
@@ -102,18 +104,19 @@ class ScaleRun:
         self._announce()
         try:
             for number, point in enumerate(self._points):
-                self._send_progress(number / len(self._points), point.name)
+                self._context.progress("scaling", number / len(self._points), point.name)
                 self._measure(point)
             if self._command.lanes:
                 self._record_all()
-            self._send_progress(1.0, "")
+            self._context.progress("scaling", 1.0, "")
         finally:
             self._context.watchdog.active = False
 
     def _plan(self) -> list[Point]:
         """Return the points, by number of ranks; raise ``Mistake`` if none can be measured."""
         command, context = self._command, self._context
-        (base,) = demand(context.wire, context.device, command.base)
+        check_comparison(command)
+        (base,) = context.resolve(command.base)
         counts = sorted(set(command.ranks) - {1})
         if not counts or not 1 < counts[-1] <= MOST_RANKS or counts[0] < 1:
             raise Mistake(f"ranks = {command.ranks}: name at least one from 2 to {MOST_RANKS}")
@@ -154,36 +157,26 @@ class ScaleRun:
     def _announce(self) -> None:
         context, command = self._context, self._command
         base = resolve(command.base, context.device).configuration
-        self._study, context.studies = context.studies, context.studies + 1
-        context.wire.send(
-            protocol.StudyStarted(
-                index=self._study,
-                kind=KIND,
-                title=f"{base.title}: {command.mode} scaling",
-                request={
-                    "mode": command.mode,
-                    "batch": int(base.settings["batch"]),
-                    "kinds": [*command.kinds],
-                    "ranks": [*command.ranks],
-                    "base": msgspec.json.encode(base).decode(),
-                    "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
-                    "budget_s": command.budget_s,
-                    "region": command.region,
-                    "floor": command.floor,
-                    "floor_note": command.floor_note,
-                    "half_width": command.half_width,
-                    "seed": command.seed,
-                },
-            )
-        )
-        on_gpu = context.device.type == "cuda"
-        facts: dict[str, Scalar | list[Scalar]] = {
-            "memory": "peak memory" if on_gpu else "resident set",
-            "communication": NOT_RECORDED,
+        request: Facts = {
+            "mode": command.mode,
+            "batch": int(base.settings["batch"]),
+            "kinds": [*command.kinds],
+            "ranks": [*command.ranks],
+            "base": msgspec.json.encode(base).decode(),
+            "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
+            "budget_s": command.budget_s,
+            "region": command.region,
+            "floor": command.floor,
+            "floor_note": command.floor_note,
+            "half_width": command.half_width,
+            "seed": command.seed,
         }
+        self._study.begin(KIND, f"{base.title}: {command.mode} scaling", request)
+        on_gpu = context.device.type == "cuda"
+        memory = "peak memory" if on_gpu else "resident set"
+        self._study.facts(memory=memory, communication=NOT_RECORDED)
         if not on_gpu:
-            facts["device"] = ON_CPU
-        self._find(facts)
+            self._study.facts(device=ON_CPU)
 
     # Comparisons
 
@@ -293,7 +286,7 @@ class ScaleRun:
         """Record the lanes of all points, the most ranks first, because those ranks still run."""
         measured = [point for point in self._points if point.contender is not None]
         for point in reversed(measured):
-            self._send_progress(1.0, f"recording the ranks of {point.name}")
+            self._context.progress("scaling", 1.0, f"recording the ranks of {point.name}")
             try:
                 self._record(point)
             except (Cancelled, RunEnded):
@@ -336,9 +329,9 @@ class ScaleRun:
         point.row["exposed_ms"] = median(rank.lane.waiting_ms for rank in lanes)
         point.row["communication_ms"] = median(rank.lane.communication_ms for rank in lanes)
         point.row["skew_ms"] = skew_ms([rank.lane.computing_ms for rank in lanes])
-        self._find({"communication": RECORDED.format(steps=LANE_STEPS)})
+        self._study.facts(communication=RECORDED.format(steps=LANE_STEPS))
 
-    # What is sent
+    # Messages
 
     def _report(self, point: Point, **row: float | str | None) -> None:
         point.row = {**_BLANK, "kind": point.kind, "count": point.count, **row}
@@ -368,15 +361,7 @@ class ScaleRun:
     def _send(self, table: str, rows: Sequence[Row]) -> None:
         if rows:
             columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._context.wire.send(
-                protocol.StudyRows(study=self._study, table=table, columns=columns, replace=True)
-            )
-
-    def _find(self, facts: dict[str, Scalar | list[Scalar]]) -> None:
-        self._context.wire.send(protocol.StudyFacts(study=self._study, facts=facts))
-
-    def _send_progress(self, fraction: float, text: str) -> None:
-        self._context.wire.send(protocol.Progress(task="scaling", fraction=fraction, text=text))
+            self._study.rows(table, columns, replace=True)
 
 
 def _numbers(numerics: Numerics) -> Row:

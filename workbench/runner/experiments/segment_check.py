@@ -18,7 +18,7 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 from workbench.runner.variants.variant import Variant
 
-STEADY_STEPS = 3  # after so many steps an option has had the chance to show an effect
+STEADY_STEPS = 3  # an option shows its effect within these steps
 SEEN_S = 1.0  # duration of steady steps before the pause for the check
 EARLY = f"not checked: the segment ended before it had been steady for {SEEN_S:g} s"
 
@@ -56,7 +56,7 @@ class SegmentCheck:
         """Compare the variant, which is not entered, with its reference, unless a command comes."""
         began = time.perf_counter()
         try:
-            checked_numerics = self._check_results(variant, self._give_way)
+            checked_numerics = self._check_results(variant, self._stop_for_command)
         except comparison.PutOff:
             return
         finally:
@@ -92,7 +92,7 @@ class SegmentCheck:
         self._send_numerics(numerics)
         return numerics
 
-    def _give_way(self) -> None:
+    def _stop_for_command(self) -> None:
         if self._context.wire.waiting:
             raise comparison.PutOff
 

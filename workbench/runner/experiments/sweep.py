@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sessions.columns import TableColumns
 from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.numbers import counted
 from sessions.studies import sweep
@@ -26,19 +27,20 @@ from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
 from workbench.runner.config.resolve import report_left_out, resolve
-from workbench.runner.config.values import LONGEST_S, check_choice
+from workbench.runner.config.values import check_choice, check_seconds
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 
 MOST_POINTS = 2000
 BLOCKS = 10  # blocks of a point; long blocks depend little on each other
-TRIES = 2  # at most so many times as many blocks are run if some are void
+TRIES = 2  # if blocks are void, at most this many times ``BLOCKS`` are run
 
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
@@ -65,12 +67,12 @@ class SweepRun:
         self._command = command
         self._fields = list(command.axes)
         self._arms = command.arms or [{}]
-        self._points: dict[str, list[Cell]] = {}  # the table so far
-        self._smallest: dict[Kind, Point] = {}  # of each, where the numbers are checked
-        self._kinds: dict[Kind, Point] = {}  # a point of each that was taken
+        self._points: TableColumns = {}  # the table so far
+        self._smallest: dict[Kind, Point] = {}  # by kind, the point where the numbers are checked
+        self._kinds: dict[Kind, Point] = {}  # by kind, one of its points
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
-        self._index = -1
+        self._study = StudySender(context)
         # A point is alone in memory: a lack of memory is reported and not worked around.
         self._builder = Alternation(context, command.seconds, BLOCKS, _REFUSAL)
         self._builder.alone = True
@@ -83,13 +85,15 @@ class SweepRun:
         try:
             for index, point in enumerate(points):
                 name = self._name(point)
-                self._send_progress(index / len(points), f"{index + 1} of {len(points)}, {name}")
+                self._context.progress(
+                    "sweep", index / len(points), f"{index + 1} of {len(points)}, {name}"
+                )
                 self._measure_point(point, name)
-            self._send_progress(1.0, "")
+            self._context.progress("sweep", 1.0, "")
         finally:
             self._context.watchdog.active = False
             self._report_unchecked()
-            self._send_facts(final=True)
+            self._study.facts(final=True)
 
     # The request
 
@@ -99,8 +103,7 @@ class SweepRun:
         Raises ``Mistake`` or ``models.ConfigurationError``.
         """
         command = self._command
-        if not 0 < command.seconds <= LONGEST_S:
-            raise Mistake(f"seconds = {command.seconds:g} is outside of 0 to {LONGEST_S:g}")
+        check_seconds("seconds", command.seconds)
         if len(self._fields) not in (1, 2):
             raise Mistake(
                 f"{len(self._fields)} fields were given, but a sweep has 1 or 2; give each field "
@@ -169,29 +172,22 @@ class SweepRun:
         return point
 
     def _announce(self, points: list[Point]) -> None:
-        context, command, base = self._context, self._command, self._command.base
-        self._index, context.studies = context.studies, context.studies + 1
+        command, base = self._command, self._command.base
         axes = {f"values_{field}": values for field, values in enumerate(command.axes.values())}
-        context.wire.send(
-            protocol.StudyStarted(
-                index=self._index,
-                kind=sweep.KIND,
-                title=f"{base.title} over {' and '.join(self._fields)}",
-                request={
-                    "fields": [*self._fields],
-                    **axes,
-                    "arms": [*self._arm_names(points)],
-                    "toggles": [msgspec.json.encode(arm).decode() for arm in self._arms],
-                    "base": msgspec.json.encode(base).decode(),
-                    "seconds": command.seconds,
-                    "seed": command.seed,
-                    "points": len(points),
-                    "order": "sizes in random order, and the arms of each size in random order",
-                },
-            )
-        )
-        on_gpu = context.device.type == "cuda"
-        self._send_facts(
+        request: Facts = {
+            "fields": [*self._fields],
+            **axes,
+            "arms": [*self._arm_names(points)],
+            "toggles": [msgspec.json.encode(arm).decode() for arm in self._arms],
+            "base": msgspec.json.encode(base).decode(),
+            "seconds": command.seconds,
+            "seed": command.seed,
+            "points": len(points),
+            "order": "sizes in random order, and the arms of each size in random order",
+        }
+        self._study.begin(sweep.KIND, f"{base.title} over {' and '.join(self._fields)}", request)
+        on_gpu = self._context.device.type == "cuda"
+        self._study.facts(
             clock="GPU" if on_gpu else "host",
             memory="allocated on the GPU" if on_gpu else "resident set of the process",
         )
@@ -384,27 +380,16 @@ class SweepRun:
         row |= {name: measures.get(name, math.nan) for name in _MEASURED}
         for name, cell in row.items():
             self._points.setdefault(name, []).append(cell)
-        self._send(sweep.POINTS, {name: [cell] for name, cell in row.items()})
+        self._study.rows(sweep.POINTS, {name: [cell] for name, cell in row.items()})
         if fitted := sweep.fits(self._points):
-            self._send(sweep.FITS, fitted, replace=True)
+            self._study.rows(sweep.FITS, fitted, replace=True)
 
     def _send_numbers(self, point: Point, numerics: Numerics) -> None:
         self._checked.add(self._kind(point))
         right = None if numerics.ok is None else float(numerics.ok)
         row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": numerics.text}
         row |= _cells(self._distinguishing_values(point))
-        self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
-
-    def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
-        self._context.wire.send(
-            protocol.StudyRows(study=self._index, table=table, columns=columns, replace=replace)
-        )
-
-    def _send_facts(self, **facts: Scalar) -> None:
-        self._context.wire.send(protocol.StudyFacts(study=self._index, facts={**facts}))
-
-    def _send_progress(self, fraction: float, text: str) -> None:
-        self._context.wire.send(protocol.Progress(task="sweep", fraction=fraction, text=text))
+        self._study.rows(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
 
 
 _REFUSAL = "A sweep is being measured; stop it before changing a toggle."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sessions.model import Configuration, Judgement, Scalar
+from sessions.columns import TableColumns
+from sessions.model import Configuration, Judgement
 from sessions.numbers import counted
 from sessions.studies.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
 from sessions.verdicts.expectation import at_most
@@ -16,7 +17,8 @@ from sessions.verdicts.verdict_words import judgement_words, more_text
 from workbench import protocol
 from workbench.runner.building.labels import label
 from workbench.runner.config.availability import require_unblocked
-from workbench.runner.config.resolve import demand, resolve
+from workbench.runner.config.resolve import resolve
+from workbench.runner.config.values import check_comparison
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.checks import Result, fails, not_applicable, passed, undecided
@@ -25,6 +27,7 @@ from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import Facts, StudySender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
@@ -35,7 +38,7 @@ from workbench.runner.toggles.micro_batches import least_batch
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.variants.variant import Variant
 
-COPY = 9  # of a variant: one that no other run has built or warmed up
+COPY = 9  # a copy that no other run has built or warmed up
 MOST_STEPS = 10_000
 _BUSY = "A configuration is being checked; stop before changing it."
 
@@ -50,7 +53,7 @@ class ValidateRun:
         self._variants = Alternation(context, command.budget_s, 1, _BUSY)
         self._breaks: list[Break] = []
         self._contender: Contender | None = None
-        self._index = -1
+        self._study = StudySender(context)
         self.steps = 0
 
     def execute(self) -> None:
@@ -59,17 +62,11 @@ class ValidateRun:
         context = self._context
         try:
             self._contender = self._build(situation, "Checked")
-            self._breaks = list(
-                self._variant.compiles.read().breaks
-            )  # later checks look for others
+            self._breaks = list(self._variant.compiles.read().breaks)  # before further checks
             self._announce(situation)
             for number, name in enumerate(CHECKS):
                 context.state("running", f"Checking: {CHECKS[name]}")
-                context.wire.send(
-                    protocol.Progress(
-                        task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
-                    )
-                )
+                context.progress("checking", number / len(CHECKS), CHECKS[name])
                 self._report(name, self._run_check(name))
                 self._variants.handle_commands()
         finally:
@@ -78,13 +75,14 @@ class ValidateRun:
 
     def _prepare(self) -> Situation:
         command, context = self._command, self._context
+        check_comparison(command)
         if not 4 <= command.steps <= MOST_STEPS:
             raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
         if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        (situation,) = demand(context.wire, context.device, command.configuration)
+        (situation,) = context.resolve(command.configuration)
         self._situation = situation
         context.variants.keep_only(situation)
         return situation
@@ -98,20 +96,16 @@ class ValidateRun:
         return contender
 
     def _announce(self, situation: Situation) -> None:
-        context, command = self._context, self._command
-        self._index, context.studies = context.studies, context.studies + 1
-        configuration = situation.configuration
-        request: dict[str, Scalar | list[Scalar]] = {
+        command, configuration = self._command, situation.configuration
+        request: Facts = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "steps": command.steps,
             "batches": [*self._batches(situation)],
             "expect_speedup": command.expect_speedup or 0.0,
             "budget_s": command.budget_s,
         }
-        title = f"{configuration.title}: {label(configuration, context.device)}"
-        context.wire.send(
-            protocol.StudyStarted(index=self._index, kind=KIND, title=title, request=request)
-        )
+        title = f"{configuration.title}: {label(configuration, self._context.device)}"
+        self._study.begin(KIND, title, request)
 
     def _run_check(self, name: str) -> Result:
         try:
@@ -153,24 +147,14 @@ class ValidateRun:
         return self._situation
 
     def _report(self, name: str, result: Result) -> None:
-        send = self._context.wire.send
         for line in result.lines:
-            send(
-                protocol.StudyRows(
-                    study=self._index, table="lines", columns={"check": [name], "line": [line]}
-                )
-            )
-        send(
-            protocol.StudyRows(
-                study=self._index,
-                table="checks",
-                columns={
-                    "check": [name],
-                    "status": [result.status],
-                    "evidence": [result.evidence],
-                },
-            )
-        )
+            self._study.rows("lines", {"check": [name], "line": [line]})
+        row: TableColumns = {
+            "check": [name],
+            "status": [result.status],
+            "evidence": [result.evidence],
+        }
+        self._study.rows("checks", row)
 
     # Checks that take more than the variant
 
@@ -193,8 +177,7 @@ class ValidateRun:
             return not_applicable("no toggle is on that could make it faster")
         margin = max(command.region, command.floor)
         least_speedup = command.expect_speedup
-        # Of the base's step time.
-        most = 1 / least_speedup if least_speedup is not None else 1 + margin
+        most = 1 / least_speedup if least_speedup is not None else 1 + margin  # times base
 
         run = CompareRun(
             self._context,
@@ -224,11 +207,7 @@ class ValidateRun:
             return passed(text) if answer.holds else fails(text)
         reasons = answer.reasons
         if answer.more_s is not None:
-            facts: dict[str, Scalar | list[Scalar]] = {
-                "more_s": answer.more_s,
-                "seconds": run.seconds,
-            }
-            self._context.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
+            self._study.facts(more_s=answer.more_s, seconds=run.seconds)
             reasons = [*reasons, more_text(answer.more_s, run.seconds)]
         return undecided("; ".join([text, *reasons]))
 

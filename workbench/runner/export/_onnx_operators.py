@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-BIAS, FRACTION_BITS = 127, 23  # of FP32
-FLOAT, INT32, INT64 = 1, 6, 7  # as ONNX numbers its types
+BIAS, FRACTION_BITS = 127, 23  # exponent bias and mantissa bits of FP32
+FLOAT, INT32, INT64 = 1, 6, 7  # type numbers of ONNX
 POWERS = [2.0**exponent for exponent in range(1 - BIAS, BIAS + 1)]  # all that are normal
 UNIT = 1 << FRACTION_BITS
 
@@ -51,7 +51,7 @@ def cummin(x: Any, dim: int) -> Any:
     wide = op.Unsqueeze(moved, _whole(-2))  # (..., 1, S)
     before = op.Where(later, op.ReduceMax(wide, _whole(-1)), wide)  # (..., S, S)
     least = op.ReduceMin(before, _whole(-1))
-    # Of equals the last counts; those that stand in for later ones do not.
+    # Among equal values the last one counts, except values that replace later ones.
     equal = op.And(op.Equal(before, least), op.Not(later))
     last = op.ReduceMax(op.Where(equal, places, _number(-1)), _whole(-1), keepdims=0)
     values = op.Squeeze(least, _whole(-1))

@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, kw_only=True):
     file_bytes: int = 0
     parameters: int = 0
     opset: int = 0
-    largest: float = 0.0  # of torch's outputs
+    largest: float = 0.0  # largest absolute value of torch's outputs
     difference: float = 0.0  # the largest, of onnxruntime's outputs and torch's
     tolerance: float = 0.0
 

@@ -20,8 +20,8 @@ import kernels
 from workbench.runner.foreign.patches import Patch
 from workbench.runner.foreign.rebinding import Rebinder
 
-NAME = "workbench"  # of the attention in transformers' registries
-_CHOICE = "_attn_implementation_internal"  # of a configuration of transformers
+NAME = "workbench"  # our name in transformers' registries of attention
+_CHOICE = "_attn_implementation_internal"  # attribute of a configuration of transformers
 _SDPA = nn.functional.scaled_dot_product_attention
 
 
@@ -55,7 +55,7 @@ def attend(
     heads = query.dim() == 4 and (enable_gqa or query.shape[1] == key.shape[1])
     if attn_mask is None and not dropout_p and heads and _fits(query, key, value, is_causal):
         return kernels.attention(query, key, value, causal=is_causal, scale=scale)
-    # As the caller wrote it: an older torch lacks the last argument.
+    # Pass ``enable_gqa`` only if it is set: an older torch lacks this argument.
     options = {"enable_gqa": True} if enable_gqa else {}
     return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
 

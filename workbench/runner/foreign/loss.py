@@ -35,10 +35,10 @@ class Logits:
         self.hidden = hidden
         self.weight = weight
         self.is_wide = is_wide  # cast to FP32
-        # What used these logits or parts of them, in a graph of autograd.
+        # Names of operations that used these logits or parts of them in an autograd graph.
         self.uses: list[str] = [] if uses is None else uses
         self._tensor: Tensor | None = None  # the logits, once an operation needed them
-        self._version = 0  # of the tensor's contents as they were computed
+        self._version = 0  # version counter of the tensor when it was computed
 
     @property
     def shape(self) -> torch.Size:
@@ -135,9 +135,9 @@ class Logits:
         return self.shape[0]
 
     def computed(self) -> Tensor:
-        """Return the logits, which are the same tensor each time.
+        """Return the logits, as the same tensor each time.
 
-        Only what was computed without a graph is computed again for one.
+        If they were computed without an autograd graph, they are computed again when one is needed.
         """
         tensor = self._tensor
         if tensor is None or (self.requires_grad and not tensor.requires_grad):

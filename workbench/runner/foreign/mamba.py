@@ -61,7 +61,7 @@ def _convolve_module(self: nn.Conv1d, input: Tensor) -> Tensor:
     """Compute all outputs, also those after the last input."""
     if input.dim() != 3:
         return type(self).forward(self, input)
-    dtype = autocast_dtype(input)  # in which autocast convolves
+    dtype = autocast_dtype(input)  # the dtype in which autocast convolves
     padded = nn.functional.pad(input, (0, self.kernel_size[0] - 1)).to(dtype or input.dtype)
     return _convolved(padded, self.weight.squeeze(1), self.bias, None)
 

@@ -99,7 +99,7 @@ def _inputs(count: int, scale: float, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _eps_of(module: nn.Module) -> Iterator[float | str]:
-    """Yield what eps may be; for a norm without one, the dtype whose eps it takes (``_value``)."""
+    """Yield possible values of eps; without one, the dtype whose eps is used (``_value``)."""
     candidates = [x for x in vars(module).values() if isinstance(x, float) and 0 < x <= 0.1]
     if getattr(module, "eps", 0) is None:
         yield from ("own", "accumulator")

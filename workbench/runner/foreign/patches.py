@@ -112,7 +112,7 @@ def signature(module: nn.Module) -> tuple[Any, ...]:
 
 def _identity(value: Any, module: nn.Module) -> Any:
     """Return a key that is equal only for attributes that compute alike."""
-    if isinstance(value, types.MethodType):  # of two modules it may be the same function
+    if isinstance(value, types.MethodType):  # two modules may have the same function
         owner = "self" if value.__self__ is module else id(value.__self__)
         return id(value.__func__), owner
     if isinstance(value, tuple):

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from workbench.runner.foreign.patches import INTERNAL, Call, NotCopyable, function_of
 from workbench.runner.foreign.rebinding import reads_changing_globals
 
-TOLERANCE = 1e-9  # of the largest element, in FP64
+TOLERANCE = 1e-9  # share of the largest element, in FP64
 _ROUNDED = 0.03  # likewise, of numbers in BF16
 _SEED = 20
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -70,7 +70,7 @@ def agree_in_both_modes(
     A replacement stays while the mode changes.
     """
     for is_training in (False, True):
-        for module in original.modules():  # not by train(), which a class may override
+        for module in original.modules():  # a class may override train()
             module.training = is_training
         if not agree(original, other, inputs, weights):
             return False

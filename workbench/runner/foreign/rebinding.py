@@ -30,7 +30,7 @@ class Rebinder:
     def __init__(self, replace: Replace) -> None:
         self._replace = replace
         self._replacements: dict[int, Any] = {}  # by the id of the original
-        self._originals: list[Any] = []  # so that no id is used again
+        self._originals: list[Any] = []  # the references keep an id from being reused
 
     def patch(self, model: nn.Module, replaced: str) -> Patch:
         """Rebind the methods of all modules of a model that are not torch's own."""

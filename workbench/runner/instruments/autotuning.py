@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 _TUNES = re.compile(
-    r"_template_(autotuning|precompiling)$"  # of a matrix product's kernels, and their compiling
+    r"_template_(autotuning|precompiling)$"  # kernels of a matrix product are compiled or timed
     r"|^CachingAutotuner\.(benchmark_all_configs|coordinate_descent_tuning"
     r"|combo_sequential_autotune)$"
 )
@@ -31,7 +31,7 @@ def watch(logger: type[Any], tuning: Callable[[], AbstractContextManager[None]])
         return False
     lock = threading.Lock()
     entered: list[AbstractContextManager[None]] = []
-    count = 0  # of what is tuned now: threads do so side by side, and one event lies in another
+    count = 0  # current tuning events: threads tune at once, and events nest
 
     @functools.wraps(start)
     def started(self: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:

@@ -18,15 +18,15 @@ JUMPS = 0.12  # assumed for so few: a little more than an H200's jumps at its po
 def moved(readings: Sequence[float], tolerance: float) -> bool:
     """Return True if the later half differs from the earlier by more than the share ``tolerance``.
 
-    That is beyond what the jumps from one reading to the next explain: twice the standard error of
-    the halves' means.
+    The difference must also exceed twice the standard error of the halves' means, which jumps
+    between readings explain.
     """
     half = len(readings) // 2
     if not half:
         return False
     earlier, later = readings[-2 * half : -half], readings[-half:]
     means = statistics.fmean(earlier), statistics.fmean(later)
-    if min(means) <= 0:  # not read, or asleep
+    if min(means) <= 0:  # the clock was not read, or the GPU slept
         return max(means) > 0
     jumps = JUMPS
     if half >= FEW:

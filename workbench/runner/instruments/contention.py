@@ -15,14 +15,14 @@ import psutil
 import pynvml
 
 READ_S = 0.25  # between two readings
-RETRY_S = 10.0  # before a reading that failed is tried again
-COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
+RETRY_S = 10.0  # pause after a reading that failed
+COST_SHARE = 0.005  # share of the time: slow readings are taken less often
 BUSY = 5.0  # % of the device's time from which on other processes count as active
-CPU_BUSY = 25.0  # the same for the CPU, where some process always runs
-QUIET_S = 5.0  # before returning processes are reported again
+CPU_BUSY = 25.0  # higher on the CPU, where some process always runs
+QUIET_S = 5.0  # absence after which returning processes are reported again
 VOID = "another process used the GPU"
 
-# Of each process: seconds of CPU that it spent, and that those spent which it waited for.
+# CPU seconds of each process, and of its ended children.
 Tree = dict[psutil.Process, tuple[float, float]]
 
 
@@ -134,8 +134,8 @@ class CpuOthers:
 def _cpu_seconds_between(before: Tree, after: Tree) -> float:
     """Return seconds of CPU that the processes of a tree spent between two readings of it.
 
-    A parent that waits for an ended child is credited with all that it ever spent: what the
-    reading before had counted of it is taken off, unless no process of the tree waited.
+    A parent that waits for an ended child is credited with all seconds of the child. The seconds
+    that the earlier reading counted are subtracted, unless no process of the tree waited.
     """
     new = (0.0, 0.0)
     alive_s = sum(used_s - before.get(process, new)[0] for process, (used_s, _) in after.items())

@@ -13,22 +13,21 @@ import torch
 from workbench.runner.instruments.cpu_energy import CpuEnergy
 
 POLL_S = 0.01  # between two readings of a meter
-LAG_S = 0.1  # after which a driver's counter no longer includes earlier work
+LAG_S = 0.1  # delay of a driver's counter: until then it includes earlier work
 LEAST_CHANGES = 4
 
 
 class EnergyCounter:
-    """Reader of the joules that the devices of a step use; ``why_not`` is the reason if it cannot.
+    """Reader of the joules of a step's devices; ``why_not`` is the reason if it has no counter.
 
-    Each of several ``ranks`` has a GPU of its own; CPU packages are counted together as they are.
-    A reading takes about 4 ms. The driver updates the counter every 20 to 100 ms, so that a short
-    block scatters by that much.
+    Each of several ``ranks`` has its own GPU; all CPU packages are counted together. A reading
+    takes about 4 ms. The driver updates the counter every 20 to 100 ms, so that a short block
+    scatters by that much.
     """
 
     def __init__(self, device: torch.device, ranks: int = 1) -> None:
         self.why_not = ""
-        # After so many seconds a reading includes no earlier work: the lag and one update.
-        self.lag_s = 2 * LAG_S
+        self.lag_s = 2 * LAG_S  # delay and one update: then a reading includes no earlier work
         self._packages: CpuEnergy | None = None
         self._handles: list[Any] = []
         if device.type != "cuda":
@@ -62,7 +61,7 @@ class EnergyCounter:
 class PowerMeter:
     """Reads a counter in a separate thread while a block runs.
 
-    A counter stands still between two updates of the driver. The mean power is that between the
+    A counter does not change between two updates of the driver. The mean power is that between the
     first and the last change, each at the time of its reading.
     """
 

@@ -9,7 +9,7 @@ import torch
 
 TRIES = 3
 SLEEP_STEPS = 1.5  # how long the GPU sleeps, in steps
-CYCLES_PER_MS = 2_000_000  # at the highest clock of a GPU; at a lower one it sleeps longer
+CYCLES_PER_MS = 2_000_000  # at a GPU's highest clock; at a lower clock it sleeps longer
 
 
 def waiting_share(step: Callable[[], Any], step_ms: float) -> float:

@@ -22,7 +22,7 @@ import torch
 from kernels import hardware
 from workbench.runner.instruments.timing import now_ns
 
-Stepping = TypeVar("Stepping")  # what makes steps: memory belongs to it
+Stepping = TypeVar("Stepping")  # the owner of steps and of their memory
 
 
 class Memory(NamedTuple):
@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 class PeakReader:
     """The highest number of bytes allocated on a GPU since ``restart``.
 
-    The allocator has one counter. A reader that resets it lets all others keep what it showed.
+    The allocator has one counter. Before a reader resets it, all other readers store its value.
     """
 
     _readers: ClassVar[weakref.WeakSet[PeakReader]] = weakref.WeakSet()
@@ -81,10 +81,10 @@ class PeakReader:
 
 
 class GpuMemory(Generic[Stepping]):
-    """Samples PyTorch's caching allocator; memory that CUDA graphs hold is added to its peak.
+    """Samples PyTorch's caching allocator; the memory of CUDA graphs is added to its peak.
 
-    ``pool_bytes`` counts what the graphs of a variant hold beside the allocator's count, and
-    ``others_bytes`` what is held for others than a variant.
+    ``pool_bytes`` counts the memory of a variant's graphs that the allocator does not count,
+    ``others_bytes`` the memory of all other variants.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class GpuMemory(Generic[Stepping]):
         self._device, self._peak = device, PeakReader(device)
         self._count_pools, self._count_others = pool_bytes, others_bytes
         self._others_bytes = 0
-        self._variant: weakref.ref[Any] | None = None  # that steps; it may be freed meanwhile
-        self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
+        self._variant: weakref.ref[Any] | None = None  # the one that steps, unless freed
+        self._pool_bytes: int | None = None  # in its graphs; None: not counted yet
         self._before = math.nan
         self._since_ns = 0
 
@@ -132,7 +132,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._peak = 0.0
-        self._counts = False  # whether the kernel counts the peak of this phase
+        self._counts = False  # True if the kernel counts the peak of this phase
         self._before = math.nan
         self._since_ns = 0
         self._variant: weakref.ref[Any] | None = None

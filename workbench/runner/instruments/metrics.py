@@ -14,7 +14,7 @@ from workbench.runner.instruments.timing import now_ns
 from workbench.runner.wire import Wire
 
 PERIOD_NS = 250_000_000
-SHARE = 0.005  # of the host's time: readings that take long are taken less often
+SHARE = 0.005  # share of the host's time: slow readings are taken less often
 
 
 class MetricReader:
@@ -30,7 +30,7 @@ class MetricReader:
         }
         self._event = torch.cuda.Event() if on_gpu else None
         self._taken_s: float | None = None  # when the reading was taken that is not sent yet
-        self._taken_step = -1  # after how many steps the last reading was taken
+        self._taken_step = -1  # number of steps before the last reading
         self._due_ns = 0
 
     def poll(self, steps: int) -> None:

@@ -18,39 +18,29 @@ from workbench.runner.instruments.clocks import moved
 QUIET_STEPS = 3  # steps without an event before steps count as steady
 QUIET_S = 0.1  # and this long
 CLOCK_TOLERANCE = 0.02
-CLOCK_SAMPLES = 20  # of telemetry: one second
+CLOCK_SAMPLES = 20  # samples of one second of telemetry
 
 Changed = Callable[[Phase], None]
 
 
 class PhaseTracker:
-    """Follows one runner's phases; ``changed`` is called at each change, as it happens."""
+    """Follows one runner's phases; ``changed`` is called immediately at each change."""
 
     def __init__(self, changed: Changed) -> None:
         self._changed = changed
         self.phase = Phase.WARM_UP
-        self._events = 0  # compilations and captures: their steps are not steady
-        self._event_phase = Phase.COMPILE
+        self.events = 0  # compilations and captures so far: their steps are not steady
+        self.last_event = Phase.COMPILE  # the phase of the latest event
         self._handled_events = 0
         self._quiet_steps = 0
         self._quiet_since_ns = 0
         self._reserved = float("nan")
         self._clocks: deque[float] = deque(maxlen=CLOCK_SAMPLES)
-        self._clocks_lock = threading.Lock()  # telemetry adds to them from a thread of its own
+        self._clocks_lock = threading.Lock()  # telemetry adds clocks from another thread
         self._watches_compiles = False
 
-    @property
-    def events(self) -> int:
-        """Return the number of compiles and captures; ``last_event`` is the latest's phase."""
-        return self._events
-
-    @property
-    def last_event(self) -> Phase:
-        """Return the phase of the latest event."""
-        return self._event_phase
-
     def watch_compiles(self) -> None:
-        """Let torch report compilation and tuning; autograd's threads do so for backward graphs."""
+        """Let torch report compilation and tuning; for backward graphs, autograd's threads do."""
         if self._watches_compiles:
             return
         self._watches_compiles = True
@@ -75,28 +65,29 @@ class PhaseTracker:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Mark everything inside as ``phase``; the step that it happens in is not steady.
+        """Mark everything inside as ``phase``; a step with an event is not steady.
 
-        Inside of another event, the step counts as that one's: tuning is a part of compiling.
+        Inside of another event, the step has the phase of the outer one: tuning is a part of
+        compiling.
         """
         before = self.phase
-        self._events += 1
-        self._event_phase = phase
+        self.events += 1
+        self.last_event = phase
         self._enter(phase)
         try:
             yield
         finally:
             if Phase.BUILD < before < Phase.WARM_UP:
-                self._event_phase = before
+                self.last_event = before
             self._enter(before if before < Phase.WARM_UP else Phase.WARM_UP)
 
     def check(self) -> None:
-        """Results are compared with a reference from here on; no step is made."""
+        """Begin the phase in which results are compared with a reference; no step runs."""
         self._enter(Phase.CHECK)
 
     def restart(self) -> None:
         """Begin a new segment: steps warm up again."""
-        self._handled_events = self._events
+        self._handled_events = self.events
         with self._clocks_lock:
             self._clocks.clear()  # under a power limit every configuration has its own clock
         self._unsettle()
@@ -104,11 +95,11 @@ class PhaseTracker:
 
     def step_phase(self, now_ns: int) -> Phase:
         """Return the phase of the step that has just been called."""
-        if self._handled_events != self._events:
-            self._handled_events = self._events
+        if self._handled_events != self.events:
+            self._handled_events = self.events
             self._unsettle()
             self._enter(Phase.WARM_UP)
-            return self._event_phase
+            return self.last_event
         if self.phase is Phase.STEADY:
             return Phase.STEADY
         if self._quiet_steps == 0:

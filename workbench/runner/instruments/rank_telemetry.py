@@ -1,7 +1,7 @@
 """Telemetry of the devices that the other ranks of a step use, beside the runner's own.
 
-They are sampled as long as the ranks are there, whichever variant steps: a GPU that waits for its
-turn shows that too. Without a GPU a rank is a process; only its resident memory is known.
+They are sampled as long as the ranks exist, even while a variant of one rank steps: an idle GPU is
+information too. Without a GPU a rank is a process; only its resident memory is known.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ProcessSampler:
         self.other_processes: GpuOthers | CpuOthers = CpuOthers()
 
     def fast(self) -> Sample:
-        """Read resident bytes; nothing of a process that has ended."""
+        """Read resident bytes; an ended process has no sample."""
         try:
             return {"memory_used": float(self._process.memory_info().rss)}
         except psutil.NoSuchProcess:
             return {}
 
     def slow(self) -> Sample:
-        """Return nothing: nothing is slow to read here."""
+        """Return nothing: a process has no slow readings."""
         return {}
 
     def how(self) -> dict[str, str]:
@@ -45,15 +45,15 @@ class ProcessSampler:
 
 
 class Ranks(Protocol):
-    """A group of ranks, as far as their telemetry is concerned."""
+    """The part of a group of ranks that telemetry reads."""
 
     @property
     def pids(self) -> Mapping[int, int]:
         """The processes of the other ranks on this host, by rank."""
 
 
-class Companions:
-    """Samples what the present group of ranks uses; call ``update`` when another variant steps.
+class RankTelemetry:
+    """Samples the devices of the present group of ranks; ``update`` follows a change of variant.
 
     ``present`` returns that group; None if there is one rank.
     """

@@ -170,7 +170,7 @@ class _Gpm:
             "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
             "dram_active": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
         }
-        self.why_not: dict[str, str] = {}  # of the metrics that the last reading lacked
+        self.why_not: dict[str, str] = {}  # reasons by metric that the last reading lacked
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
         pynvml.nvmlGpmSampleGet(handle, self._samples[0])
         self._calls = 0
@@ -221,7 +221,7 @@ class _Readings:
     def __init__(self, calls: dict[str, Callable[[], float]]) -> None:
         self._calls = calls
         self._again_s: dict[str, float] = {}
-        self.why_not: dict[str, str] = {}  # of those that failed
+        self.why_not: dict[str, str] = {}  # reasons by metric that failed
 
     def read(self) -> Sample:
         """Return the available readings."""
@@ -240,7 +240,7 @@ class _Readings:
 
 def _cpu_mhz() -> tuple[float, str]:
     """Return the mean clock of the CPU's cores, and why it is unknown; empty if it is known."""
-    if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
+    if not hasattr(psutil, "cpu_freq"):  # psutil lacks it on platforms without this reading
         return math.nan, "psutil cannot read a CPU's clock on this platform"
     try:
         frequency = psutil.cpu_freq()

@@ -1,8 +1,8 @@
 """Samples the device in separate threads: NVML for a GPU, psutil without one.
 
-Fast readings (1 to 10 us a call on an H200) come 20 times a second. GPM metrics, where offered, are
-averages over the time since the previous sample. Slow ones (energy 4 ms, PCIe 21 ms a call) have a
-thread of their own, once in two seconds, so that they delay nothing.
+Fast readings (1 to 10 us a call on an H200) come 20 times a second. GPM metrics, if the GPU has
+them, are averages over the time since the previous sample. Slow readings (energy 4 ms, PCIe 21 ms a
+call) have a separate thread, once in two seconds, so that they delay nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BATCH = 2
 
 
 class Telemetry:
-    """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample.
+    """Runs a sampler's two lanes and sends their samples; ``on_sample`` gets every fast sample.
 
-    Sampling periods are sent only for the ``main`` device; the others use the same.
+    Sampling periods are sent only for the ``main`` device; other devices have the same.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Telemetry:
         self._sampler = sampler
         self._on_sample = on_sample
         self._slow_sample: Sample = {}
-        self._told: dict[str, str] = {}  # how each measure is sampled
+        self._sampling: dict[str, str] = {}  # the reported sampling of each measure
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(
@@ -78,7 +78,7 @@ class Telemetry:
 
     def _send_sampling(self, sampling: dict[str, str]) -> None:
         """Send the sampling periods, and each measure that was lost or came back."""
-        if sampling == self._told:
+        if sampling == self._sampling:
             return
         device = self._sampler.device
         if self._main:
@@ -86,7 +86,7 @@ class Telemetry:
         of = "" if self._main else f"{device.upper()} "
         for name, text in sampling.items():
             lost = text.startswith(ABSENT)
-            if name in self._told and lost != self._told[name].startswith(ABSENT):
+            if name in self._sampling and lost != self._sampling[name].startswith(ABSENT):
                 change = (
                     f"no longer measured ({text.removeprefix(ABSENT)})"
                     if lost
@@ -94,7 +94,7 @@ class Telemetry:
                 )
                 kind = "warning" if lost else "info"
                 self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {change}"))
-        self._told = sampling
+        self._sampling = sampling
 
     def _slow_lane(self) -> None:
         while not self._stopped.wait(SLOW_PERIOD_S):

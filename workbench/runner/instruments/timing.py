@@ -32,7 +32,7 @@ _CLOCKS = {
     )
     for name in names.split()
 }  # fmt: skip
-_replaced: dict[str, None] = {}  # by a model's file, in order
+_replaced: dict[str, None] = {}  # names that a model's file replaced, in order
 
 AHEAD_MS = 20.0  # how far ahead of the GPU the host may queue steps
 AHEAD_STEPS = 64

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy.random  # before a step loads it, which would look like a drawn number
+import numpy.random  # loaded in a step, it would look like a drawn number
 import torch
 from torch import nn
 

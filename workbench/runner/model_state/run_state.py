@@ -76,7 +76,7 @@ class RunState:
         self, roots: Iterable[tuple[str, Any]], free_bytes: int, skipped: Iterable[Any] = ()
     ) -> None:
         self._restores: list[Restore] = []
-        self._visited: dict[int, Any] = {}  # by id; holds on to each, so that no id is used again
+        self._visited: dict[int, Any] = {}  # by id; the references keep an id from being reused
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._backups = Backups(free_bytes)
         for value in skipped:
@@ -295,9 +295,9 @@ def recorded(
 def restored_state(
     model: Model, device: torch.device, free_bytes: int
 ) -> Iterator[Callable[[], None]]:
-    """Restore what calls of a model change beside its parameters; yield a restore for now.
+    """Restore state that calls of a model change, except parameters; yield a function for it.
 
-    Of a user's model whose state cannot be recorded, only the buffers are restored.
+    If the state of a user's model cannot be recorded, only its buffers are restored.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(model, OwnModel):
@@ -313,7 +313,7 @@ def restored_state(
 
 @contextlib.contextmanager
 def restored_buffers(model: Model, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Restore choices, metrics and counts of calls, and the generators; yield a restore for now."""
+    """Restore choices, metrics, call counts and the generators; yield a function for it."""
     live = (model.adapted(), model.carried(), model.metrics())
     tensors = {id(tensor): tensor for group in live for tensor in group.values()}.values()
     copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -360,7 +360,7 @@ def are_same(first: Tensor, second: Tensor) -> bool:
         if torch.equal(
             *(x.resolve_neg().view(_INTEGERS[x.dtype.itemsize]) for x in (first, second))
         ):
-            return True  # in one pass over the numbers
+            return True
         if first.dtype.itemsize == 1:  # FP8 has hardly any operators
             return False
     alike = (first == second) & (torch.signbit(first) == torch.signbit(second))

@@ -30,7 +30,7 @@ class Variable:
     value: Any
     set: Callable[[Any], object]
     is_buffer: bool = False
-    is_cache: bool = False  # of a function; ``value`` has the objects in it that may hold state
+    is_cache: bool = False  # the cache of a function; ``value`` has its objects that may hold state
 
 
 def roots(model: OwnModel) -> list[tuple[str, Any]]:
@@ -63,7 +63,7 @@ class _Search:
 
     def add(self, name: str, value: Any, setting: Callable[[Any], object]) -> None:
         """Add one variable, or the function that it holds."""
-        while name in self.variables:  # of functions or classes with the same name
+        while name in self.variables:  # several functions or classes have this name
             name += "'"
         if isinstance(value, FUNCTION_CACHE):
             content = list(filter(_may_hold_state, cached_values(value)))
@@ -120,7 +120,7 @@ class _Search:
     def add_functions(self) -> None:
         """Add what functions enclose, their attributes and their mutable default arguments."""
         visited: set[int] = set()
-        for function in self.functions:  # which grows: a decorated function is in a closure
+        for function in self.functions:  # grows in the loop: a closure holds a decorated function
             if id(function) in visited or (function.__module__ or "").startswith("torch."):
                 continue
             visited.add(id(function))

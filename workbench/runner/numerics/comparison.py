@@ -98,8 +98,8 @@ def check(
 
     If the check fails, lacks memory or has no reference, the result is "not checked". ``between``
     is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; even then
-    the variant is restored. Of what is ``shared``, only missing parts are computed; the weights
-    and moments are then those of the first check, which stay.
+    the variant is restored. With ``shared`` results, only missing parts are computed; the
+    weights and moments are then those of the first check, and they stay.
     """
     try:
         with (
@@ -296,7 +296,7 @@ def _curve(
             if not lacks_memory(error):
                 raise
             why = explain(error).sentence
-        gc.collect()  # what it held where it failed
+        gc.collect()  # frees the tensors that the failed check held
     return why
 
 

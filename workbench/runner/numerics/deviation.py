@@ -38,11 +38,11 @@ class Deviation:
     which: str
     tolerance: float
     promise: Promise | None
-    output_index: int = 0  # of that output
+    output_index: int = 0  # index of the output with that distance
     layer: LayerError | StructureError | None = None
-    skipped: tuple[str, ...] = ()  # of the two checks of single layers, and why, in words
-    difference: float | None = None  # of the losses, where there are some
-    bound: float = 0.0  # of that
+    skipped: tuple[str, ...] = ()  # checks of single layers that were skipped, and why
+    difference: float | None = None  # difference of the losses; None without losses
+    bound: float = 0.0  # largest allowed difference of the losses
     tied: str = ""
 
     @property

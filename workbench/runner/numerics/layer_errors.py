@@ -28,7 +28,7 @@ from workbench.runner.profiling.eager import eager
 from workbench.runner.roofline.ceilings import fp32_products
 from workbench.runner.structures import cast_floats
 
-SMALLEST = 0.01  # of a layer's scale; smaller deviations are no error
+SMALLEST = 0.01  # share of a layer's scale; smaller deviations are no error
 COARSE = 1e-4  # a tolerance below this shows such an error without this check
 _PROBES = 6
 _DEVIATIONS = 5.0  # standard deviations within which all projections of rounding errors should be

@@ -13,7 +13,7 @@ from workbench.runner.numerics.outputs import measurable
 from workbench.runner.numerics.reference import Plain
 from workbench.runner.variants.variant import Variant
 
-Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite
+Counts = tuple[float, float, float]  # counts of NaN, infinite and negatively infinite outputs
 
 
 def count(outputs: list[torch.Tensor]) -> torch.Tensor:

@@ -29,7 +29,7 @@ def _nothing_infinite(batch: int) -> Counts | None:
 class FiniteWatch:
     """Checks the outputs of one segment; ``poll`` is called between steps.
 
-    ``expected`` tells what is not finite in a batch's outputs and may be so; None: none of it may.
+    ``expected`` returns the allowed counts of non-finite outputs of a batch; None: none is allowed.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class FiniteWatch:
         self._copy = torch.empty(len(_NONE), dtype=torch.float64, pin_memory=on_gpu)
         self._event = torch.cuda.Event() if on_gpu else None
         self._expected = expected
-        self._known: dict[int, Counts] = {}  # by batch; after the first entry, all are counted
-        self._batch = 0  # that was looked at last
+        self._known: dict[int, Counts] = {}  # by batch; complete after the first entry
+        self._batch = 0  # the batch that was checked last
         self._taken = False
         self._due_ns = 0
         self.triggered = False  # something was not finite

@@ -47,9 +47,9 @@ class Outputs:
     values: torch.Tensor
     loss: float | None
     promise: Promise | None = None
-    several: tuple[torch.Tensor, ...] = ()  # where the model gives more than ``values``
-    drew: bool = False  # random numbers
-    carries: bool = False  # what it leaves in buffers is another
+    several: tuple[torch.Tensor, ...] = ()  # all outputs, if the model returns more than one
+    drew: bool = False  # the model drew random numbers
+    carries: bool = False  # it changed its buffers
 
     @classmethod
     def of(cls, output: Any, loss: float | None, promise: Promise | None = None) -> Outputs:

@@ -26,8 +26,8 @@ from workbench.runner.training.trainer import Parameters
 from workbench.runner.user_models import global_flags
 from workbench.runner.workloads import Compute
 
-_CALLS = 8  # that a module which some of them skip is looked for in
-_MORE_CALLS = 32  # of a model that decides on the host, which may skip a module rarely
+_CALLS = 8  # calls in which to look for a module that some of them skip
+_MORE_CALLS = 32  # for a model that decides on the host: it may skip a module rarely
 _DECISIONS = frozenset(
     getattr(torch.Tensor, name)
     for name in ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")

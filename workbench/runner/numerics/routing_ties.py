@@ -28,8 +28,8 @@ _Moved = tuple[float, float]  # relative error of the outputs, distance of the l
 class Nudges:
     """Nudged references of one model.
 
-    ``moved`` tells how far a nudge moves outputs and loss. ``rounding`` is one of the variant's
-    precision, and ``aim`` the relative error that its outputs may have.
+    ``moved`` returns how far a nudge moves outputs and loss. ``rounding`` is one rounding of the
+    variant's precision, ``aim`` the allowed relative error of its outputs.
     """
 
     moved: Callable[[Nudge], _Moved]

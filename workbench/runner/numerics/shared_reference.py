@@ -31,7 +31,7 @@ from workbench.runner.user_models import global_flags
 from workbench.runner.variants.variant import Variant
 
 HOST_ROOM = 4  # times the bytes of a copy must be free on the host for it
-STEPS = 8  # of a training run, and so batches that a digest reads
+STEPS = 8  # steps of a training run: a digest reads as many batches
 
 Result = TypeVar("Result")
 

@@ -79,8 +79,8 @@ def copy_of(
 class RankGradients:
     """The mean of the gradients of several ranks, as data parallelism computes it.
 
-    Hooks of parameters see the gradients of one rank. ``sent_dtype``: what ranks round them to;
-    None: nothing.
+    Hooks of parameters see the gradients of one rank. ``sent_dtype``: the dtype to which ranks
+    round them; None: they are not rounded.
     """
 
     def __init__(

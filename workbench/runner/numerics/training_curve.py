@@ -60,7 +60,7 @@ SLACK = 2.0  # times the plain model's largest error, as for a single step
 SCATTER = 4.0  # deviations that the plain model's differences reach by chance in a few samples
 ROUNDINGS = 8  # roundings of FP32 that the sum over a batch may accumulate
 LOGIT = 1000.0  # larger outputs are not the logits of a cross entropy
-ROUGH = 0.1  # of what training changes of the loss
+ROUGH = 0.1  # share of the loss's change by training
 AGAIN = 2  # comparisons from other weights that must all be within their bounds
 MOST_RUNS = 16  # each reaches a lower loss scale; 8 steps halve it 8 times
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
@@ -77,7 +77,7 @@ class TrainingRun:
 
     losses: list[float]
     updates: WeightUpdates
-    scale: float = math.inf  # of the loss at the end; infinite if it is not scaled
+    scale: float = math.inf  # loss scale at the end; infinite if the loss is not scaled
 
 
 @dataclass(frozen=True)

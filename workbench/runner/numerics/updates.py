@@ -27,20 +27,20 @@ WeightUpdates = Mapping[int, Tensor]  # updates by the id of the variant's param
 Groups = Sequence[Sequence[int]]  # the optimizer's, of such addresses
 
 FOLLOWS = 0.1  # largest distance from 1 of a plain model's projection that follows the reference
-SHORT = 0.1  # of the reference's steps
-COARSE = 0.25  # of the plain model's updates in 16 bits, which vary by chance; and of 8-bit moments
+SHORT = 0.1  # share of the reference's steps
+COARSE = 0.25  # allowed for updates in 16 bits, which vary by chance, and for 8-bit moments
 LARGEST = 0.4  # a bound beyond it would let half of an update pass
 _LEAST_MOVED = 64  # elements; half of them show a missing half
 _LEAST_OF_TENSOR = 16  # elements that cannot stand still by chance
 _LEAST_SEEN = 100  # elements that moved of one tensor, to judge by how far
-_FAR = 0.6  # of the plain model's distance
+_FAR = 0.6  # share of the plain model's distance
 
 
 @dataclass(frozen=True)
 class Projection:
     """The projection of weight updates on the standard's; ``allowed`` is the distance from 1."""
 
-    name: str  # of the weights
+    name: str  # the name of the weights
     value: float
     allowed: float
     standard: str = "reference"
@@ -142,7 +142,7 @@ def of_tensors(
             projections.append(Projection(name, 0.0, COARSE, "plain model"))
             continue
         lengths = [float(steps[key].abs().sum()) for steps in (actual, plain, reference)]
-        # Where the reference hardly moves, the gradient is rounding and nothing else.
+        # If the reference hardly moves, the gradient is only rounding.
         if moved >= _LEAST_SEEN and lengths[2] > lengths[1] / 2:
             ratio = lengths[0] / lengths[1]
             if ratio < _FAR:

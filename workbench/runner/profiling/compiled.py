@@ -47,10 +47,10 @@ def name_compiled(
     ``graphs``: calls by the graph's key. ``modules``: the class of each module by its path; the
     model's own path is empty. ``has_loss``: whether calls outside of any module belong to the loss.
     Calls that cannot be attributed remain with the compiled code, or with the block that was
-    compiled separately, and ``trace.untold`` gives the reason. A graph that is replayed as CUDA
-    graphs makes few calls.
+    compiled separately, and ``trace.unattributed`` gives the reason. A graph that is replayed as
+    CUDA graphs makes few calls.
     """
-    untold: dict[str, None] = {}
+    unattributed: dict[str, None] = {}
     within: dict[int, list[int]] = defaultdict(list)
     for index, span in enumerate(trace.spans):
         within[span.parent].append(index)
@@ -64,8 +64,8 @@ def name_compiled(
         why = [] if calls else [_UNKNOWN]
         why += _name_launched(trace, within, index, calls, scope)
         if index not in replaying:
-            untold |= dict.fromkeys(why)
-    trace.untold = "; ".join(untold)
+            unattributed |= dict.fromkeys(why)
+    trace.unattributed = "; ".join(unattributed)
 
 
 def _enclosing_ranges(trace: Trace, index: int) -> Iterator[int]:

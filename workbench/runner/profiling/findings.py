@@ -11,6 +11,7 @@ from typing import BinaryIO
 import torch
 
 from models import Footprint, Model
+from sessions.columns import TableColumns
 from sessions.model import Scalar
 from sessions.studies import breakdown
 from sessions.tracing import trace
@@ -55,8 +56,10 @@ def notes(compilation: Compilation, device: torch.device, void: str, result: Tra
             "torch.compile fuses operators of several modules into one kernel. Its time counts "
             "for the innermost module that contains them all."
         )
-        if result.untold:
-            lines.append(f"(compiled code) could not be attributed to a module: {result.untold}.")
+        if result.unattributed:
+            lines.append(
+                f"(compiled code) could not be attributed to a module: {result.unattributed}."
+            )
     if compilation.recorded and not recordings.can_launch(device.index):
         lines.append(
             "This version of torch offers no way to run Inductor's own CUDA graphs kernel by "
@@ -86,7 +89,7 @@ def disturbed(before_ms: float, after_ms: float) -> str:
 
 def peak_by_role(
     memory: dict[str, list[float]], estimate: Footprint | None, *, trains: bool
-) -> dict[str, list[float | str | None]]:
+) -> TableColumns:
     """Return the table ``peak`` of a profile from the memory during the step."""
     totals = [sum(sizes) for sizes in zip(*(memory[role] for role in breakdown.ROLES), strict=True)]
     # A graph's pool exists all the time: its peak is where the step uses most of it.

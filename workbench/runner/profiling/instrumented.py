@@ -163,8 +163,8 @@ class _Canonical(TorchDispatchMode):
 class Products(TorchFunctionMode):
     """The error of each FP32 product and convolution inside, relative to FP64.
 
-    ``errors`` has an entry a call by what it is. Products that no function of torch names (within
-    attention, or a kernel of its own) are not seen.
+    ``errors`` has one entry per call, by the name of the product. Products inside another function
+    (attention, or a separate kernel) are not seen.
     """
 
     def __init__(self) -> None:

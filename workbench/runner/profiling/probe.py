@@ -23,9 +23,9 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 
 @dataclass(frozen=True)
 class Probe:
-    """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers.
+    """Findings of one call: dtypes that linear layers returned, and names of layers that ``ran``.
 
-    ``read``: the names of quantized layers whose weight the model read, called or not.
+    ``read``: names of quantized layers whose weight the model read, with or without a call.
 
     ``needs_gradients``: the model cannot be called without recording gradients, because it
     differentiates in its forward pass or in its loss.
@@ -42,8 +42,8 @@ def probe(
 ) -> Probe:
     """Run ``model`` once on few inputs in the precision of its steps, and look at linear layers.
 
-    ``is_own_model``: it comes from the user's own file. It may support only what its steps do, so
-    it runs in their mode, with the loss if they train; nothing that it compiles is compiled here.
+    ``is_own_model``: the model comes from the user's file and may support only its steps. So it
+    runs in their mode, with the loss if they train. Code that it compiles is not compiled here.
     """
     dtypes: dict[str, torch.dtype] = {}
 

@@ -20,7 +20,7 @@ from models.layers.quantized_linear import QuantizedLinear
 _SAFE = frozenset(
     getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "is_cuda", "layout")
 ) | {Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, torch.is_complex}
-_SAME = frozenset({Tensor.detach, Tensor.requires_grad_})  # as ``state_dict`` does
+_SAME = frozenset({Tensor.detach, Tensor.requires_grad_})  # ``state_dict`` calls these
 
 
 class MissingWeight(Tensor):
@@ -70,7 +70,7 @@ def guarded(layers: Mapping[str, QuantizedLinear]) -> Iterator[None]:
         rest = dict(layer._parameters)
         layer._parameters.clear()
         layer._parameters["weight"] = MissingWeight(name, layer)  # type: ignore[assignment]
-        layer._parameters.update(rest)  # after the weight, as in a linear layer
+        layer._parameters.update(rest)  # the weight stays first, as in a linear layer
         layer.was_read = False
     try:
         yield

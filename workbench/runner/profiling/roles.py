@@ -63,7 +63,7 @@ def known(
 ) -> Known:
     """Return the memory of a model and its steps between two of them.
 
-    ``buckets``: what gradients lie in where ranks reduce them. ``pool_bytes``: as in ``Known``.
+    ``buckets``: memory of gradients that ranks reduce. ``pool_bytes``: as in ``Known``.
     """
     memory = Known()
     on_gpu = device.type == "cuda"
@@ -183,7 +183,7 @@ def _blocks(trace: Trace, before: Known) -> list[_Block]:
             block.stop = event.at
             addressed_blocks.append((event.address, block))
         else:
-            unseen += -event.bytes  # from before the trace, and of unknown role
+            unseen += -event.bytes  # allocated before the trace: its role is unknown
             addressed_blocks.append((event.address, _Block(-event.bytes, float("-inf"), event.at)))
     before.other = max(0, before.other - unseen)
     addressed_blocks += live.items()

@@ -22,8 +22,8 @@ RATES = frozenset({"float32", "tf32", "float16", "bfloat16", *eight_bit.UNITS}) 
 class Roof:
     """The ceilings of one device, measured if they are not stored; each result is sent.
 
-    ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
-    a stretch of ``perf_counter_ns``, empty if none did; ``known`` is called with each result.
+    ``disturbance`` returns a clause that names other users of the device in a period of
+    ``perf_counter_ns``; empty if there were none. ``known`` is called with each result.
     """
 
     def __init__(

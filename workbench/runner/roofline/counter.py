@@ -1,8 +1,8 @@
-"""Counts what a step does, call by call: bytes and FLOPs of operators on fake tensors.
+"""Counts the work of a step, call by call: bytes and FLOPs of operators on fake tensors.
 
-An operator of the library that runs as a fused kernel counts as its own descriptor says; whatever
-runs as plain torch counts aten operator by aten operator, each reading its inputs from memory and
-writing its outputs there. What a cache would save is not counted.
+The cost of a fused kernel comes from its descriptor in the library. Plain torch is counted by aten
+operator: each one reads its inputs from memory and writes its outputs there. Savings by caches are
+not counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call:
     name: str
     bytes: int
     flops: int
-    dtype: str  # of the matrix rate that the FLOPs go by
+    dtype: str  # the matrix rate of this dtype limits the FLOPs
 
     @property
     def work(self) -> Work:
@@ -91,7 +91,7 @@ class Tally:
         self._device, self._filled, self._saves = device, filled, saves
         self._paused = 1  # until ``counting``
         self._label = ""
-        self._update = OptimizerUpdate()  # of the optimizer's step that runs
+        self._update = OptimizerUpdate()  # the work of the current optimizer step
         self._ranges: list[_Range] = []
 
     def looking(self) -> AbstractContextManager[None]:
@@ -168,7 +168,7 @@ class Tally:
     ) -> tuple[Any] | None:
         """Run the implementation and count its operators; return None if it needs real numbers.
 
-        ``backward`` is what its backward pass needs, if it runs.
+        ``backward`` are the calls of its backward pass, if it runs.
         """
         count = len(self.calls)
         first, before = torch._C._autograd._get_sequence_nr(), self._label
@@ -299,9 +299,9 @@ class _Fused(torch.autograd.Function):
 
 
 def _is_recomputing() -> bool:
-    """Return True in a block that a checkpoint computes again, as a node reads what it saved.
+    """Return True while a checkpoint computes a block again, because a backward node needs it.
 
-    A node itself records no gradients.
+    A node itself runs without recording gradients.
     """
     return torch._C._current_autograd_node() is not None and torch.is_grad_enabled()
 
@@ -317,13 +317,13 @@ def _needs_gradient(value: Any) -> bool:
 
 
 def is_view(function: Any) -> bool:
-    """Return True if all that an operator returns are views, so that it computes nothing."""
+    """Return True if an operator returns only views, so that it computes nothing."""
     returned = [returned_value.alias_info for returned_value in function._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
 
 def _dtype(values: Any) -> str:
-    """Return the matrix rate that a product of these goes by."""
+    """Return the name of the matrix rate that limits a product of these tensors."""
     dtypes = [
         tensor.dtype
         for tensor in values

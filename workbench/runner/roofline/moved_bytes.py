@@ -61,7 +61,7 @@ def reads_and_writes(
     changed = {id(tensor): tensor for tensor in _changed(function, args, kwargs)}
     written = changed | {id(tensor): tensor for tensor in outputs}
     unread = set(changed) if base in _OVERWRITES else set()
-    if function._schema.overload_name.endswith("out"):  # which may be an input as well
+    if function._schema.overload_name.endswith("out"):  # the output may be an input as well
         given = _given(function, args, kwargs)
         unread = set(changed) - {
             id(leaf)

@@ -46,7 +46,7 @@ class PredictedToggle(Protocol):
 
     @property
     def known_classes(self) -> Mapping[str, Collection[str]]:
-        """Operators whose least time is known for every other option, too, by kernel class."""
+        """Operators whose least time is known for the other options too, by kernel class."""
 
     @property
     def is_counted(self) -> bool:
@@ -58,10 +58,10 @@ class PredictedToggle(Protocol):
 
 
 class Predictor:
-    """Counts configurations once, also those whose steps have the same work.
+    """Predicts step times from counted work; steps with the same work are counted once.
 
     ``resolve`` returns the situation of a configuration on a device; it raises ``ValueError`` for
-    one that cannot run. ``toggles`` say what is unknown beforehand. ``count`` returns the work of
+    one that cannot run. ``toggles`` report what cannot be predicted. ``count`` returns the work of
     a situation's step.
     """
 
@@ -75,7 +75,7 @@ class Predictor:
         self._roof, self._toggles = roof, toggles
         self._resolve, self._count = resolve, count
         self._known: dict[bytes, Tally | str] = {}
-        self._idle: dict[bytes, float] = {}  # by ``profiled``
+        self._idle: dict[bytes, float] = {}  # idle milliseconds, as given to ``profiled``
 
     def of(self, base: Configuration, other: Configuration) -> Prediction:
         """Return the prediction for two configurations; one that cannot run has none."""

@@ -13,7 +13,7 @@ def main() -> int:
     wire = Wire.from_standard_streams()
     wire.listen()
     wire.send(catalogue(wire.created))
-    count = 0  # of segments
+    count = 0  # segments of all scripts
     while not isinstance(command := wire.next(), protocol.Quit):
         if isinstance(command, protocol.Script):
             watch = ScriptWatch(wire, command, count)

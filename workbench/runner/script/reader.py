@@ -24,10 +24,10 @@ class Reader:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
         self._rests: dict[Path, bytes] = {}
-        self._waiting: dict[Path, list[Entry]] = {}  # of processes that have not stepped
+        self._waiting: dict[Path, list[Entry]] = {}  # entries of processes that have not stepped
         self._main: Path | None = None
         self._first_ns: dict[Path, int] = {}  # when a process began its first step
-        self._ranks: set[Path] = set()  # of ranks above 0
+        self._ranks: set[Path] = set()  # files of ranks above 0
         self.imported_torch = self.explicit = False
 
     @property

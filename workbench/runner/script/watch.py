@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from sessions.columns import TableColumns
 from sessions.model import Evidence, Phase
 from sessions.numbers import counted
 from sessions.studies import breakdown
@@ -48,7 +49,7 @@ class ScriptWatch:
         self._phase_s = 0.0
         self._phases = PhaseTracker(self._enter_phase)
         self._memory: list[float] | None = None
-        self._input_ms: list[float] = []  # of steady steps
+        self._input_ms: list[float] = []  # milliseconds of steady steps
         self._step_ms: list[float] = []
         self._compiled: Counter[str] = Counter()
         self._evidence: list[Evidence] = []
@@ -61,7 +62,7 @@ class ScriptWatch:
         wire.send(protocol.State(state="running", text=self._command.label))
         reason = "cancelled"
         while not wire.cancelled.is_set():
-            has_ended = (self._folder / ENDED).exists()  # before the last entries are read
+            has_ended = (self._folder / ENDED).exists()  # read before the last entries
             for entry in self._reader.read():
                 self._handle(entry)
             if has_ended:
@@ -123,7 +124,7 @@ class ScriptWatch:
 
     def _sample(self, sampler: Sampler) -> None:
         if self._telemetry is not None:
-            self._telemetry.stop()  # of the host, before the script used its GPU
+            self._telemetry.stop()  # it sampled the host, before the script used its GPU
         self._telemetry = Telemetry(self._wire, sampler, self._record_clock)
         self._telemetry.start()
 
@@ -267,7 +268,7 @@ class ScriptWatch:
             )
         )
         names = ["waiting for input", "everything else"]
-        columns: dict[str, list[float | str | None]] = {
+        columns: TableColumns = {
             "name": [*names],
             "module": [breakdown.INPUT, breakdown.OUTSIDE],
             "phase": ["input", "step"],

@@ -15,9 +15,9 @@ from workbench.runner.workloads import all_workloads
 class Fix(NamedTuple):
     """A change that makes a model call an operator; no ``choices``: only a person can make it."""
 
-    text: str  # for users
+    text: str  # a sentence for users
     choices: dict[str, str]
-    workloads: tuple[str, ...]  # in which the model would call it
+    workloads: tuple[str, ...]  # workloads in which the model would call it
 
 
 def not_called(operator: str, situation: Situation) -> Blocked | None:

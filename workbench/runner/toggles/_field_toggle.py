@@ -25,6 +25,7 @@ from workbench.runner.toggles._toggle import (
     Toggle,
     as_default,
     effective,
+    never_blocked,
     no_effect,
     unknown,
 )
@@ -39,10 +40,6 @@ FOLLOW = "follow"
 SWITCH: Mapping[str, tuple[str, Scalar]] = {"on": ("On", True), "off": ("Off", False)}
 
 
-def _always(value: Any, situation: Situation) -> Blocked | None:
-    return None
-
-
 def _nothing_to_add(value: Any, observed: Observed) -> str:
     return ""
 
@@ -55,7 +52,7 @@ def field_toggle(
     *,
     name: str = "",
     group: str = "Model",
-    needs: Needs = _always,
+    needs: Needs = never_blocked,
     idle: Facts = _nothing_to_add,
     facts: Facts = _nothing_to_add,
     same_mathematics: bool = False,
@@ -137,7 +134,7 @@ def _judged(
                 f"the model has {field} = {declared}, because its other fields require it"
             )
         return unknown(f"no model with {field} = {other} can be built for the comparison: {error}")
-    measured = facts(requested, observed)  # of the steps, before the comparison calls the model
+    measured = facts(requested, observed)  # facts of the steps: the comparison calls the model
     comparison = effects.compare(observed, other_situation)
     if comparison is not None and comparison.identical:
         return no_effect(

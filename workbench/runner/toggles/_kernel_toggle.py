@@ -22,6 +22,7 @@ from workbench.runner.toggles._toggle import (
     Trait,
     as_default,
     effective,
+    never_blocked,
     no_effect,
 )
 
@@ -51,16 +52,11 @@ TITLES = {
 _NAMES = TITLES | {AUTO: "automatic choice"}
 
 
-def always(option: str, situation: Situation) -> Blocked | None:
-    """Block nothing."""
-    return None
-
-
 def kernel_toggle(
     operator: str,
     title: str,
     help: str,
-    needs: Callable[[str, Situation], Blocked | None] = always,
+    needs: Callable[[str, Situation], Blocked | None] = never_blocked,
 ) -> Toggle:
     """Return the toggle of one operator: use the choice for all operators, or its own choice.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._kernel_toggle import (
-    always,
     implementations,
     triton_traits,
     unavailable,
@@ -21,6 +20,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    never_blocked,
     no_effect,
 )
 
@@ -43,7 +43,7 @@ def operator_toggle(
     idle: Callable[[Any], str] = lambda model: "",
     presets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     memory: Callable[[str, Situation], Mapping[str, Any]] | None = None,
-    needs: Callable[[str, Situation], Blocked | None] = always,
+    needs: Callable[[str, Situation], Blocked | None] = never_blocked,
 ) -> Toggle:
     """Return a toggle with "off", titled ``off``, and the implementations except ``unfused``.
 

@@ -91,7 +91,8 @@ def patch_toggle(
         evidence=evidence,
         blocked=blocked,
         brings=operator,
-        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},  # it may choose one
+        # The automatic choice may be a Triton kernel.
+        traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},
     )
 
 

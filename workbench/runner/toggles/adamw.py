@@ -57,7 +57,7 @@ def _apply(option: str, build: Build) -> None:
     if option in _EIGHT_BIT:
         build.optimizer = {"eight_bit": _EIGHT_BIT[option]}
         if option == "8bit_torchao":
-            build.phases.watch_compiles()  # it compiles its step
+            build.phases.watch_compiles()  # the optimizer compiles its step
         return
     fused = option == "fused"
     # Capturable keeps the step count on the GPU, so that a CUDA graph can hold the step.

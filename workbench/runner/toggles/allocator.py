@@ -61,7 +61,7 @@ class _Expandable:
         )
 
 
-_Segment = tuple[int, int, bool]  # where it begins and ends, and whether it is expandable
+_Segment = tuple[int, int, bool]  # first address, end address, True if expandable
 
 
 def _reserved() -> list[_Segment]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
 
-_EXPENSIVE = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # of ``kernels``
+_EXPENSIVE = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # ``kernels`` operators
 # Implementations that consist of torch's products and SDPA kernels, which the policy can keep.
 _OF_TORCH = frozenset(("torch", "manual", "chunked", "sdpa", "sdpa_math")) | frozenset(
     ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "grouped", "padded", "loop", "dense")

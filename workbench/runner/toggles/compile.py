@@ -211,7 +211,7 @@ TOGGLE = Toggle(
     },
     memory=lambda option, situation: {"compiled": option != "off"},
     unpredictable="what torch.compile fuses is unknown before it has compiled",
-    known_classes={  # what Inductor calls and does not fuse
+    known_classes={  # operators that Inductor calls and does not fuse
         "matrix product": (
             "matrix product",
             "moe_experts",

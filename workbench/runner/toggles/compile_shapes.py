@@ -114,7 +114,7 @@ def _batch(batches: Batches, workload: Workload) -> Tensors:
 def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Tensor:
     """Return ``x`` with another batch or sequence size, with the strides of real batches."""
     sizes = (rows, *x.shape[1:]) if columns is None else (rows, columns)
-    gap = x.stride(0) - x[0].numel()  # of tokens and targets, which share a buffer
+    gap = x.stride(0) - x[0].numel()  # tokens and targets share a buffer
     other = x.new_zeros(rows, math.prod(sizes[1:]) + gap)
     other = other[:, : other.shape[1] - gap].view(sizes)
     common = tuple(slice(min(new, old)) for new, old in zip(sizes, x.shape, strict=True))

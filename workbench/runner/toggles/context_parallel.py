@@ -134,10 +134,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     if divided is None or divided.layout.context == 1:
         return no_effect("one device computes all tokens")
     traffic = divided.context_traffic
-    tokens, sequence = (
-        observed.model.applied_tokens,
-        int(observed.situation.configuration.settings["sequence"]),
-    )
+    tokens = observed.model.applied_tokens
+    sequence = int(observed.situation.configuration.settings["sequence"])
     shown = f"{tokens} of {counted(sequence, 'token')} of each sequence"
     text = f"this rank has {shown}; {traffic_text(traffic)}"
     if tokens >= sequence or not (traffic.calls[ALL_GATHER] and traffic.calls[REDUCE_SCATTER]):

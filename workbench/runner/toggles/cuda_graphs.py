@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from workbench.runner.variants.observed import Observed
 
 _WARM_UP_STEPS = 3  # lets lazy allocations (of optimizer state) happen first
-_WARM_UP_STEPS_OF_DDP = 11  # it reads events on the host in its first ten steps
+_WARM_UP_STEPS_OF_DDP = 11  # DDP reads events on the host in its first ten steps
 _RELEASE_S = 1.0
 
 
@@ -66,7 +66,7 @@ class _CapturedStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0
         self._output: torch.Tensor | None = None
-        self._lock = threading.Lock()  # of the graph
+        self._lock = threading.Lock()  # guards the graph
         self._releases = 0
 
     def __call__(self) -> torch.Tensor:
@@ -105,7 +105,7 @@ class _CapturedStep:
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
             output = self._step()
         with self._lock:
-            if self._releases == releases:  # else its ranks ended meanwhile
+            if self._releases == releases:  # otherwise the ranks have ended meanwhile
                 self.graph, self._output = graph, output
 
 

@@ -129,11 +129,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.expert == 1 or divided.weights.full_weights is None:
         return no_effect("one rank has all experts")
-    local_weights, full, traffic = (
-        divided.weights.own,
-        divided.weights.full_weights,
-        divided.expert_traffic,
-    )
+    local_weights, full = divided.weights.own, divided.weights.full_weights
+    traffic = divided.expert_traffic
     count = experts_of(observed.situation.family, observed.situation.config).count
     text = (
         f"this rank has {count // divided.layout.expert} of {count} experts of each mixture, and "

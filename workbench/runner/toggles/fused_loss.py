@@ -32,7 +32,7 @@ TOGGLE = operator_toggle(
     group="Memory",
     off="Off: all logits",
     switch=_switch,
-    unfused=("torch",),  # it stores all logits
+    unfused=("torch",),  # PyTorch's version stores all logits
     # The chunks of "triton" and "chunked" may need more than all logits of a compiled model.
     presets={"low-memory": ("triton_small",), "throughput": ("triton",)},
     memory=lambda option, situation: {"loss": "" if option == "off" else option},

@@ -46,7 +46,7 @@ _AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
 HALF = _AUTOCAST | {"bf16": torch.bfloat16}  # dtypes of linear layers' outputs, unless float32
 _AMP = ("amp_bf16", "amp_fp16")  # options in order of preference
 _WEIGHTS = ("bf16", "amp_fp16")
-# By option: the name in the families' footprints, and the matrix rate.
+# The name in the families' footprints, and the matrix rate, by option.
 _SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
 _RATES = {
     "fp32": "float32",

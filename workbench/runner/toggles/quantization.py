@@ -140,7 +140,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
 def _read_finding(option: str, count: int, codes: Quantized) -> Finding:
     """Return the finding about quantized weights that no layer multiplies by."""
     text = f"{_read_text(count)}; {_memory_text(codes)}"
-    if option == "int8_weight_only":  # which dequantizes in any case
+    if option == "int8_weight_only":  # this option always dequantizes
         return effective(text)
     return no_effect(f"no product used 8 bits: {text}")
 

@@ -136,11 +136,8 @@ def _evidence(option: str, observed: Observed) -> Finding:
     divided = observed.divided
     if divided is None or divided.layout.tensor == 1 or divided.weights.full_weights is None:
         return no_effect("no layer was sharded")
-    local_weights, full, traffic = (
-        divided.weights.own,
-        divided.weights.full_weights,
-        divided.traffic,
-    )
+    local_weights, full = divided.weights.own, divided.weights.full_weights
+    traffic = divided.traffic
     layers = divisible(observed.situation.family, observed.situation.config)
     text = (
         f"{counted(len(layers.layers), 'layer')} sharded among {divided.layout.tensor} ranks: this "

@@ -75,7 +75,7 @@ def _evidence(option: str, observed: Observed) -> Finding:
     choice = AUTO if option == AUTO else "triton"
     situation = effects.without(observed.situation, TOGGLE.name, TOGGLE.off)
     choices_without = effects.kernel_choices(situation)
-    followers = [  # not those whose own toggles choose the same
+    followers = [  # operators whose own toggle chooses the same do not count
         name
         for name in _operators()
         if observed.record.usage.get(name)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 EIGHT_BIT = ("torchao", "bitsandbytes")
-EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)  # of both moments per parameter, with the scales of blocks
+EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)  # both moments of a parameter, with block scales
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Moments:
     """The state of an optimizer: bytes, and how many parameters' moments are stored in 8 bits."""
 
     bytes: int
-    numbers: int  # of the parameters
+    numbers: int  # number of elements of all parameters
     tensors: int
-    eight_bit: int  # of the tensors
+    eight_bit: int  # number of tensors with 8-bit moments
 
 
 def installed(library: str) -> bool:

@@ -40,7 +40,7 @@ class Trainer:
         try:
             self._compute_gradients(loss)
             self._update_weights()
-        except RuntimeError:  # of a collective or of the optimizer
+        except RuntimeError:  # a collective or the optimizer failed
             self._require_dense_gradients()
             raise
         self.optimizer.zero_grad(set_to_none=True)
@@ -79,7 +79,7 @@ class Trainer:
         yield from _state(self.optimizer)
 
     def on_host(self) -> set[int]:
-        """Return addresses of the step counts that AdamW keeps on the host whatever the device."""
+        """Return addresses of the step counts that AdamW keeps on the host for any device."""
         counts = [
             self.optimizer.state.get(parameter, {}).get("step")
             for group in self.optimizer.param_groups
@@ -90,18 +90,18 @@ class Trainer:
 
 
 def forget_graph(loss: torch.Tensor) -> None:
-    """Free the autograd graph of a loss, whose tensor may stay referenced.
+    """Free the autograd graph of a loss, although the tensor may stay referenced.
 
-    Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
-    keep the nodes that accumulate gradients, and with them the stream that they were made on: no
-    other variant's step could then be captured, on a stream of its own.
+    Inductor returns the same tensor from every replay of a graph that it recorded. This tensor
+    would keep the nodes that accumulate gradients, and the stream that they were made on. The step
+    of another variant could then not be captured on its own stream.
     """
     if not loss._is_view():  # a view cannot be detached in place, and no replay returns one
         loss.detach_()
 
 
 class Weights:
-    """The parameters of one model in one precision, and the optimizer state that belongs to them.
+    """The parameters of one model in one precision, and their optimizer state.
 
     All implementations of AdamW (loop, foreach, fused) share the tensors of their moments: training
     continues when a toggle changes, and memory is needed once. 8-bit moments are separate and begin
@@ -161,7 +161,7 @@ class Weights:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        if self._scaler is not None:  # else it takes the next gradients for unscaled ones
+        if self._scaler is not None:  # otherwise it regards the next gradients as unscaled
             self._scaler._per_optimizer_states.clear()
 
     @property
@@ -198,7 +198,7 @@ class Weights:
         tensors = [*_distinct(self.parameters.values()), *moments]
         copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         scale = None if self._scaler is None else self._scaler.state_dict()
-        optimizers, scaler = self._optimizers, self._scaler  # not these weights, which may be freed
+        optimizers, scaler = self._optimizers, self._scaler  # ``restore`` must not keep ``self``
 
         def restore() -> None:
             with torch.no_grad():
@@ -270,9 +270,8 @@ class Weights:
             state = before.state_dict()
             for group in state["param_groups"]:
                 group.update(options)
-            optimizer.load_state_dict(
-                state
-            )  # keeps the tensors; may move step counts to the device
+            # It does not copy tensors, but may move step counts to the device.
+            optimizer.load_state_dict(state)
             if not (options.get("fused") or options.get("capturable")):
                 for parameter_state in optimizer.state.values():
                     # On the device, every step would wait for every count.

@@ -14,9 +14,9 @@ from torch.utils import _device, deterministic
 
 from workbench.runner.instruments import timing
 
-_Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
+_Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # getter and setter
 
-# Of torch's own choice among its attention backends.
+# Backends among which torch's own attention chooses: getter and setter.
 SDP: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
     "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
     "mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
@@ -106,12 +106,12 @@ def put_back() -> Iterator[None]:
 def _text(get: Callable[[], Any]) -> str:
     try:
         return str(get())
-    except RuntimeError as error:  # as below
+    except RuntimeError as error:  # see ``_differs``
         return str(error)
 
 
 def _differs(get: Callable[[], Any], value: Any) -> bool:
     try:
         return bool(get() != value)
-    except RuntimeError:  # it was set by the other name, to what this one has no word for
+    except RuntimeError:  # set by torch's other name, to a value that this name cannot express
         return True

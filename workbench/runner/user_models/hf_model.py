@@ -33,7 +33,7 @@ from workbench.runner.environment import host
 _FOLDER = Path(__file__).with_name("hf")
 _OPTIONS = re.compile(r"(tiny|\w+=[^,/\\:]*)(,(tiny|\w+=[^,/\\:]*))*")
 _MOST_BYTES = 1_000_000
-_MOST_LETTERS = 300  # of an error message of transformers; some messages list all of its models
+_MOST_LETTERS = 300  # some error messages of transformers list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -89,7 +89,7 @@ def canonical(source: str) -> str:
     name, options = _split(source)
     if name in bundled():
         return source
-    _file(name)  # it exists
+    _file(name)  # raises if the file does not exist
     return f"{HF}{Path(name).expanduser().absolute()}{':' if options else ''}{options}"
 
 

@@ -1,8 +1,8 @@
 """Modules beside a user's model file: finding its imports, and importing them.
 
 A package beside the file may have the name of a bundled one (``models``, ``kernels`` ...). The
-person's code then gets the person's package and ours gets ours: every import statement of that
-code looks into a package of its own, ``own_beside_N``, whose path is the file's folder. For
+user's code then gets the user's package, and our code gets ours: import statements of the user's
+code look into a separate package first, ``own_beside_N``, whose path is the file's folder. For
 relative imports, the module of the file contains the packages that the file is in.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from workbench import BUNDLED
 
 Read = Callable[[Path], bytes]
-# By folder that is on Python's path for a model: that and what lies beside it.
+# Files of a model and its neighbours, by the folder that is on Python's path for it.
 _loaded: dict[str, set[str]] = {}
 _numbers = itertools.count()
 
@@ -45,7 +45,7 @@ def files_beside(path: Path, read: Read) -> list[Path]:
         beside = [_files_of(name, path.parent) for name in _imported_relatively(content)]
         if packages and beside:
             beside = [set((folder / packages[0]).rglob("*.py"))]
-        elif file.parent != path.parent:  # it is of a package, all of which counts
+        elif file.parent != path.parent:  # all files of a package count
             beside = []
         for name in _imported(content):
             own = _files_of(name, path.parent)
@@ -76,9 +76,9 @@ def is_shadowed(name: str, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None]:
-    """Let ``module``, made of the file at ``path``, import what lies beside it, as it is now.
+    """Let ``module``, made of the file at ``path``, import the present files beside it.
 
-    No state of another configuration's modules, nor of a model in another folder, is left.
+    The state of modules that earlier configurations or models imported is removed.
     """
     folder, files = str(path.parent), set(map(str, files_beside(path, read)))
     stale = files.union(*_loaded.values())
@@ -226,7 +226,7 @@ def too_deeply_nested(path: Path, read: Read) -> Path | None:
 
 
 def syntax_nodes(content: bytes) -> list[ast.AST]:
-    """Return the nodes of the file's syntax tree; none if Python cannot read it, as a run tells."""
+    """Return the nodes of the file's syntax tree; none if Python cannot read the file."""
     try:
         return list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -243,5 +243,5 @@ def _is_elsewhere(name: str, folder: Path) -> bool:
         return True
     origin = None if spec is None else spec.origin
     if any(origin in files for other, files in _loaded.items() if other != str(folder)):
-        return False  # of a model that was loaded before, which ends with that
+        return False  # from an earlier model: its modules will be unloaded
     return spec is not None and not (origin and Path(origin).is_relative_to(folder))

@@ -24,7 +24,7 @@ def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     learned = [(weight, weight.requires_grad) for weight in weights.values()]
     before = dict(model.named_parameters(remove_duplicate=False))
     model.load_state_dict(weights, strict=False, assign=True)
-    for weight, needs_gradient in learned:  # which the assignment takes from the model
+    for weight, needs_gradient in learned:  # the assignment copied the model's flags
         weight.requires_grad_(needs_gradient)
     after = dict(model.named_parameters(remove_duplicate=False))
     pairs = [(old, after[name]) for name, old in before.items() if after[name] is not old]
@@ -57,7 +57,7 @@ def aliased(model: nn.Module) -> str:
 
 def _replace(waiting: list[Any], replacement: Callable[[Tensor, Any], Tensor]) -> None:
     """Replace every tensor that these objects reach; ``replacement`` gets it and what holds it."""
-    visited: dict[int, Any] = {}  # holds on to each, so that no id is used again
+    visited: dict[int, Any] = {}  # the references keep an id from being reused
     holder: Any = None
 
     def current(value: Any) -> Any:
@@ -76,35 +76,30 @@ def _replace(waiting: list[Any], replacement: Callable[[Tensor, Any], Tensor]) -
         if id(value) in visited or isinstance(value, _LEAVES):
             continue
         visited[id(value)] = holder = value
-        if isinstance(value, dict):
-            items: Any = list(value.items())
-        elif isinstance(value, list | collections.deque):
-            items = list(enumerate(value))
-        elif isinstance(value, types.FunctionType):
-            for cell in value.__closure__ or ():
-                _replace_content(cell, current)
-            if (defaults := current(value.__defaults__)) is not value.__defaults__:
-                value.__defaults__ = defaults
-            waiting += [value.__kwdefaults__, value.__dict__]
-            continue
-        elif isinstance(value, types.MethodType):
-            waiting += [value.__self__, value.__func__]
-            continue
-        elif isinstance(value, functools.partial):
-            if (arguments := current(value.args)) is not value.args:
-                state = (value.func, arguments, value.keywords, value.__dict__)
-                value.__setstate__(state)  # type: ignore[attr-defined]
-            waiting += [value.func, value.keywords, value.__dict__]
-            continue
-        else:
-            waiting.append(getattr(value, "__dict__", None))
-            for name, child in slots(value).items():
-                if (new_child := current(child)) is not child:
-                    object.__setattr__(value, name, new_child)
-            continue
-        for key, child in items:
-            if (new_child := current(child)) is not child:
-                value[key] = new_child
+        match value:
+            case dict() | list() | collections.deque():
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                for key, child in list(items):
+                    if (new_child := current(child)) is not child:
+                        value[key] = new_child
+            case types.FunctionType():
+                for cell in value.__closure__ or ():
+                    _replace_content(cell, current)
+                if (defaults := current(value.__defaults__)) is not value.__defaults__:
+                    value.__defaults__ = defaults
+                waiting += [value.__kwdefaults__, value.__dict__]
+            case types.MethodType():
+                waiting += [value.__self__, value.__func__]
+            case functools.partial():
+                if (arguments := current(value.args)) is not value.args:
+                    state = (value.func, arguments, value.keywords, value.__dict__)
+                    value.__setstate__(state)  # type: ignore[attr-defined]
+                waiting += [value.func, value.keywords, value.__dict__]
+            case _:
+                waiting.append(getattr(value, "__dict__", None))
+                for name, child in slots(value).items():
+                    if (new_child := current(child)) is not child:
+                        object.__setattr__(value, name, new_child)
 
 
 def _copy_hooks(old: nn.Parameter, new: nn.Parameter) -> list[Any]:

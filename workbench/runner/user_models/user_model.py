@@ -70,7 +70,7 @@ _PACKAGES = Path(kernels.__file__).absolute().parents[1]
 _WITH_LOSS = "(module, make_inputs, loss)"
 _SHAPE = f"(module, make_inputs), (module, example) or {_WITH_LOSS}"
 _numbers = itertools.count()
-_drawers: dict[OwnConfig, Parts] = {}  # of the file built last
+_drawers: dict[OwnConfig, Parts] = {}  # the parts of the file that was built last
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from workbench.runner.training.trainer import forget_graph
 from workbench.runner.variants.variant import Variant
 from workbench.runner.workloads import Step
 
-Pace = tuple[Callable[[], bool], Step]  # what is called before each step, and the step
+Pace = tuple[Callable[[], bool], Step]  # an untimed call before each step, and the step
 
 
 def backward_pass(variant: Variant) -> Pace:

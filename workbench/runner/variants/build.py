@@ -27,10 +27,10 @@ Preparation = Callable[[MarkedVariant], Mapping[str, Scalar]]  # returns facts f
 class Precedence(enum.IntEnum):
     """The strength of a choice of an operator's implementation, whatever the order of toggles."""
 
-    DEFAULT = 0  # without a toggle
-    REPLACED = 1  # for modules of a user's model that the operator replaces
+    DEFAULT = 0  # no toggle chose
+    REPLACED = 1  # the operator replaces modules of a user's model
     ALL_OPERATORS = 2
-    OPERATOR = 3  # of the operator's own toggle
+    OPERATOR = 3  # the operator's own toggle chose
 
 
 @dataclass
@@ -51,24 +51,24 @@ class Build:
         default_factory=lambda: {"dynamic": False, "fullgraph": False}
     )
     compiles_blocks: bool = False  # each block separately, not the complete computation
-    layout: Layout = ONE_RANK  # of the ranks of a step
+    layout: Layout = ONE_RANK  # how the ranks of a step are arranged
     sharding: str = ""  # how these shard weights: one of ``distributed.data.SHARDING``
     along_sequence: bool = False  # split the residual stream between sharded layers
     gradient_compression: str = "off"
-    schedule: str = "1f1b"  # of a pipeline
-    micro_batches: int = 0  # in the stages of a pipeline; 0: chosen automatically
-    loading: Loading | None = None  # of batches from a file; None: they lie on the device
+    schedule: str = "1f1b"  # order of a pipeline's micro-batches
+    micro_batches: int = 0  # number in a pipeline; 0: chosen automatically
+    loading: Loading | None = None  # reads batches from a file; None: they lie on the device
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
     )
-    preparations: list[Preparation] = field(default_factory=list)  # before a first step
+    preparations: list[Preparation] = field(default_factory=list)  # called before the first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._precedence: dict[str, Precedence] = {}  # of the choices, by operator
+        self._precedence: dict[str, Precedence] = {}  # precedence of the choice, by operator
         # Without a toggle nothing is optimized: every operator that has a kernel runs in PyTorch.
         for name, operator in kernels.OPS.items():
             if {"torch", "triton"} <= operator.implementations.keys():

@@ -24,8 +24,8 @@ from workbench.runner.profiling.probes import recordings
 from workbench.runner.profiling.probes.graphs import Break
 from workbench.runner.training.optimizers import EIGHT_BIT
 
-RECORDS = 4096  # that Dynamo keeps; its own limit is 64
-_SHOWN = 3  # of each kind, in a sentence
+RECORDS = 4096  # compile records that Dynamo keeps; its default is 64
+_SHOWN = 3  # items of one kind that a sentence lists
 
 
 @dataclass
@@ -35,9 +35,9 @@ class Compiles:
     graphs: int = 0
     breaks: list[Break] = field(default_factory=list)  # one for each line
     cudagraph_skips: int = 0
-    skip_reasons: Counter[str] = field(default_factory=Counter)  # of those skips
+    skip_reasons: Counter[str] = field(default_factory=Counter)  # reasons of the skips
     recordings: int = 0  # CUDA graphs that Inductor recorded
-    recompiles: list[str] = field(default_factory=list)  # with their reasons
+    recompiles: list[str] = field(default_factory=list)  # each with its reason
     given_up: list[str] = field(default_factory=list)  # why code objects now run in eager mode
     _mark: _Mark | None = None
     _ignores: bool = False

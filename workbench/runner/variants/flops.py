@@ -163,7 +163,7 @@ def counting_flops(situation: Situation, counted: dict[str, Scalar]) -> Iterator
     flop_formulas.register()
     counter = _Counter(display=False)
     counter.mod_tracker = _NoModules()
-    # What the file compiles itself cannot be traced while torch counts.
+    # Code that the user's file compiles cannot be traced while torch counts.
     with eager(), counter.watching_backward(), counter.watching_updates(), counter:
         yield
     if (flops := counter.get_total_flops()) and not counter.is_incomplete:

@@ -29,23 +29,23 @@ class Observed:
     """
 
     situation: Situation
-    record: StepRecord  # of the first step
-    probe: Probe  # of a small call before it
-    compiles: Compiles  # so far
+    record: StepRecord  # facts of the first step
+    probe: Probe  # findings of a small call before the first step
+    compiles: Compiles  # compiles until now
     ledger: Mapping[str, Scalar]  # sizes, and times of building
     kernel_choices: Mapping[str, str]  # the requested implementation by operator
     weights_dtype: torch.dtype
     model: Model
-    batches: Batches  # of this rank
-    all_batches: Batches  # of all ranks
+    batches: Batches  # batches of this rank
+    all_batches: Batches  # batches of all ranks
     compute: Compute  # the computation of a step, without its update
     autocast: Callable[[Compute], Compute]  # runs a function in the precision of the steps
     step: Step
     restart: Callable[[], None]  # starts a new round of steps, if there are rounds
     restored_round: Callable[[], AbstractContextManager[None]]  # restores the current one
-    optimizer: torch.optim.Optimizer | None  # of training
+    optimizer: torch.optim.Optimizer | None  # None if the workload does not train
     divided: Parallel | None  # this rank's side, if there are several ranks
-    plain_weights: Callable[[], Mapping[str, torch.nn.Parameter]]  # in full precision, of all ranks
-    codes: Quantized | None  # of the linear layers' weights
-    flags: tuple[Callable[[], AbstractContextManager[Any]], ...]  # as toggles added them
+    plain_weights: Callable[[], Mapping[str, torch.nn.Parameter]]  # full precision, all ranks
+    codes: Quantized | None  # quantized weights of linear layers
+    flags: tuple[Callable[[], AbstractContextManager[Any]], ...]  # in the order of toggles
     step_tallies: list[Tally] = field(default_factory=list)  # a step's work, counted once for all

@@ -33,12 +33,12 @@ class Offload:
     ) -> None:
         self._compute = compute
         self._weights = list(weights)
-        self._addresses: set[int] = set()  # of the weights, in the current call
+        self._addresses: set[int] = set()  # addresses of the weights in the current call
         self._least_bytes = least_bytes
         self._moved: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_HostTensor]]] = {}
         self.moved_bytes = 0
         self.moved_tensors = 0
-        self.left_bytes = 0  # of saved tensors that were not copied
+        self.left_bytes = 0  # bytes of saved tensors that were not copied
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return what ``compute`` returns."""

@@ -43,16 +43,16 @@ class Variant:
 
     situation: Situation
     model: Model
-    batches: Batches  # of this rank
-    all_batches: Batches  # of all ranks, in the same buffers
+    batches: Batches  # batches of this rank
+    all_batches: Batches  # batches of all ranks, in the same buffers
     divided: Parallel | None  # this rank's side, if there are several ranks
     trainer: Trainer | None
     step: Step
     compute: Compute  # the computation of a step without its update, autocast and compiled
     autocast: Callable[[Compute], Compute]  # runs a function in the variant's precision
-    rounds: Rounds | None  # of a workload that decodes: each starts again from the prompt
-    written_tokens: torch.Tensor | None  # that steps write, as in ``Decoder.written``
-    decoder: Decoder | None  # of a workload that decodes
+    rounds: Rounds | None  # decode rounds; each one starts again from the prompt
+    written_tokens: torch.Tensor | None  # ``Decoder.written``: the tokens that steps write
+    decoder: Decoder | None  # set if the workload decodes
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
@@ -60,7 +60,7 @@ class Variant:
     weight_sets: WeightSets  # all sets of weights of this process
     flags: list[Callable[[], AbstractContextManager[Any]]]
     preparations: list[Preparation]
-    collect_evidence: Callable[[Observed], list[Evidence]]  # of all toggles
+    collect_evidence: Callable[[Observed], list[Evidence]]  # collects it from all toggles
     probe: Probe
     ledger: dict[str, Scalar]
     record: StepRecord = field(default_factory=StepRecord)
@@ -112,7 +112,7 @@ class Variant:
         if self.divided is not None and self.divided.full_parameters is not None:
             return self.divided.full_parameters
         if isinstance(self.weights, Weights) and self.divided is None:
-            return self.weights.parameters  # not the model's, which may hold others by mistake
+            return self.weights.parameters  # the model may hold other parameters by mistake
         if not self.quantization:
             return self.model.weights()
         return self.weight_sets.plain_parameters(self.situation, self.weights_dtype)

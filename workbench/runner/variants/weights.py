@@ -35,7 +35,7 @@ class WeightsUse(NamedTuple):
     dtype: torch.dtype
     scheme: str
     layout: Layout
-    chunks: int  # of each stage of a pipeline
+    chunks: int  # chunks per pipeline stage
 
 
 class Quantized:
@@ -49,7 +49,7 @@ class Quantized:
         self.scheme = scheme
         self.codes: dict[str, Codes] = {}
         self.parameters: dict[str, nn.Parameter] = {}
-        self.plain_bytes = 0  # of the weights that were quantized
+        self.plain_bytes = 0  # bytes of the weights before quantization
         named = {module: name for name, module in quantizable(structure, scheme).items()}
         if compiled := [name for name in named.values() if "_orig_mod" in name.split(".")]:
             raise Mistake(

@@ -38,7 +38,7 @@ class Bench:
     trainer: Updates | None  # None where nothing is trained
     seed: int = 0
     vocabulary: int = 0  # number of tokens; the model's head may have more rows
-    compiled: bool = False  # whether torch.compile will see the computation
+    compiled: bool = False  # True if torch.compile will see the computation
 
     @property
     def language_model(self) -> LanguageModel:
@@ -107,12 +107,12 @@ PROMPT = tokens_field("sequence", "Prompt", "Tokens in the cache before the firs
 
 
 def _whole_sequences(settings: Mapping[str, Scalar]) -> int:
-    """Return tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
+    """Return the tokens of a step on complete sequences."""
     return int(settings["batch"]) * int(settings["sequence"])
 
 
 def one_token_each(settings: Mapping[str, Scalar]) -> int:
-    """Return tokens of a step that adds one to each sequence."""
+    """Return the tokens of a step that adds one token to each sequence."""
     return int(settings["batch"])
 
 
@@ -122,13 +122,13 @@ def prompt_and_new(settings: Mapping[str, Scalar]) -> int:
 
 
 def filled_while_decoding(settings: Mapping[str, Scalar]) -> float:
-    """Return the part of a cache that a step's token sees, on average over the new tokens."""
+    """Return the mean share of a cache that a new token sees."""
     prompt, new = int(settings["sequence"]), int(settings["new_tokens"])
     return (prompt + (new + 1) / 2) / (prompt + new)
 
 
 def filled_by_pieces(settings: Mapping[str, Scalar]) -> float:
-    """Return the part of a cache that a piece of the prompt sees, on average after the first."""
+    """Return the mean share of a cache that a piece of the prompt sees, after the first piece."""
     length, piece = int(settings["sequence"]), int(settings["chunk"])
     ends = [min(start + piece, length) for start in range(piece, length, piece or length)]
     return fmean(ends) / length if ends and piece else 1.0
@@ -158,7 +158,7 @@ class Workload:
     compute: Callable[[Bench], Compute]
     step: Callable[[Bench, Compute], Step]
     trains: bool = False
-    feeds: bool = True  # whether every step reads a new batch
+    feeds: bool = True  # True if every step reads a new batch
     fields: tuple[Field, ...] = (BATCH, SEQUENCE)
     tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
     sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length

@@ -53,18 +53,18 @@ class RunnerLink(QObject):
         return self._reader is not None and self._reader.journal_to(journal)
 
     def send(self, command: protocol.Command) -> None:
-        """Send one command and expect to hear something after it."""
+        """Send one command; messages are expected after it."""
         if self._reader is not None:
             self._asked = time.monotonic()
             self._reader.send(command)
 
     def cancel(self) -> None:
-        """End the run, by force if need be."""
+        """End the run, by force if necessary."""
         if self._reader is not None:
             self._reader.cancel()
 
     def drain(self) -> Iterator[protocol.AnyMessage]:
-        """Messages that have arrived, for half a frame; ``arrived`` comes again for the rest."""
+        """Yield arrived messages for half a frame; ``arrived`` is emitted again for the rest."""
         reader = self._reader
         deadline = time.monotonic() + DRAIN_BUDGET_S
         while reader is not None and reader is self._reader:
@@ -77,7 +77,7 @@ class RunnerLink(QObject):
                 return
 
     def retire(self) -> None:
-        """Let the present runner end in the background; nothing more is heard of it."""
+        """Let the present runner end in the background; its messages are ignored."""
         self._watch.stop()
         self._frame.stop()
         if self._reader is not None:

@@ -27,7 +27,7 @@ class Appearance(QObject):
         self._settings = settings
         self._containers: list[QWidget] = []
         application.setStyle("Fusion")
-        if not application.property(_SYSTEM_POINTS):  # before any window changed it
+        if not application.property(_SYSTEM_POINTS):  # stored before a window changes it
             application.setProperty(_SYSTEM_POINTS, application.font().pointSizeF())
         if settings.font_points:
             self._set_font(settings.font_points)

@@ -40,7 +40,7 @@ class Attributions(QObject):
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
-        self._order: list[str] = []  # that the user gave to toggles; the others follow
+        self._order: list[str] = []  # toggles that the user ordered; the others follow
         self._before: Study | None = None  # the newest at the time of the request
 
     @property
@@ -100,14 +100,9 @@ class Attributions(QObject):
     def why_not(self) -> str:
         """Return why nothing can be attributed now; empty if something can."""
         count = len(self.chosen())
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.busy:
-            return "An attribution is being measured."
-        if not self._run.ready:
-            return "The runner is not ready."
-        if problem := self._configuration.problem():
-            return problem
+        pending = "An attribution is being measured." if self.busy else ""
+        if why := self._run.why_not("measure", pending) or self._configuration.problem():
+            return why
         if not count:
             return "Switch at least one toggle on, and tick it here."
         if self.mode == "factorial" and count > MOST_FACTORIAL:

@@ -60,12 +60,8 @@ class Breakdowns(QObject):
 
     def why_not(self) -> str:
         """Return why nothing can be profiled; empty if a profile is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to profile."
-        if self.busy:
-            return "Steps are being profiled."
-        if not self._run.ready:
-            return "The runner is not ready."
+        if why := self._run.why_not("profile", "Steps are being profiled." if self.busy else ""):
+            return why
         if self._configuration.edited is None:
             return "The runner offers no model."
         return self._configuration.problem()

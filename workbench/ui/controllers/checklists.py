@@ -60,13 +60,8 @@ class Checklists(VerdictUser):
 
     def why_not(self) -> str:
         """Return why nothing can be checked; empty if a check is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to check."
-        if self.checking:
-            return "A configuration is being checked."
-        if not self._run.ready:
-            return "The runner is not ready."
-        return self._configuration.problem()
+        pending = "A configuration is being checked." if self.checking else ""
+        return self._run.why_not("check", pending) or self._configuration.problem()
 
     def check(self) -> None:
         """Check the edited configuration."""

@@ -15,7 +15,7 @@ from workbench import calibration, protocol
 from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 600.0
@@ -67,14 +67,9 @@ class Optimizations(QObject):
 
     def why_not(self) -> str:
         """Return why nothing can be searched now; empty if it can."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.busy:
-            return "An optimization is being measured."
-        if not self._run.ready:
-            return "The runner is not ready."
-        if problem := self._configuration.problem():
-            return problem
+        pending = "An optimization is being measured." if self.busy else ""
+        if why := self._run.why_not("measure", pending) or self._configuration.problem():
+            return why
         if self.excluded >= self.searched().keys():
             return "Choose at least one toggle for the search."
         return ""
@@ -99,15 +94,15 @@ class Optimizations(QObject):
 
     def why_not_apply(self, study: Study, row: Mapping[str, Any]) -> str:
         """Return why a configuration of a study cannot be activated; empty if it can."""
-        question, edited = optimization_words.question(study), self._configuration.edited
+        request, edited = study.request, self._configuration.edited
         if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
         if edited is None or self._configuration.catalogue is None:
-            return "The runner is not ready."
-        if (edited.family, edited.workload) != (question.get("family"), question.get("workload")):
+            return NOT_READY
+        if (edited.family, edited.workload) != (request.get("family"), request.get("workload")):
             return (
                 "It belongs to another model or workload: first choose "
-                f"{question.get('family')} {question.get('workload')} in Build."
+                f"{request.get('family')} {request.get('workload')} in Build."
             )
         changed = optimization_words.changed_options(row)
         unknown = {option for option in changed if not option.startswith(BATCH)} - self._known()
@@ -133,8 +128,8 @@ class Optimizations(QObject):
 
     def save(self, study: Study, row: Mapping[str, Any]) -> str:
         """Save the toggles of a configuration as a toggle set; return its name."""
-        question = optimization_words.question(study)
-        name = f"Best {question.get('family')} {question.get('workload')}"
+        request = study.request
+        name = f"Best {request.get('family')} {request.get('workload')}"
         toggles = optimization_words.toggles_of(study, row)
         return self._presets.add(name, toggles)
 

@@ -19,7 +19,7 @@ from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.failures import FailureModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.undo import Change, Choices
 
 
@@ -34,13 +34,13 @@ class Outcome:
 @dataclass(frozen=True)
 class _Request:
     title: str
-    configuration: Configuration  # with all options that the toggle set prefers
-    names: tuple[str, ...]  # of the toggles that it sets
+    configuration: Configuration  # includes all options that the toggle set prefers
+    names: tuple[str, ...]  # names of the toggles that it sets
     unknown: tuple[str, ...]  # sentences about toggles that the runner lacks
 
 
 class Presets(QObject):
-    """Toggle sets: ``own`` are the user's by name, ``outcome`` what came of the last applied."""
+    """Toggle sets: ``own`` are the user's sets by name, ``outcome`` that of the last applied."""
 
     changed = Signal()
 
@@ -55,7 +55,7 @@ class Presets(QObject):
         self._run, self._configuration, self._failures = run, configuration, failures
         self.own: dict[str, Choices] = {}
         self.outcome: Outcome | None = None
-        self._chosen: Configuration | None = None  # what ``outcome`` is about
+        self._chosen: Configuration | None = None  # the choice that ``outcome`` describes
         self._request: _Request | None = None
         self._settings: Settings | None = None
         run.received.connect(self._answered)
@@ -77,7 +77,7 @@ class Presets(QObject):
         if self._run.replaying:
             return "This is a replay; open the window without --replay to change toggles."
         if self._configuration.edited is None or self._run.state in ("none", "starting", "dead"):
-            return "The runner is not ready."
+            return NOT_READY
         return ""
 
     # Applying

@@ -16,7 +16,7 @@ from workbench.claims._course import Chosen, Course
 from workbench.client.recorder import Recorder
 from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 10.0
@@ -42,11 +42,11 @@ class Reproductions(QObject):
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
         self._measurements = measurements
-        self._resumption: Configuration | None = None  # of the run that was in progress
+        self._resumption: Configuration | None = None  # configuration of the interrupted run
         self.budget_s = BUDGET_S
         self.limit_s = LIMIT_S
         self._course: Course | None = None
-        self._recorder: Recorder | None = None  # of the session that the course belongs to
+        self._recorder: Recorder | None = None  # recorder of the course's session
         self._command: protocol.Command | None = None
         self._renewing = False  # a runner was lost, and another one starts
         self._run_before = False  # an earlier run has yet to end; its messages are ignored
@@ -87,13 +87,9 @@ class Reproductions(QObject):
 
     def why_not(self) -> str:
         """Return why no claim can be measured now; empty if it is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.measuring:
-            return "Claims are being measured."
-        if self._configuration.catalogue is None or not self._run.ready:
-            return "The runner is not ready."
-        return ""
+        pending = "Claims are being measured." if self.measuring else ""
+        why = self._run.why_not("measure", pending)
+        return why or (NOT_READY if self._configuration.catalogue is None else "")
 
     def measure(self, document: str = "", experiment: str = "") -> None:
         """Measure all claims, the claims of a document, or the claims of an experiment."""

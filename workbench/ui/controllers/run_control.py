@@ -12,7 +12,7 @@ from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 
-PATIENCE_MS = 1500  # from Cancel until a runner that does not react (a compile) is replaced
+PATIENCE_MS = 1500  # wait after Cancel before a blocked runner (a compile) is replaced
 RESUMED = "Cancelled; the run continues with the last configuration that worked."
 
 

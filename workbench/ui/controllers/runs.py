@@ -24,9 +24,8 @@ class Runs(QObject):
     ) -> None:
         super().__init__(parent)
         self._session, self._run, self._configuration = session, run, configuration
-        # Of the time of a run, as in ``protocol.Start``.
-        self.pairing_share = protocol.PAIRING_SHARE
-        self.checks_numbers = False  # of each segment, against a reference, in a pause
+        self.pairing_share = protocol.PAIRING_SHARE  # share of a run's time
+        self.checks_numbers = False  # check each segment against a reference, in a pause
         self._settings: Settings | None = None
 
     def keep_in(self, settings: Settings) -> None:

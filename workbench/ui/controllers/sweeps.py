@@ -15,18 +15,18 @@ from workbench.ui.controllers.presets import Presets
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
-SECONDS = 3.0  # at each point
+SECONDS = 3.0  # duration of a point
 FIRST = "settings.sequence"
 ARMS = {
     "now": "Current configuration",
     "plain": "Every toggle off",
     "before": "Toggles of the configuration before",
 }
-_PRESET, _OWN = "preset ", "own "  # before the names of presets
-_FACTORS = (0.25, 0.5, 1, 2, 4)  # of the current value: the suggested values of a field
+_PRESET, _OWN = "preset ", "own "  # prefixes of preset names
+_FACTORS = (0.25, 0.5, 1, 2, 4)  # times the current value: suggested values of a field
 
 
 class Sweeps(QObject):
@@ -125,12 +125,12 @@ class Sweeps(QObject):
 
     def why_not(self) -> str:
         """Return why no sweep can be run; empty if it is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.measuring:
-            return "A sweep is being measured."
-        if self._configuration.edited is None or not self._run.ready:
-            return "The runner is not ready."
+        if why := self._run.why_not(
+            "measure", "A sweep is being measured." if self.measuring else ""
+        ):
+            return why
+        if self._configuration.edited is None:
+            return NOT_READY
         try:
             self._axes()
         except ValueError as error:
@@ -145,7 +145,7 @@ class Sweeps(QObject):
         base = self._configuration.edited
         if base is None or self.why_not():
             return
-        arms = [self._toggles(name, base) for name in self.wanted_arms()]
+        arms = [self._toggles(name) for name in self.wanted_arms()]
         self._measurements.perform(
             protocol.Sweep(
                 base=base, axes=self._axes(), arms=arms, seconds=self.seconds, seed=base.seed
@@ -168,7 +168,7 @@ class Sweeps(QObject):
             return False
         return self._session.live and self._measurements.is_pending(protocol.Sweep)
 
-    def _toggles(self, arm: str, base: Configuration) -> dict[str, str]:
+    def _toggles(self, arm: str) -> dict[str, str]:
         catalogue = self._configuration.catalogue
         if arm == "plain" and catalogue is not None:
             return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
@@ -210,11 +210,8 @@ class Sweeps(QObject):
         self.changed.emit()
 
     def _suggest(self, axis: int) -> None:
-        catalogue, edited, name = (
-            self._configuration.catalogue,
-            self._configuration.edited,
-            self.fields[axis],
-        )
+        catalogue, edited = self._configuration.catalogue, self._configuration.edited
+        name = self.fields[axis]
         text = ""
         if catalogue is not None and edited is not None and name:
             text = ", ".join(map(sweep.shown, _neighbouring_values(catalogue, edited, name)))

@@ -1,7 +1,6 @@
 """A verdict offered after toggles were changed in a run; in automatic mode it starts at once.
 
-Clicks that follow one another quickly are one change: the base stays the configuration before the
-first of them.
+Several quick clicks are one change: its base is the configuration before the first click.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.session import SessionModel
 
-SETTLE_MS = 1500  # after the last click
+SETTLE_MS = 1500  # pause after the last click
 NAMED = 2  # toggles; more are counted
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A change of toggles that can be judged: ``text`` names what was chosen."""
+    """A change of toggles that can be judged: ``text`` names the chosen options."""
 
     base: Configuration
     other: Configuration
     text: str
-    count: int = 1  # of the toggles that changed
+    count: int = 1  # number of toggles that changed
 
 
 class VerdictPrompt(QObject):
@@ -55,13 +54,13 @@ class VerdictPrompt(QObject):
         self._configuration, self._verdicts = configuration, verdicts
         self._measurements = measurements
         self.offer: Offer | None = None
-        self.prediction: Prediction | None = None  # for ``offer``, once the runner has sent it
+        self.prediction: Prediction | None = None  # the prediction for ``offer``, once received
         self.judged: Offer | None = None
         self._waived: Offer | None = None  # made before automatic mode: measured only on request
-        self._predicted: Offer | None = None  # whose prediction was requested
+        self._predicted: Offer | None = None  # the offer whose prediction was requested
         self._settings: Settings | None = None
         self._automatic = False
-        self._last: Configuration | None = None  # that ran, other than in comparisons
+        self._last: Configuration | None = None  # last run outside of comparisons
         self._toggled = False  # a click was reported; its segment follows
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
@@ -206,7 +205,7 @@ class VerdictPrompt(QObject):
             self._continued and bool(self._configuration.pending),
         )
         if last is None:
-            if self.offer is not None or self.judged is not None:  # of an earlier run
+            if self.offer is not None or self.judged is not None:  # they belong to an earlier run
                 self.dismiss()
             return
         if not toggled:

@@ -15,13 +15,13 @@ from workbench.ui.controllers.measurements import Measurements
 from workbench.ui.settings import Settings
 from workbench.ui.state import config_edit
 from workbench.ui.state.configuration import ConfigurationModel
-from workbench.ui.state.run import RunModel
+from workbench.ui.state.run import NOT_READY, RunModel
 from workbench.ui.state.session import SessionModel
 
 BUDGET_S = 20.0
 REGION = 0.01
 CALIBRATION_S = 60.0
-MOST_MORE_S = 600.0  # that one click may ask for
+MOST_MORE_S = 600.0  # most seconds that one click may add
 
 
 class Verdicts(QObject):
@@ -43,13 +43,13 @@ class Verdicts(QObject):
         self._configuration, self._measurements = configuration, measurements
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.region = REGION  # arms within this relative difference are the same
-        self.build_count = 0  # as in ``protocol.Compare``
+        self.build_count = 0  # builds of each arm, as in ``protocol.Compare``
         self._settings: Settings | None = None
         self._baseline = 0  # the segment that the runner's baseline was taken from
-        self._known: list[calibration.Calibration] = []  # of the runner's machine
+        self._known: list[calibration.Calibration] = []  # calibrations of the runner's machine
         # The comparisons for which verdicts that hold together were found, and these verdicts.
         self._judged: tuple[list[PairedComparison], list[PairedComparison]] = [], []
-        # Of a calibration: how many comparisons there were before it.
+        # Number of comparisons before a calibration.
         self._calibrated_after: int | None = None
         configuration.catalogueChanged.connect(self._read_floor)
         measurements.ended.connect(self._on_measurement_ended)
@@ -318,13 +318,10 @@ class Verdicts(QObject):
 
     def why_not(self) -> str:
         """Return why no two configurations can be compared now; empty if it is possible."""
-        if self._run.replaying:
-            return "This is a replay; open the window without --replay to measure."
-        if self.busy or self.measuring:
-            return "Two configurations are being compared."
-        if self._measurements.resumes or not self._run.ready:
-            return "The runner is not ready."
-        return ""
+        is_comparing = self.busy or self.measuring
+        pending = "Two configurations are being compared." if is_comparing else ""
+        why = self._run.why_not("measure", pending)
+        return why or (NOT_READY if self._measurements.resumes else "")
 
 
 def _why_not_families(base: Configuration, other: Configuration) -> str:

@@ -21,9 +21,9 @@ from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.panel_window import PanelWindow
 from workbench.ui.state import config_edit, session_files
 
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a run's time
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # shares of a run's time
 BUILD_COUNTS = (0, 1, 3, 5, 10)
-MODEL_SUFFIX = ".py"  # of a user's model
+MODEL_SUFFIX = ".py"  # the file of a user's model
 SUFFIXES = (".h5", ".hdf5", ".journal")
 
 

@@ -105,7 +105,7 @@ class CommandPalette(QFrame):
         self.hide()
 
     def ask(self, entries: Callable[[], Sequence[Entry]]) -> None:
-        """Show the palette with these entries; what can be done is asked again at each letter."""
+        """Show the palette; ``entries`` is called again at each letter."""
         self._entries = entries
         self._before = QApplication.focusWidget()
         self.line.clear()

@@ -122,7 +122,7 @@ def _parts_of(widget: QWidget) -> Iterator[QWidget]:
     elif (layout := widget.layout()) is not None:
         laid_out = list(_laid_out(layout))
         yield from laid_out
-        over = widget.findChildren(QAbstractButton, options=_DIRECT)  # in a corner of the others
+        over = widget.findChildren(QAbstractButton, options=_DIRECT)  # buttons over a corner of it
         yield from (button for button in over if button not in laid_out)
 
 

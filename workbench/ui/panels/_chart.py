@@ -43,8 +43,8 @@ from workbench.ui.state import session_files
 _Result = TypeVar("_Result")
 
 _MENU_PX = 28
-_LEAST_RANGE = 1e-9  # of the place: closer together FP64 numbers lie on a grid that one sees
-_MOST_SPANS = 4.0  # of the data: from farther away it is a dot
+_LEAST_RANGE = 1e-9  # relative to the position: below it, the grid of FP64 numbers is visible
+_MOST_SPANS = 4.0  # times the data: in a larger range the data would be a dot
 EMPTY_CHECK_S = 0.5  # between two looks whether a plot without data has some by now
 _FILTERS = {
     ".png": "Image (*.png)",
@@ -74,19 +74,19 @@ class Chart(QWidget):
         super().__init__(parent)
         self.plot = plot
         self._tasks = tasks
-        self._at_work = 0  # on how many tasks
+        self._at_work = 0  # number of background tasks
         self.runs: list[Run] = []
-        self.options: dict[str, str] = {}  # what the user chose; the first choice otherwise
+        self.options: dict[str, str] = {}  # the user's choices; otherwise the first one
         self._key: object = None
         self.readings = False
         # Adds to the menu what concerns the place of x under the mouse, None where there is none.
         self.menu_extension: Callable[[QMenu, float | None], None] | None = None
-        self.brief = False  # one line where there is nothing to draw, and room for no more
+        self.brief = False  # one line if there is nothing to draw and little room
         self.zero = True
         self._theme = theme
         self._undressed = False  # the canvas has another theme
         self._reason: str | None = None
-        self._broken = False  # it could not be drawn
+        self._broken = False  # the plot could not be drawn
         self._looked_at = 0.0
         self._view = canvas_view()
         self._view.setRenderHint(QPainter.RenderHint.TextAntialiasing)
@@ -97,7 +97,7 @@ class Chart(QWidget):
         self._view.installEventFilter(self)
         self._empty = QLabel()
         self._empty.setProperty("markup", True)
-        self._empty.setTextFormat(Qt.TextFormat.RichText)  # where there is no style sheet
+        self._empty.setTextFormat(Qt.TextFormat.RichText)  # text has no style sheet
         self._empty.setWordWrap(True)
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._empty.setMargin(16)
@@ -138,7 +138,7 @@ class Chart(QWidget):
             self._redraw_canvas()
 
     def _redraw_canvas(self) -> None:
-        """Make a canvas in the present theme that shows what the one before did."""
+        """Make a canvas in the present theme with the content of the previous canvas."""
         x_range = self.canvas.vb.viewRange()[0]
         auto_range_x = self.canvas.auto_range_x
         texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
@@ -204,7 +204,7 @@ class Chart(QWidget):
             self.show_runs(self.runs)
 
     def refresh(self) -> bool:
-        """Take in what the runs have gained; False if an empty plot is to be asked again later."""
+        """Show new data of the runs; return False if an empty plot needs another call later."""
         if self._broken:
             return True
         if self._reason is None:

@@ -46,8 +46,7 @@ _COLUMNS = (
     "",
 )
 _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
-# Of a ratio's verdict.
-TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
+TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}  # by verdict
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
@@ -78,7 +77,7 @@ class SessionsTable(PlainTable):
         self._theme = theme
         self._runs: list[Run] = []
         self._comparison: Comparison | None = None
-        self._offered: list[object] = []  # what the boxes of each row are made from
+        self._offered: list[object] = []  # by row, the values that its boxes were made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
@@ -164,9 +163,8 @@ class SessionsTable(PlainTable):
         titled, compared = self._session.titled, self._compared.sessions
         titles = [f"{segment.index}: {titled(segment.label)}" for segment in run.session.segments]
         removable = any(session.id == run.session.id for session in compared)
-        same = (
-            id(run.session) if removable else run.session.id
-        )  # a live segment's is a copy each time
+        # The session of a live segment is another copy each time.
+        same = id(run.session) if removable else run.session.id
         offered = (same, titles, self._theme.current.name)
         if self._offered[row : row + 1] != [offered]:
             self._offered[row : row + 1] = [offered]

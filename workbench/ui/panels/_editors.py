@@ -14,7 +14,7 @@ from workbench.protocol import Field
 from workbench.theming import fonts
 from workbench.ui.menus.option_picker import NoWheelComboBox
 
-INT_RANGE = 2**31 - 1  # of Qt's spin box
+INT_RANGE = 2**31 - 1  # limit of Qt's spin box
 
 Changed = Callable[[Scalar], None]
 Show = Callable[[Scalar], None]
@@ -35,11 +35,11 @@ class NoWheelSpinBox(QSpinBox):
         event.ignore()
 
     def validate(self, text: str, position: int) -> tuple[Any, str, int]:
-        """Let a number beyond the limits be typed."""
+        """Allow typing a number beyond the limits."""
         return _validated(self, super().validate(text, position), text)
 
     def fixup(self, text: str) -> str:  # type: ignore[override]
-        """Return the limit nearest to what was typed, and show it."""
+        """Return the limit nearest to the typed number, and show it."""
         return _limited(self, text)
 
 
@@ -69,15 +69,15 @@ class NoWheelDoubleSpinBox(QDoubleSpinBox):
         event.ignore()
 
     def validate(self, text: str, position: int) -> tuple[Any, str, int]:
-        """Let a number beyond the limits be typed."""
+        """Allow typing a number beyond the limits."""
         return _validated(self, super().validate(text, position), text)
 
     def fixup(self, text: str) -> str:  # type: ignore[override]
-        """Return the limit nearest to what was typed, and show it."""
+        """Return the limit nearest to the typed number, and show it."""
         return _limited(self, text)
 
     def textFromValue(self, value: float) -> str:
-        """Return the value with no more digits than it has."""
+        """Return the value with at most six significant digits."""
         return f"{value:.6g}"
 
 
@@ -85,14 +85,14 @@ Box = NoWheelSpinBox | NoWheelDoubleSpinBox
 
 
 def _typed(box: Box, text: str) -> float | None:
-    """Return the number that was typed; None where it is none."""
+    """Return the typed number; None if the text is not a number."""
     words = text.removesuffix(box.suffix()).strip()
     number, is_number = box.locale().toDouble(words.replace("−", "-"))
     return number if is_number else None
 
 
 def _validated(box: Box, validated: tuple[Any, str, int], text: str) -> tuple[Any, str, int]:
-    """Return Qt's answer to a text, but let a number beyond the limits be typed."""
+    """Return Qt's answer to a text, but accept a number beyond the limits while it is typed."""
     number = _typed(box, text)
     if number is None or box.minimum() <= number <= box.maximum():
         return validated
@@ -100,7 +100,7 @@ def _validated(box: Box, validated: tuple[Any, str, int], text: str) -> tuple[An
 
 
 def _limited(box: Box, text: str) -> str:
-    """Set the limit nearest to what was typed, and show it behind the number."""
+    """Set the limit nearest to the typed number, and show it behind the number."""
     number = _typed(box, text)
     if number is None or box.minimum() <= number <= box.maximum():
         return box.text()

@@ -1,7 +1,7 @@
 """Least height of a panel at a width, at which none of its wrapped lines is cut off.
 
-Qt's minimum size of a widget takes wrapped text at its narrowest, or as one line, and stops at
-splitters and at pages that lie behind one another.
+Qt's minimum size of a widget assumes the narrowest wrapped text, or one line, and does not look
+into splitters and stacked pages.
 """
 
 from __future__ import annotations

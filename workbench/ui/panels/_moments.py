@@ -127,7 +127,7 @@ class Moments(QObject):
             self._view.show_span(*self.span)
 
     def jump_to_slowest(self) -> None:
-        """Show the slowest step of the marked range, or of the view, and what happened in it."""
+        """Show the slowest step of the marked range, or of the view, and its events."""
         run = self._view.run
         span = self.span if self.span and self.span[1] > self.span[0] else self._view.view_span()
         if span is None:
@@ -189,7 +189,7 @@ class Moments(QObject):
             self.show_step(step, move=False)
 
     def _extend(self, menu: QMenu, position: float | None) -> None:
-        """Add to a plot's menu what concerns the moment under the mouse."""
+        """Add entries about the moment under the mouse to a plot's menu."""
         menu.addAction("Slowest step in view", self.jump_to_slowest)
         if position is not None:
             menu.addAction("Add note here …", lambda: self.add_note(position))

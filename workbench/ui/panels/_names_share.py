@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QHeaderView, QTableView
 
-LETTERS = 18  # of a name, at least; where there is less room, one scrolls sideways
+LETTERS = 18  # least letters of a name; with less room, the table scrolls sideways
 
 
 class NamesShare(QObject):

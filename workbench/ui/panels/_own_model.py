@@ -22,7 +22,7 @@ CONTRACT_TIP = (
 
 
 class OwnModelRow(QWidget):
-    """The file's path with a button that browses, above what the file must hold."""
+    """The file's path with a Browse button, above the requirements of the file."""
 
     def __init__(self, chosen: Callable[[str], None]) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QWidget
 
-ZOOM = 1.5  # of the range, at each press
-STEP = 0.2  # of the range
+ZOOM = 1.5  # factor of the range at each press
+STEP = 0.2  # share of the range
 
 
 class PlotView(Protocol):

@@ -1,4 +1,4 @@
-"""The line under the live plots: statistics of a marked range, or what happened in a step."""
+"""The line under the live plots: statistics of a marked range, or the events of a step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RangeBar(QWidget):
         self.events.hide()
 
     def show_step(self, step: Step, position: float, clauses: list[str], *, events: bool) -> None:
-        """Show what happened in a step that began at this position of the axis."""
+        """Show the events of a step that began at this position of the axis."""
         step_text = (
             f"Step {step.row:,} of #{step.segment.index} at {SECONDS.text(position, digits=4)}"
         )

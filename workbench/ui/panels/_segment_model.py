@@ -44,7 +44,7 @@ MEASURED = (
     NUMBERS.lower(),
     "note",
 )
-AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
+AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # the last columns, if the table has them
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
@@ -66,9 +66,9 @@ class Shown:
     headings: Sequence[str] = ()
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
-    settings: Sequence[str] = ()  # what differs, by the names of the command line
+    settings: Sequence[str] = ()  # differing settings, named as on the command line
     notes: Sequence[str] = ()  # the basis of the interval, or why there is none
-    verdicts: Sequence[str] = ()  # of each row's ratio, as ``SegmentRatio`` has it
+    verdicts: Sequence[str] = ()  # by row, the verdict of its ``SegmentRatio``
 
     def mark(self, row: int) -> tuple[str, str]:
         """Return icon and colour for a segment's numbers; empty if nothing is known of them."""
@@ -98,7 +98,7 @@ class Group:
     expanded: bool
 
     def cells(self, columns: int) -> list[str]:
-        """Return the row's cells: how many segments, and what they belong to."""
+        """Return the row's cells: the title of the study and the number of its segments."""
         mark = "▾" if self.expanded else "▸"
         count = len(self.segments)
         words = counted(count, "segment")
@@ -331,7 +331,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
 
 
 def _without_hash(parts: dict[str, str], values: dict[str, str]) -> list[str]:
-    """Return what differs; a model of one's own is named by its file, and never by its hash."""
+    """Return the differing parts; a user's model is named by its file, and never by its hash."""
     source, digest = "model.source", "model.sha256"
     if source in parts:
         parts[source] = f"File: {file_title(values[source])}"

@@ -24,10 +24,10 @@ from workbench import plot_export
 from workbench.theming import fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
 
-FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
+FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit and as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
 _LINES_PX = 6  # above and below a cell of several lines
-_MOST_PLACES = 4  # after the point; where there are more, room is worth more than order
+_MOST_PLACES = 4  # digits after the point to align; longer ones would take too much room
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LONGEST_CELL = 500  # characters
@@ -38,7 +38,7 @@ class PlainTable(QTableWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.table: Table | None = None  # that is shown
+        self.table: Table | None = None  # the table that is shown
         self._last_px = self._most_px = 0
         self.setShowGrid(False)
         self.setTabKeyNavigation(False)  # Tab goes on; arrows move within
@@ -68,7 +68,7 @@ class PlainTable(QTableWidget):
             changed.connect(lambda *_: later.start(0))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give what is gained or lost to the last column."""
+        """Adapt the width of the last column."""
         super().resizeEvent(event)
         self._fit_last()
 
@@ -119,7 +119,7 @@ class PlainTable(QTableWidget):
         return item
 
     def show_table(self, table: Table) -> None:
-        """Show a table of a session, which can be copied; what is no text is a number."""
+        """Show a table of a session, which can be copied; cells without text are numbers."""
         if self.table is None:
             self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
             self.customContextMenuRequested.connect(self._show_copy_menu)

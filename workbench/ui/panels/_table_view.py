@@ -1,4 +1,4 @@
-"""Shows a ``sessions.tables.Table`` whose first column takes what room the others leave."""
+"""Shows a ``sessions.tables.Table`` whose first column takes the free room."""
 
 from __future__ import annotations
 

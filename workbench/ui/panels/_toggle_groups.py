@@ -14,7 +14,7 @@ from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._toggle_row import ToggleRow
 
-# Why toggles are unavailable: singular and plural of what the line says of them.
+# Reasons why toggles are unavailable: singular and plural of the line's text.
 UNAVAILABLE = {
     "gpu": ("needs a CUDA GPU", "need a CUDA GPU"),
     "model": ("is for other models", "are for other models"),

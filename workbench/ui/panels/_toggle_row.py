@@ -65,7 +65,7 @@ class ToggleRow(QWidget):
         self.result.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.mark = self._button("mark", f"Evidence of {toggle.title}")
         self.lock = self._button("lock", f"Blocked options of {toggle.title}")
-        self._is_open = False  # whether the details below the line are shown
+        self._is_open = False  # True if the details below the line are shown
         self._details = QWidget()
         self._details.hide()
         self._notes = _widgets.tight(QVBoxLayout(self._details), 4)

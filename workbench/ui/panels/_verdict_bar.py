@@ -40,7 +40,7 @@ class VerdictBar(QWidget):
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._prompt = session, run, verdicts, prompt
         self._theme = theme
-        self._detailed: Offer | None = None  # whose result is shown with its details
+        self._detailed: Offer | None = None  # the offer whose details are shown
         self.bar = Bar(prompt.dismiss)
         _widgets.tight(QVBoxLayout(self), 0).addWidget(_widgets.FittedScrollArea(self.bar))
         for changed in (
@@ -95,7 +95,7 @@ class VerdictBar(QWidget):
         self.bar.say("info", lines, [("Enough", enough)], self._theme.current, closes=False)
 
     def _show_result(self, judged: Offer, comparison: PairedComparison) -> None:
-        """Show the verdict in one line and what is wrong; the rest is behind a button."""
+        """Show the verdict in one line, and wrong results; the rest is behind a button."""
         verdicts = self._verdicts
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [

@@ -34,7 +34,7 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
-_SNUG_LINES = 4  # that a body keeps in sight while it scrolls
+_SNUG_LINES = 4  # lines of a scrolling body that stay visible
 _SNUG_EVENTS = (
     QEvent.Type.LayoutRequest,
     QEvent.Type.ShowToParent,
@@ -111,7 +111,7 @@ def title() -> QLabel:
 
 
 def muted(text: str) -> QLabel:
-    """Return a label with the name of a control, to stand beside it."""
+    """Return a label with the name of a control, for the place beside it."""
     label = QLabel(text)
     label.setProperty("muted", True)
     return label
@@ -142,7 +142,7 @@ def brief_note(text: str, tone: str = "") -> QLabel:
 
 
 def set_tone(label: QLabel, tone: str) -> None:
-    """Colour a label by what it says: ``good``, ``warning``, ``bad``, ``accent``, or none."""
+    """Colour a label by its meaning: ``good``, ``warning``, ``bad``, ``accent``, or none."""
     if label.property("tone") != tone:
         label.setProperty("tone", tone)
         label.style().unpolish(label)
@@ -150,7 +150,7 @@ def set_tone(label: QLabel, tone: str) -> None:
 
 
 def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
-    """Return a note with an icon, so that colour does not carry the meaning alone."""
+    """Return a note with an icon, because colour alone must not carry the meaning."""
     row = QWidget()
     layout = tight(QHBoxLayout(row), spacing=6)
     mark = QLabel()
@@ -169,7 +169,7 @@ def rule() -> QFrame:
 
 
 def button(text: str = "") -> QPushButton:
-    """Return a button that Return presses too: of its own, Qt does that in dialogs only."""
+    """Return a button that the Return key presses too: Qt does that only in dialogs."""
     push_button = QPushButton(text)
     push_button.setAutoDefault(True)
     return push_button
@@ -193,7 +193,7 @@ def compact(text: str) -> QPushButton:
 
 
 def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
-    """Let a button be pressed, or say why not; ``tip`` is what it tells where it can be."""
+    """Enable a button with ``tip``, or disable it with the reason ``why_not`` as its tool tip."""
     button.setEnabled(not why_not)
     button.setToolTip(why_not or tip)
 
@@ -382,7 +382,7 @@ def settle(widget: QWidget) -> None:
         if isinstance(above, QScrollArea):
             areas.append(above)
         above = above.parentWidget()
-    for area in areas:  # one as high as before scrolls further
+    for area in areas:  # an area of unchanged height updates its scroll range
         QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
 
 

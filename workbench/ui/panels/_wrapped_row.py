@@ -1,4 +1,4 @@
-"""A row of controls that continues on another line where a line has no room for all."""
+"""A row of controls that wraps into several lines if one line has no room for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
 
 
 class WrappedRow(QLayout):
-    """Layout of such a row; controls that expand take the free room of their line."""
+    """Layout of a row that wraps; controls that expand take the free room of their line."""
 
     def __init__(self, *widgets: QWidget, spacing: int = 8) -> None:
         super().__init__()

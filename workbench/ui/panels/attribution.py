@@ -51,10 +51,10 @@ from workbench.ui.state.theme import ThemeModel
 _CHOICES_PX = 272
 _BOX_PX = 112  # beside the text of a line: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
-_NOTE_PX = 240  # of the notes, at least
-_TEXT_PX = 184  # of a column of names, at most: the notes have more to say
-_FRAME_PX, _GAP_PX = 96, 4  # of the chart around its rows, and between two of them
-_TABLE_PX = 108  # of the table, at least: a heading and two rows
+_NOTE_PX = 240  # least width of the notes
+_TEXT_PX = 184  # largest width of names: the notes need room
+_FRAME_PX, _GAP_PX = 96, 4  # the chart around its rows, and between two rows
+_TABLE_PX = 108  # least height of the table: a heading and two rows
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -266,7 +266,7 @@ class AttributionPanel(QWidget):
             )
         for column, heading in enumerate(table.columns):
             known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER, BLOCKED}
-            least = 2 if heading.name == EFFECT else 1  # one word for all rows says nothing
+            least = 2 if heading.name == EFFECT else 1  # hide a single value
             self.table.setColumnHidden(column, bool(table.rows) and len(known) < least)
         self.table.narrow(_TEXT_PX)
 

@@ -38,7 +38,7 @@ from workbench.ui.state.theme import ThemeModel
 CHARTS = ("breakdown", "profile_roofline", "memory_roles", "memory_course")
 MOST_KERNELS = 2000  # rows
 HINT = "Point at a module for its numbers. Click: look into it. Double-click: the whole step."
-_MOST_MODULES = 40  # of a kernel, that its tip names
+_MOST_MODULES = 40  # modules that a kernel's tip names
 NOTHING = "nothing"
 NO_PROFILE = (
     "No profile yet",

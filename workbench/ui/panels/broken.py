@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QLabel, QVBoxLayout, QWidget
 
 from workbench.ui.panels import _widgets
 
-NAME = "broken"  # of the covering widget
+NAME = "broken"  # object name of the covering widget
 
 
 class Cover(QFrame):
@@ -52,7 +52,7 @@ class Cover(QFrame):
 
 
 def cover(panel: QWidget, text: str) -> None:
-    """Cover a panel with a text; a newer text takes the place of an older one."""
+    """Cover a panel with a text; a newer text replaces an older one."""
     existing = panel.findChild(Cover, NAME, Qt.FindChildOption.FindDirectChildrenOnly)
     (existing or Cover(panel)).say(text)
 

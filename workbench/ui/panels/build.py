@@ -110,7 +110,7 @@ class BuildPanel(QWidget):
         model.addWidget(self._family, 1)
         model.addWidget(self._preset, 1)
         for combo in (self._family, self._preset):
-            combo.setMinimumContentsLength(3)  # both fit into the narrowest column
+            combo.setMinimumContentsLength(3)  # two boxes fit into the narrowest column
         self._preset.setAccessibleName("Preset")
         self._preset.setToolTip("Preset: the size of the model")
         _row(top, "Model", self._family, model)
@@ -318,7 +318,7 @@ class BuildPanel(QWidget):
             self._size.setText(self._size_text())
 
     def _show_problems(self) -> None:
-        """Below the forms: why this cannot start, and what the run in progress goes on without."""
+        """Show why this cannot start, and the changes that the run in progress does not have."""
         problems, left = self._configuration.problems(), self._left_behind()
         unusable = self._configuration.unusable()
         shown = (problems, left, unusable, self._theme.current.name)

@@ -144,7 +144,7 @@ class ChecklistPanel(QWidget):
         self._rows.addStretch(1)
 
     def _make_row(self, row: Row, is_current: bool) -> QWidget:
-        unknown = (one_line(row.status, 40), "unknown", "muted")  # of another version
+        unknown = (one_line(row.status, 40), "unknown", "muted")  # a status of another version
         mark_of = ("Checking", "live", "accent") if is_current else _MARKS.get(row.status, unknown)
         word, name, role = mark_of
         row_widget = QWidget()

@@ -46,7 +46,7 @@ from workbench.ui.state.theme import ThemeModel
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
 _TABLES_LEAST = 120  # pixels: the names of the tabs, a heading and two rows
-_TITLE_LETTERS = 24  # of a session, in the box of the baseline
+_TITLE_LETTERS = 24  # length of a session's title in the baseline's box
 NOTHING = (
     "Nothing to compare yet",
     "Drop two session files (.h5) onto the window, or choose Compare with … to put saved sessions "
@@ -58,7 +58,7 @@ _ALIGNED = {"By time": "time", "By step": "step"}
 
 @dataclass
 class Result:
-    """Result of the comparison in the background: the comparison, or why there is none."""
+    """Result of the comparison in the background; ``reason`` says why there is none."""
 
     runs: list[Run]
     comparison: Comparison | None
@@ -132,7 +132,7 @@ class ComparePanel(QWidget):
         self._compute_in(0)
 
     def set_align(self, align: str) -> None:
-        """Lay the time lines over one another by ``time`` or by ``step``."""
+        """Align the time lines by ``time`` or by ``step``."""
         self._align.setCurrentIndex(list(_ALIGNED.values()).index(align))
         self.charts["aligned_timeline"].set_option("align", align)
 
@@ -199,7 +199,7 @@ class ComparePanel(QWidget):
             self._compared.remove(session)
 
     def _compute_in(self, delay_ms: int) -> None:
-        """Work everything out anew; what only grows can wait, and needs a live session."""
+        """Compute the comparison again; with a delay, only if a live session grows."""
         if delay_ms and not (self._session.live and self._compared.sessions):
             return
         if not self._timer.isActive() or delay_ms == 0:
@@ -257,13 +257,13 @@ class ComparePanel(QWidget):
             self._empty.say(*(failed if result.reason else NOTHING))
             added = self._compared.sessions
             self._out.setVisible(bool(result.reason and added))
-            if added:  # without whose buttons, which stand in the table
+            if added:  # the hidden table has their buttons
                 label = distinct([self._session.shown, *added])[-1]
                 self._out.setText(for_menu(f"Remove {label!r}"))
             return
         self._pages.setCurrentIndex(1)
         listed = [(run.session.id, run.title) for run in result.runs]
-        if listed != self._listed:  # else it may be open
+        if listed != self._listed:  # keep it otherwise: it may be open
             self._listed = listed
             self._base.clear()
             for run in result.runs:
@@ -295,9 +295,9 @@ class ComparePanel(QWidget):
 
 
 def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Result:
-    """Compare, and derive what the plots draw; run on a separate thread.
+    """Compare, and derive the content of the plots; run on a separate thread.
 
-    A session without a choice takes part with its segment of the most steady steps.
+    A session without a chosen segment is represented by the one with the most steady steps.
     """
     sessions = [replace(run.session, title=run.title) for run in runs]
     with open_files.reading(*sessions):

@@ -66,7 +66,7 @@ class Empty(QWidget):
         return button
 
     def append(self, widget: QWidget) -> None:
-        """Add a widget beneath everything that is there."""
+        """Add a widget below all others."""
         last = self._layout.count() - 1
         self._layout.insertWidget(last, widget, 0, Qt.AlignmentFlag.AlignHCenter)
 

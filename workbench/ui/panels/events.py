@@ -218,7 +218,7 @@ class EventModel(QAbstractTableModel):
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """Return the cell's text, icon, font or alignment."""
         event = self.entries[index.row()]
-        self._axis.pull()  # only here: what nobody sees costs nothing
+        self._axis.pull()  # called only if visible
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
                 text = self._session.titled(one_line(event.text, _LONGEST_LINE))

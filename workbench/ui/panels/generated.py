@@ -12,7 +12,7 @@ from workbench.ui.panels.empty import Empty
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
-MARGIN = 10  # with the frame's own, as far in as the line above
+MARGIN = 10  # plus the frame's margin: aligned with the line above
 
 
 class GeneratedPanel(QWidget):

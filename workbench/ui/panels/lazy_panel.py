@@ -12,7 +12,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels._least_height import least_height
 
 AFTER_PAINT_MS = 30
-LEAST = QSize(240, 120)  # of a panel in a dock: what needs more scrolls
+LEAST = QSize(240, 120)  # size of a panel in a dock; a larger one scrolls
 
 
 class LazyPanel(QWidget):

@@ -40,7 +40,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 FRAME_MS = 16
-SHOWN = ("step_time", "memory", "utilization", "power")  # at first
+SHOWN = ("step_time", "memory", "utilization", "power")  # plots of the first start
 RUN, SEGMENT = "run", "segment"
 WINDOWS: dict[str, float | str | None] = {
     "Whole session": None,
@@ -52,13 +52,13 @@ WINDOWS: dict[str, float | str | None] = {
     "Last 5 minutes": 300.0,
     "Last 30 minutes": 1800.0,
 }
-_LEAST_PX = 100  # of a plot, two lines of legend among them
+_LEAST_PX = 100  # least height of a plot, with two lines of legend
 _LANE_PX = 16  # more of one above which markers are named
 _AXIS_PX = 32  # more of one below which the time stands
 _MOST_PX = 2**24 - 1  # Qt's QWIDGETSIZE_MAX: no limit
-_LINE_PX = 36  # of one that has nothing to draw, when others have
+_LINE_PX = 36  # height of a plot without data beside plots with data
 _ROOMS = 32  # steps in which the view of a growing session doubles
-_MARGIN = 0.01  # of the range, left free beyond the newest sample
+_MARGIN = 0.01  # free share of the range beyond the newest sample
 
 
 class LivePanel(QWidget):
@@ -102,8 +102,8 @@ class LivePanel(QWidget):
             chart.resetWanted.connect(self._follow_all)
             self.moments.attach(chart)
             self._splitter.addWidget(chart)
-            chart.setVisible(name in SHOWN)  # only now: alone it would be a window
-        # Else each gets room in proportion to its hint, which depends on what it last said.
+            chart.setVisible(name in SHOWN)  # shown now: without a parent it would be a window
+        # Equal sizes: otherwise room is divided by size hints, which depend on the last texts.
         self._splitter.setSizes([_LEAST_PX] * len(order))
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -198,7 +198,7 @@ class LivePanel(QWidget):
     def redraw(self) -> None:
         """Draw every shown plot again."""
         self._undrawn = self.shown
-        self._draw_next()  # also without a plot: the start page may have to come or go
+        self._draw_next()  # needed without plots too: the start page may change
         self._draw_rest()
 
     def _draw_rest(self) -> None:
@@ -246,7 +246,7 @@ class LivePanel(QWidget):
         stepped = any(row_count(segment.steps) for segment in self._run.session.segments)
         for chart in self.shown:
             folded = stepped and chart.reason is not None
-            if folded and not chart.brief:  # it may have been asked before the first step
+            if folded and not chart.brief:  # ``reason`` may be older than the first step
                 folded = chart.plot.can_show([self._run]) is not None
             if folded != chart.brief:
                 chart.brief = folded
@@ -310,7 +310,7 @@ class LivePanel(QWidget):
                 chart.canvas.auto_range_x = chart.canvas.auto_range_y = True
             self._session.set_follow(True)
             self._undrawn, self._fresh = self.shown, True
-            self._next.start(0)  # one plot in each turn, so that the window answers
+            self._next.start(0)  # one plot per event, so that the window answers
 
     def _new_run(self) -> Run:
         hidden = frozenset() if self._shows_studies else hidden_segments(self._session.shown)
@@ -382,7 +382,7 @@ class LivePanel(QWidget):
                 if not chart.refresh():
                     again_ms = again_ms or 1e3 * EMPTY_CHECK_S
                 elif chart.reason is None:
-                    again_ms = FRAME_MS  # it has data now, which the range does not know of yet
+                    again_ms = FRAME_MS  # its new data is not in the range yet
                     self._stack_up()
         self._fold()
         if again_ms:

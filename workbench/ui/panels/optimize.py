@@ -56,8 +56,8 @@ from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 200  # between two looks while candidates race
 _CHOICES_PX = 232
-_TEXT_PX = 240  # of a column of names, at most
-_NOTE_PX = 240  # of the notes, at least
+_TEXT_PX = 240  # largest width of a column of names
+_NOTE_PX = 240  # least width of the notes
 _MOST_GIB = 4096.0
 
 

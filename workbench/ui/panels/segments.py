@@ -203,10 +203,8 @@ class SegmentsPanel(QWidget):
             return
         self._busy, self._stale = True, False
         shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
-        frozen, baseline = (
-            session_files.snapshot(shown),
-            min(self._session.baseline, MOST_SEGMENTS - 1),
-        )
+        frozen = session_files.snapshot(shown)
+        baseline = min(self._session.baseline, MOST_SEGMENTS - 1)
         count = len(session.segments)
         self._left_out.setVisible(count > MOST_SEGMENTS)
         self._left_out.setText(

@@ -30,7 +30,7 @@ class StartPage(Empty):
     def offer_more(
         self, tour: Callable[[], None], recent: Sequence[Path], open_path: Callable[[Path], None]
     ) -> None:
-        """Offer what only the window has: the tour, and the files that were opened last."""
+        """Offer actions of the window: the tour, and the files that were opened last."""
         self.offer("Take the tour", tour)
         for path in recent[:MOST_RECENT]:
             button = _widgets.link(f"Open {path.name}")

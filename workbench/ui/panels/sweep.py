@@ -42,7 +42,7 @@ from workbench.ui.state.theme import ThemeModel
 PERIOD_MS = 200  # between two looks while points arrive
 _CHARTS = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 _TABS = {"sweep_throughput": "Throughput", "sweep_memory": "Peak memory", "sweep_map": "Map"}
-_TEXT_PX = 160  # of a column of names, at most
+_TEXT_PX = 160  # largest width of a column of names
 
 
 class SweepPanel(QWidget):
@@ -191,7 +191,7 @@ class SweepPanel(QWidget):
         self.presets.setText(f"Sets ({chosen}) ▾" if chosen else "Sets ▾")
         self.presets.setVisible(bool(offered))
 
-    # What was measured
+    # Results
 
     def _make_results(self) -> QWidget:
         tabs = QTabWidget()

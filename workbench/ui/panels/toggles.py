@@ -25,7 +25,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 MINIMUM_HEIGHT = 120
-LEAST_PX = 64  # of the toggles below a bar: two of them
+LEAST_PX = 64  # least height of the toggles below a bar: two toggles
 
 
 class TogglesPanel(QWidget):

@@ -43,9 +43,9 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
-_PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
+_PADDING_PX = 56  # the button around its name, and the panel around its buttons
 LEAST_PX = 240  # lowest height; text wraps at the actual width, not at the least
-ROOMY_PX = 320  # from which height on a note under the table has room
+ROOMY_PX = 320  # least height with room for a note under the table
 
 
 class VerdictPanel(QWidget):
@@ -63,12 +63,10 @@ class VerdictPanel(QWidget):
     ) -> None:
         super().__init__(parent)
         self._session, self._run, self._verdicts, self._theme = session, run, verdicts, theme
-        self._chosen: int | None = None  # of the session's comparisons; None: the newest
+        self._chosen: int | None = None  # index of the session's comparison; None: the newest
         self._shown_details: object = None  # the lines that are shown
-        self._known: tuple[str, int] = (
-            "",
-            0,
-        )  # session, and its number of comparisons when a row was chosen
+        # The session, and its number of comparisons, when a row was chosen.
+        self._known: tuple[str, int] = ("", 0)
         self.chart = Chart(PLOTS["verdict"], theme.current, tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
@@ -285,7 +283,7 @@ class VerdictPanel(QWidget):
         self._rows.addWidget(body)
 
     def _remember_details(self, are_open: bool) -> None:
-        self._details_open = are_open  # also when the lines are made anew
+        self._details_open = are_open  # new lines keep this state
 
     def _add(self, text: str, mark: str, role: str) -> None:
         if not mark:

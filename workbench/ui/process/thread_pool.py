@@ -37,9 +37,9 @@ class Tasks(QObject):
         self._submit(self._pool, work, done, failed)
 
     def write(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
-        """Do the same with ``work`` that changes files: one after the other, in this order.
+        """Do the same with ``work`` that changes files: one after another, in this order.
 
-        A change of a file is to read it, to change what it holds, and to write it again.
+        A change reads a file, changes its content, and writes it again.
         """
         self._submit(self._writer, work, done, failed)
 

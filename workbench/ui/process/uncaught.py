@@ -80,7 +80,7 @@ class UncaughtErrors(QObject):
             if self._error is not None:
                 return
             self._broken = broken
-            self._error = Failure(  # at once; further errors within this second are only counted
+            self._error = Failure(  # shown at once; further errors of this second are counted
                 kind="defect",
                 sentence=f"An error inside the program {location}: {crash_log.describe(error)}.",
                 fix=crash_log.where(crash_log.write(error)),

@@ -11,7 +11,7 @@ from workbench.ui.state import config_edit
 from workbench.ui.state.run import RunModel
 from workbench.ui.state.undo import Change, Choices
 
-CHECK_DELAY_MS = 120  # after the last edit
+CHECK_DELAY_MS = 120  # pause after the last edit
 
 
 class ConfigurationModel(QObject):
@@ -35,12 +35,12 @@ class ConfigurationModel(QObject):
     def close(self) -> None:
         """Stop asking the runner about availability."""
         self._check_timer.stop()
-        self.undo.blockSignals(True)  # it would announce its own end
+        self.undo.blockSignals(True)  # it would emit signals while it is destroyed
 
     # Editing
 
     def edit(self, configuration: Configuration) -> None:
-        """Take an edited configuration; the runner is asked what it blocks."""
+        """Set the edited configuration; the runner reports the options that it blocks."""
         if configuration != self.edited:
             was_away, self.edited = self.away, configuration
             if was_away and not self.away:
@@ -76,7 +76,7 @@ class ConfigurationModel(QObject):
             self.check()
 
     def set_catalogue(self, catalogue: protocol.Catalogue) -> None:
-        """Set the runner's catalogue; keep what was edited as far as it offers that."""
+        """Set the runner's catalogue; keep edited values that it offers."""
         self.catalogue = catalogue
         if self.edited is None or config_edit.missing(catalogue, self.edited):
             self.edited = config_edit.first(catalogue)

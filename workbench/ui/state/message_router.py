@@ -35,7 +35,7 @@ class MessageRouter(QObject):
         super().__init__(parent)
         self._link, self._clock, self._failures = link, clock, failures
         self._session, self._run, self._configuration = session, run, configuration
-        self._order = (  # in which due signals are emitted
+        self._order = (  # the order of due signals
             configuration.availabilityChanged,
             configuration.catalogueChanged,
             session.comparisonsChanged,

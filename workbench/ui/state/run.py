@@ -22,6 +22,9 @@ ACTIVE = ("building", "running", "paused", "stopping")
 Launch = Callable[[Journal | None], Client]
 
 
+NOT_READY = "The runner is not ready."
+
+
 class RunModel(QObject):
     """State of the runner and of the run in progress; sends commands to the runner.
 
@@ -45,20 +48,20 @@ class RunModel(QObject):
         # none, starting, idle, building, running, paused, stopping, dead
         self.state, self.text = "none", ""
         self.progress: protocol.Progress | None = None
-        self.running: Configuration | None = None  # of the segment that runs
+        self.running: Configuration | None = None  # configuration of the current segment
         self.measures = False  # True during a comparison or study
         self.is_requested = False  # a run was requested, and the runner has not answered yet
         self.resumption: Configuration | None = None  # resumes after the measurement
         self.in_series = False  # during a series of experiments, also between two commands
         self.cancelled = False  # the user cancelled the run in progress, or the last
-        self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
+        self.log: deque[str] = deque(maxlen=LOG_LINES)  # text that libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
         self.received.connect(self._on_message)
 
     def _on_message(self, message: protocol.AnyMessage) -> None:
         if isinstance(message, protocol.Failure | protocol.Finished):
-            self.is_requested = False  # also where the state is what it was
+            self.is_requested = False  # even if the state has not changed
 
     @property
     def active(self) -> bool:
@@ -69,6 +72,15 @@ class RunModel(QObject):
     def ready(self) -> bool:
         """True if the runner can take another command that measures."""
         return self.state in ("idle", "running", "paused")
+
+    def why_not(self, use: str, pending: str = "") -> str:
+        """Return why the runner cannot be used to ``use`` now; empty if it can.
+
+        ``pending`` is the sentence of a measurement that has not ended.
+        """
+        if self.replaying:
+            return f"This is a replay; open the window without --replay to {use}."
+        return pending or ("" if self.ready else NOT_READY)
 
     @property
     def connected(self) -> bool:
@@ -106,7 +118,7 @@ class RunModel(QObject):
         """Return to the previous session while the new one is empty."""
         if not self._session.restore():
             return
-        if self._session.journal is None and catalogue is not None:  # it was saved
+        if self._session.journal is None and catalogue is not None:  # the session was saved
             self._session.open_journal().write(catalogue)
         if self._session.journal is not None:
             self._link.journal_to(self._session.journal)
@@ -144,7 +156,7 @@ class RunModel(QObject):
 
     def cancel(self) -> None:
         """End the run as soon as possible, by force if need be."""
-        if self.active or self.in_series:  # even before the runner has reported its start
+        if self.active or self.in_series:  # active before the runner has reported its start
             self.cancelled = True
             self._link.cancel()
 

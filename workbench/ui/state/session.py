@@ -92,7 +92,7 @@ class SessionModel(QObject):
         self._compared_titles: Sequence[Mapping[str, str]] = ()
         self._runner_titles: Mapping[str, str] = {}
         self._live_path: Path | None = None
-        self._changes = 0  # of the live session, counted
+        self._changes = 0  # number of changes of the live session
         self._written: tuple[Recorder, int] | None = None  # the last that reached a file
 
     @property
@@ -190,7 +190,7 @@ class SessionModel(QObject):
         if previous is None or self.recorder.session.segments:
             return False
         self.previous = None
-        self.saved = True  # it is empty
+        self.saved = True  # an empty session has nothing to save
         self.close_journal()
         self.recorder, self.journal = previous.recorder, previous.journal
         self.saved, self._changes = previous.saved, previous.changes
@@ -286,7 +286,7 @@ class SessionModel(QObject):
             self.path = path
         self.savedChanged.emit()
 
-    # What the live session records
+    # Records of the live session
 
     def add_note(self, text: str, t_s: float | None = None, kind: str = "note") -> None:
         """Mark a moment of the shown session with a note or a bookmark.
@@ -364,7 +364,7 @@ class SessionModel(QObject):
     # The journal
 
     def open_journal(self) -> Journal:
-        """Return the live session's journal; it is begun if there is none."""
+        """Return the live session's journal; begin one if there is none."""
         if self.journal is None:
             self.journal = Journal()
         return self.journal
@@ -377,7 +377,7 @@ class SessionModel(QObject):
             self.journal = None
 
     def _is_saved(self) -> bool:
-        """Return True if the live session is in a file; wait for what is being written."""
+        """Return True if the live session is in a file; wait for writes in progress."""
         self._tasks.wait()
         return self.saved or self._written == (self.recorder, self._changes)
 

@@ -56,8 +56,8 @@ def read(path: Path) -> Session:
 def write(session: Session, path: Path, source: Path | None = None) -> None:
     """Write a complete session; raise one of ``EXPECTED`` if that fails.
 
-    ``source`` is the file that it was read from: a journal that is offered for recovery goes once
-    what it holds is saved.
+    ``source`` is the file that it was read from: a journal that is offered for recovery is removed
+    once its content is saved.
     """
     from sessions.storage import hdf5
 

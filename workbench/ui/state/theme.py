@@ -8,7 +8,7 @@ from workbench.theming.theme import DARK, Theme
 
 
 class ThemeModel(QObject):
-    """The current theme; whatever paints with it draws again when it changes."""
+    """The current theme; widgets that paint with it draw again when it changes."""
 
     changed = Signal()
 

@@ -53,23 +53,19 @@ def snapshots(monkeypatch):
     return calls
 
 
-def bytes_of(arm):
-    return resident_bytes(arm.step, arm.situation)
-
-
 def captured():
     return PlayedArm(graph=SimpleNamespace(pool=lambda: OWN))
 
 
 def test_an_arm_is_told_its_own_pools_less_what_tensors_hold_in_them(snapshots):
-    assert bytes_of(captured()) == 30 * MIB
+    assert resident_bytes(captured()) == 30 * MIB
     for mode in ("reduce-overhead", "max-autotune"):
-        assert bytes_of(PlayedArm(mode)) == (18 + 64) * MIB
+        assert resident_bytes(PlayedArm(mode)) == (18 + 64) * MIB
 
 
 def test_no_snapshot_is_taken_for_an_arm_without_graphs(snapshots):
     for mode in ("off", "default", "max-autotune-no-cudagraphs"):
-        assert bytes_of(PlayedArm(mode)) == 0
+        assert resident_bytes(PlayedArm(mode)) == 0
     assert not snapshots
 
 
@@ -77,7 +73,7 @@ def test_before_inductor_has_captured_there_is_nothing(snapshots, monkeypatch):
     nobody = SimpleNamespace(get_manager=lambda index, create_if_none_exists: None)
     for trees in (nobody, None):
         monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-        assert bytes_of(PlayedArm("reduce-overhead")) == 0
+        assert resident_bytes(PlayedArm("reduce-overhead")) == 0
 
 
 @pytest.fixture
@@ -88,7 +84,7 @@ def memory(monkeypatch, snapshots):
     monkeypatch.setattr(
         torch.cuda, "reset_peak_memory_stats", lambda device: counters.update(peak=200)
     )
-    return GpuMemory(torch.device("cuda:0"), bytes_of)
+    return GpuMemory(torch.device("cuda:0"), resident_bytes)
 
 
 def test_the_peak_is_the_allocators_and_the_pools_counted_once_a_phase(memory, snapshots):

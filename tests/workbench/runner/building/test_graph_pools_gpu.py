@@ -48,14 +48,14 @@ def test_the_peak_of_steady_steps_is_what_the_device_lacks(small, toggles):
     del plain
     before, held_before = in_use(), torch.cuda.memory_allocated(DEVICE)
     arm = stepped(wide, "train", device="cuda", steps=5, **toggles)
-    memory = GpuMemory(DEVICE, lambda arm: resident_bytes(arm.step, arm.situation))
+    memory = GpuMemory(DEVICE, resident_bytes)
     memory.track(arm)
     used = in_use() - before
     with arm.entered():
         for _ in range(3):
             arm.step()
         torch.cuda.synchronize()
-    pools, sample = resident_bytes(arm.step, arm.situation), memory.sample()
+    pools, sample = resident_bytes(arm), memory.sample()
     peak = sample.peak - held_before
     print(f"{toggles}: pools {pools / MIB:.0f}, told {peak / MIB:.0f}, in use {used / MIB:.0f} MiB")
     assert pools > 64 * MIB

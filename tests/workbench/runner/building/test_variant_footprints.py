@@ -142,7 +142,7 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     arm = stepped(requested())
     memory = GpuMemory(
         torch.device("cuda:0"),
-        lambda arm: resident_bytes(arm.step, arm.situation),
+        resident_bytes,
         lambda arm: counted.append(arm) or 120,
     )
     assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"

@@ -17,7 +17,7 @@ from workbench import protocol
 from workbench.runner import suggested_fixes
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.numerics.nan_watch import FiniteWatch
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 
 CPU = torch.device("cpu")
 
@@ -222,7 +222,7 @@ def test_inference_that_lacks_memory_is_offered_smaller_weights_where_they_take_
         toggles={"precision": precision, "quantization": quantization},
     )
     lacking = protocol.Failure(kind="out-of-memory", sentence="Out of memory.")
-    cured = cure(lacking, requested, CPU)
+    cured = with_fix(lacking, requested, CPU)
     assert cured.set == offered and cured.fix.startswith("Set ")
 
 
@@ -252,10 +252,10 @@ def test_a_kernel_that_refuses_its_inputs_says_what_to_choose():
 
 def test_a_choice_that_is_blocked_or_changes_nothing_is_not_offered(small):
     failure = protocol.Failure(kind="capture", sentence="It failed.", fix="Look.")
-    assert cure(failure, small, CPU) == failure  # no graphs on the CPU
-    assert cure(failure, None, CPU) == failure
+    assert with_fix(failure, small, CPU) == failure  # no graphs on the CPU
+    assert with_fix(failure, None, CPU) == failure
     absurd = msgspec.structs.replace(small, toggles={"no such": "toggle"})
-    assert cure(failure, absurd, CPU) == failure
+    assert with_fix(failure, absurd, CPU) == failure
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_choice_that_is_blocked_or_changes_nothing_is_not_offered(small):
 )
 def test_what_is_not_finite_is_offered_a_wider_format(small, precision, offered):
     configuration = msgspec.structs.replace(small, toggles={"precision": precision})
-    assert cure(suggested_fixes.not_finite("loss"), configuration, CPU).set == offered
+    assert with_fix(suggested_fixes.not_finite("loss"), configuration, CPU).set == offered
 
 
 @pytest.mark.parametrize(

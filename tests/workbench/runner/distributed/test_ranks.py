@@ -42,7 +42,7 @@ from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.failures import explain
 from workbench.runner.numerics import training_curve
 from workbench.runner.rank_worker import WorkerLoop
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 
 SLOW = pytest.mark.slow
 WITHOUT_LINEARS = """
@@ -175,7 +175,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     sentence = explain(ended.value).sentence
     assert sentence.startswith("Rank 1 (in step ")
     assert sentence.endswith(" was ended by SIGKILL, as the system does when memory runs out")
-    offered = cure(explain(ended.value), arm.situation.configuration, CPU)
+    offered = with_fix(explain(ended.value), arm.situation.configuration, CPU)
     assert offered.set == {"data_parallel": "off"} and "one device continues alone" in offered.fix
     assert world.current() is None
     again = stepped(configuration, arms=arms, steps=2, data_parallel="2")

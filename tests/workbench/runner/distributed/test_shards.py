@@ -24,7 +24,7 @@ from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.experiments import checks
 from workbench.runner.experiments.profile import known_memory
 from workbench.runner.numerics import training_curve
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 from workbench.runner.variants.variant import Variant
 
 pytestmark = needs_cores
@@ -245,7 +245,7 @@ def test_shards_are_offered_first_where_ranks_run_out_of_memory(configuration):
     offered = []
     for _ in range(2):
         short = msgspec.structs.replace(configuration, workload="train", toggles=toggles)
-        offered.append(cure(failure, short, CPU).set)
+        offered.append(with_fix(failure, short, CPU).set)
         toggles = toggles | offered[-1]
     assert offered == [{"sharding": "full"}, {"checkpointing": "full"}]
 

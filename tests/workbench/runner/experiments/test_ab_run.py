@@ -373,7 +373,7 @@ def paired(context, small, monkeypatch, logs, budget_s=300.0, **options):
 
     def pair(number, turned):
         for arm, log in enumerate((0.0, logs[number])):
-            run._blocks.append(protocol.Block(arm=arm, pair=number, median_ms=math.exp(log)))
+            run.blocks.append(protocol.Block(arm=arm, pair=number, median_ms=math.exp(log)))
         return True
 
     run._pair = pair

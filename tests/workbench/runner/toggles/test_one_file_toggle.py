@@ -64,7 +64,7 @@ def test_its_arguments_change_the_estimate_of_memory():
 
 def test_its_fix_is_suggested_first_if_its_order_is_the_smallest():
     failure = protocol.Failure(kind="out-of-memory", sentence="Out of memory.", fix="")
-    cured = suggested_fixes.cure(failure, configuration("hydra", "train"), CPU)
+    cured = suggested_fixes.with_fix(failure, configuration("hydra", "train"), CPU)
     assert cured.set == ON
     assert cured.fix == "Set Counting to On: nothing is saved, but counted."
 

@@ -96,7 +96,7 @@ def test_each_launch_belongs_to_the_innermost_module_that_holds_what_it_computes
         ("blocks.1.down", "backward"): 256.0,
         ("blocks", "backward"): 512.0,
     }
-    assert launches.untold.startswith("a kernel computes for the model and its loss")
+    assert launches.unattributed.startswith("a kernel computes for the model and its loss")
 
 
 def test_what_lies_in_no_module_is_the_loss_only_where_there_is_one(tmp_path):
@@ -111,14 +111,14 @@ def test_calls_that_are_fewer_than_generated_are_given_to_nobody(tmp_path):
     sums_by_module = by_module(launches)
     assert sums_by_module["blocks.0.norm", "forward"] == 1.0
     assert sums_by_module[breakdown.COMPILED, "forward"] == 2.0 + 4.0
-    assert "the calls that ran differ from those that Inductor generated" in launches.untold
+    assert "the calls that ran differ from those that Inductor generated" in launches.unattributed
 
 
 def test_a_graph_that_nothing_is_known_of_stays_compiled_code_and_says_why(tmp_path):
     launches = launched(tmp_path)
     name_compiled(launches, {"bwd": BACKWARD}, MODULES, has_loss=True)
     assert by_module(launches)[breakdown.COMPILED, "forward"] == 127.0
-    assert launches.untold.startswith("a graph came from Inductor's cache")
+    assert launches.unattributed.startswith("a graph came from Inductor's cache")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_block_that_is_compiled_by_itself_names_what_lies_in_it(tmp_path):
         ("blocks.1", "forward"): 2.0,
         ("blocks.1.norm", "backward"): 4.0,
     }
-    assert not launches.untold
+    assert not launches.unattributed
 
 
 def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp_path):
@@ -190,7 +190,7 @@ def test_kernels_of_inductors_cuda_graphs_are_those_of_the_step_without_them(tmp
         made.kernel(name, 320 + 10 * n, 1.0, thread=AUTOGRAD, call="cudaGraphLaunch")
     launches = trace.read(made.save(tmp_path / "t.json"), "cuda")
     name_compiled(launches, GRAPHS, MODULES, has_loss=True)
-    assert not launches.untold  # nothing was launched that could be miscounted
+    assert not launches.unattributed  # nothing was launched that could be miscounted
     sums.name_replayed(launches, plain)
     sums_by_module = by_module(launches)
     assert sums_by_module.pop((breakdown.REPLAYED, "replay")) == 1.0
@@ -246,9 +246,9 @@ def test_compiled_products_belong_to_the_modules_that_they_belong_to_uncompiled(
     counted = products(study)
     # The head's weights are the embedding's: where the two gradients are added by one product, it
     # is of the loss and of a module, and Inductor says of neither.
-    untold = counted.pop((breakdown.COMPILED, "backward"), 0.0)
-    counted[breakdown.LOSS, "backward"] += untold
-    assert counted == products(eager) and untold <= 1
+    unattributed = counted.pop((breakdown.COMPILED, "backward"), 0.0)
+    counted[breakdown.LOSS, "backward"] += unattributed
+    assert counted == products(eager) and unattributed <= 1
     fused = study.tables["kernels"]["kind"] == "fused by Inductor"
     modules = {str(module) for module in study.tables["kernels"]["module"][fused]}
     assert {"blocks.0.mlp", "blocks.1.mlp"} <= modules

@@ -14,7 +14,7 @@ from workbench import protocol
 from workbench.runner import triton_cache
 from workbench.runner.engine import Engine
 from workbench.runner.failures import explain
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 
 ENTRY = "23AT3WLAGKI4HNKAKLJ6X4N5KMBCGCIOF3MBFCYQKG32DB5U7DOQ"
 
@@ -76,7 +76,7 @@ def test_what_a_stale_entry_explains_is_cured_by_clearing_the_cache(folder, kind
         assert failure.clears == "triton" and failure.kind == "compile"
         assert failure.fix.startswith("Clear Triton's cache") and str(folder) in failure.fix
         configuration = Configuration(family="hydra", preset="tiny")
-        cured = cure(failure, configuration, torch.device("cpu"))
+        cured = with_fix(failure, configuration, torch.device("cpu"))
         assert cured == failure, "no toggle is suggested in its place"
         assert protocol.decode_message(protocol.encode(failure)) == msgspec.structs.replace(failure)
 

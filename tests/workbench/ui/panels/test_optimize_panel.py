@@ -12,7 +12,7 @@ from PySide6.QtCore import Qt
 
 from sessions.model import Session
 from sessions.numbers import text
-from sessions.studies.optimization.words import headline, question, remarks, verdicts_table
+from sessions.studies.optimization.words import headline, remarks, verdicts_table
 from workbench import protocol
 from workbench.plot_export import export_plot
 from workbench.plots import PLOTS, Run
@@ -37,7 +37,7 @@ def cells(table) -> list[list[str]]:
 def belong_to(study, configuration) -> None:
     """Let the study be one of the configuration's model."""
     named = {"family": configuration.family, "workload": configuration.workload}
-    question(study).update(named)
+    study.request.update(named)
 
 
 def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkeypatch):
@@ -160,7 +160,7 @@ def test_the_selected_configuration_is_applied_unless_it_is_wrong_or_of_another_
         next(n for n, title in enumerate(rows) if "Shared RoPE cache" in title)
     )
     assert panel.apply.toolTip() == "Its numbers are wrong." and not panel.apply.isEnabled()
-    question(panel.study)["start"].append("gone=off")  # as of another version
+    panel.study.request["start"].append("gone=off")  # as of another version
     panel.candidates.selectRow(next(n for n, title in enumerate(rows) if title == "AdamW: Foreach"))
     panel.apply.click()
     assert workspace.configuration.edited.toggles["adamw"] == "foreach"

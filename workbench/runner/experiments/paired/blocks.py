@@ -1,4 +1,4 @@
-"""One block of a paired comparison: steps of one arm without a pause, and whether they are valid.
+"""One block of a paired comparison: steps of one arm without a pause, and if they are valid.
 
 A block begins with a few steps that are not timed, because caches hold data of the other arm.
 Nothing observes the block while it is timed; causes that make it void are read before and after.
@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
+
+import torch
 
 from sessions.ceilings import impossible
 from sessions.model import PairedComparison, Phase
@@ -28,9 +30,9 @@ from workbench.runner.variants.backward_pass import Pace, backward_pass
 from workbench.runner.variants.variant import Variant
 
 SETTLING_STEPS = 2
-LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
-CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
-# Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
+LEAST_STEPS = 5  # fewest steps of a block, if the budget does not hold enough longer blocks
+CLOCK_RANGE = 0.05  # largest relative change of the SM clock within a block
+# NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
 # A power cap is not one of them: it is usual under load, and cycles show its effect.
 THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
@@ -43,17 +45,17 @@ class Contender:
     copy: int  # 1 if both sides have the same configuration, so that it is built separately
     situation: Situation
     name: str
-    title: str = ""  # what tells it from the others; otherwise its configuration does
+    title: str = ""  # distinguishes it; if empty, its configuration does
     segment: int = -1
     variant: Variant | None = None
     build_s: float = 0.0
     warm_up_s: float = 0.0
     step_ms: float = math.nan
-    steps: int = MIN_BLOCK_STEPS  # of a block
-    warm_up_steps: int = LEAST_STEPS  # of a block that warms up
-    timed: str = WHOLE_STEP  # what of a step a block times
-    diverged: bool = False  # its loss was not finite in some block
-    least_ms: float = math.nan  # that a step can take on this device
+    steps: int = MIN_BLOCK_STEPS  # steps of a block
+    warm_up_steps: int = LEAST_STEPS  # steps of a block that warms up
+    timed: str = WHOLE_STEP  # the part of a step that a block times
+    diverged: bool = False  # the loss was not finite in some block
+    least_ms: float = math.nan  # least time that a step can take on this device
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,19 @@ def block_steps(
     return max(min(desired_steps, affordable), least_steps, math.ceil(MIN_BLOCK_MS / step_ms))
 
 
+def first_step(context: RunnerContext, variant: Variant) -> torch.Tensor:
+    """Run the first step, in which compilation, capture and lazy allocations happen."""
+    with variant.watched():
+        variant.restart()
+        context.clock.begin()
+        output = variant.step()
+        context.synchronize()
+    context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
+    variant.restart()
+    context.send_steps(context.clock.drain(wait=True))
+    return output
+
+
 def settling_steps(steps: int) -> int:
     """Return the number of untimed steps before a block: 1 is enough if steps are long."""
     return SETTLING_STEPS if steps >= LEAST_STEPS else 1
@@ -135,9 +150,9 @@ def warm_up_block(context: RunnerContext, contender: Contender) -> TimedBlock | 
 
 
 def run_block(context: RunnerContext, contender: Contender, number: int) -> TimedBlock | None:
-    """Run a block and send its steps; None where a command ended it early.
+    """Run a block and send its steps; return None if a command ended it early.
 
-    ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
+    ``number`` counts the blocks of the comparison from 1; the steps of a block 0 are warm-up.
     """
     arm = contender.variant
     assert arm is not None
@@ -181,7 +196,7 @@ def run_block(context: RunnerContext, contender: Contender, number: int) -> Time
 
 
 def settle(context: RunnerContext, pace: Pace, steps: int = SETTLING_STEPS) -> None:
-    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    """Run some untimed steps of an arm: until then, caches contain data of another arm."""
     _run(context, pace, steps)
     context.send_steps(_marked(context.clock.drain(wait=True), Phase.WARM_UP))
 
@@ -226,7 +241,7 @@ def _run(context: RunnerContext, pace: Pace, steps: int, least_ms: float = 0.0) 
             break
         if ready():
             context.clock.begin()
-        output = None  # whose memory the step may need
+        output = None  # free it: the step may need its memory
         output = step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
         steps_run += 1

@@ -16,9 +16,9 @@ from workbench.runner.instruments.energy import EnergyCounter, PowerMeter
 from workbench.runner.toggles._ranks import layout_of
 
 PAIRS = 8
-BLOCK_S = 0.6  # of which the counter lags behind for a sixth
+BLOCK_S = 0.6  # the counter lags behind by a sixth of it
 LEAST_PAIRS = 6
-TRIES = 3  # of a block that is void, in which the counter changed too seldom, or a command came
+TRIES = 3  # a block is repeated if it is void, the counter changed too seldom, or a command came
 
 
 def measure_energy(

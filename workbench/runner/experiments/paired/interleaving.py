@@ -26,7 +26,7 @@ from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.failed_options import failed_options
 from workbench.runner.failures import (
-    MEMORY_MAY_CURE,
+    MEMORY_MAY_HELP,
     Cancelled,
     Mistake,
     explain,
@@ -38,8 +38,8 @@ from workbench.runner.numerics import comparison
 from workbench.runner.numerics.shared_reference import SharedReference
 from workbench.runner.variants.variant import Variant
 
-TRIES = 3  # of a block that is void, before its pair is given up
-WARM_UP_S = 10.0  # at most, for an arm that does not become steady
+TRIES = 3  # tries of a void block before its pair is given up
+WARM_UP_S = 10.0  # longest wait until an arm is steady
 
 
 class Alternation:
@@ -56,16 +56,16 @@ class Alternation:
         self._budget_s = budget_s
         self._rounds = rounds
         self._busy = busy
-        self._number = before  # of the last block that was timed
+        self._number = before  # number of the last timed block
         self.contenders: list[Contender] = []
         self.alone = False  # each block builds its arm again, with no other arm in memory
-        self.why_alone = ""  # a clause, once it is known
-        self.when_alone: Callable[[], None] = lambda: None  # called once it is
-        self.warm_up_s: float | None = None  # at most; None: ``WARM_UP_S``
+        self.why_alone = ""  # the reason as a clause
+        self.when_alone: Callable[[], None] = lambda: None  # called once ``why_alone`` is known
+        self.warm_up_s: float | None = None  # longest warm-up; None: ``WARM_UP_S``
         self.long_ms = math.inf  # a block of this length needs no more steps
         self.steps = 0
         self._paused_s = 0.0
-        self._freed: list[Contender] = []  # by a check, until ``build_freed``
+        self._freed: list[Contender] = []  # arms that a check freed, until ``build_freed``
         self.shared: SharedReference | None = None  # results that the checks of a search share
 
     def now(self) -> float:
@@ -110,10 +110,10 @@ class Alternation:
         except Exception as error:
             self._context.variants.forget(contender.situation, contender.copy)
             failure = explain(error)
-            if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
+            if failure.kind not in MEMORY_MAY_HELP or self.alone or is_fatal(error):
                 raise
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
-        return self._go_alone(contender, failure)
+        return self._build_alone(contender, failure)
 
     def rebuilding(self) -> dict[str, Scalar]:
         """Return the facts that report if each block builds its arm again, and why."""
@@ -148,7 +148,7 @@ class Alternation:
         context.variants.keep_numbers(contender.situation, numerics)
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(numerics)))
         free_memory()
-        context.memory.new_phase()  # what the check took is no step's
+        context.memory.new_phase()  # no step used the memory of the check
         context.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)
@@ -158,7 +158,7 @@ class Alternation:
         """Warm up, send the evidence, and set the length of a block."""
         context = self._context
         self.handle_commands()
-        if contender.variant is None:  # it has made room for another
+        if contender.variant is None:  # it was freed for another arm
             self.build(contender)
         context.segment = contender.segment
         context.state("running", f"Warming up {contender.name}")
@@ -204,7 +204,7 @@ class Alternation:
             block = self._attempt(contender, blocks.warm_up_block)
             self.handle_commands()
             if block is None:
-                adapting = _steps_to_settle(contender)  # it may have been built again
+                adapting = _steps_to_settle(contender)  # the arm may have been built again
             else:
                 adapting -= block.steps
                 self.steps += block.steps
@@ -245,7 +245,7 @@ class Alternation:
             advice = suggested_fixes.not_finite(f"loss of {contender.name}")
             configuration = contender.situation.configuration
             self._context.wire.send(
-                suggested_fixes.cure(advice, configuration, self._context.device)
+                suggested_fixes.with_fix(advice, configuration, self._context.device)
             )
 
     def handle_commands(self) -> None:
@@ -255,7 +255,7 @@ class Alternation:
         while (command := context.wire.pending()) is not None:
             if isinstance(command, protocol.Pause):
                 command = self._pause()
-            if self._waves_off(command):
+            if self._ignores(command):
                 continue
             match command:
                 case protocol.Resume():
@@ -273,13 +273,13 @@ class Alternation:
         with context.unwatched():
             context.state("paused")
             command = context.wire.next()
-            while self._waves_off(command):
+            while self._ignores(command):
                 command = context.wire.next()
         self._paused_s += time.perf_counter() - began
         context.state("running")
         return command
 
-    def _waves_off(self, command: protocol.Command) -> bool:
+    def _ignores(self, command: protocol.Command) -> bool:
         """Return True if a command changes nothing; a change of toggles is answered with why."""
         if isinstance(command, protocol.Apply):
             self._context.wire.send(explain(Mistake(self._busy)))
@@ -302,7 +302,7 @@ class Alternation:
             self.build(contender)
             if self.alone:
                 return
-        del taken  # it is no arm's memory
+        del taken  # the memory belongs to no arm
         for contender in order:
             self.warm_up(contender)
 
@@ -334,14 +334,7 @@ class Alternation:
                 self._context.check_cancelled()
             context.phases.restart()
             if not reused:
-                with arm.watched():
-                    arm.restart()
-                    context.clock.begin()
-                    arm.step()
-                    context.synchronize()
-                context.clock.lap(context.phases.step_phase(time.perf_counter_ns()))
-                arm.restart()
-                context.send_steps(context.clock.drain(wait=True))
+                blocks.first_step(context, arm)
         self._context.check_cancelled()
         contender.variant = arm
         contender.build_s = time.perf_counter() - began
@@ -352,7 +345,7 @@ class Alternation:
         context.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 
-    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
+    def _build_alone(self, contender: Contender, failure: protocol.Failure) -> Variant:
         """Build the arm with no other arm in memory; raises if that fails too."""
         self.alone = True
         contender.variant = None
@@ -360,7 +353,7 @@ class Alternation:
         self._context.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
-        if failure.kind == "capture":  # it hides its cause, which may have been a lack of memory
+        if failure.kind == "capture":  # the cause may have been a lack of memory
             self.why_alone = f"{contender.name} could be captured only with no other arm in memory"
         self._context.note("warning", f"{self.why_alone}: each block builds its arm again")
         self.when_alone()
@@ -383,7 +376,7 @@ class Alternation:
         if free_bytes(self._context.device) < wanted_bytes:
             for other in self.contenders:
                 if other is not contender and other.variant is not None:
-                    other.variant = None  # what is not freed is used again
+                    other.variant = None  # a variant that is not freed is used again
                     self._freed.append(other)
             self._context.variants.make_room(wanted_bytes, variant)
 
@@ -398,7 +391,7 @@ class Alternation:
             if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
                 raise
             self._context.clock.drain(wait=True)  # steps of no block
-        self._go_alone(contender, failure)
+        self._build_alone(contender, failure)
         return None
 
 

@@ -35,8 +35,8 @@ from workbench.runner.interfaces import Situation
 from workbench.runner.variants.steady_segment import SteadySegment
 from workbench.runner.variants.variant import Variant
 
-FIRST_S = 0.5  # of steady steps before the first pair
-LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
+FIRST_S = 0.5  # steady steps before the first pair
+LONGEST_MS = 500.0  # longest block, unless its fewest steps take longer
 ONE_BUILD = "the blocks ran during a run, which builds each configuration only once"
 
 
@@ -52,23 +52,20 @@ class Pairing:
         self._baseline: SteadySegment | None = None
         self._segment: SteadySegment | None = None
         self._contenders: list[Contender] = []  # baseline and present one, while they are paired
-        self._checked: dict[int, Numerics] = {}  # what was sent of their numbers
-        self._index = -1  # of the comparison
+        self._checked: dict[int, Numerics] = {}  # results of their checks that were sent
+        self._index = -1  # index of the comparison
         self._blocks: list[protocol.Block] = []
-        self._began = self._due = 0.0  # by ``time.perf_counter``
+        self._began = self._due = 0.0  # times of ``time.perf_counter``
         if start.baseline is not None:
-            self._choose(start.baseline)
+            self.choose(start.baseline)
 
     def begin(self, situation: Situation, segment: int) -> None:
         """Pair another segment of the run; its first pair runs once it is steady."""
         self._segment = SteadySegment(situation, segment)
         self._due = math.inf if self._share == 0 else 0.0
 
-    def choose(self, command: protocol.Baseline) -> None:
+    def choose(self, configuration: Configuration) -> None:
         """Set another baseline, which has already run in this runner, from the next change on."""
-        self._choose(command.configuration)
-
-    def _choose(self, configuration: Configuration) -> None:
         if _without_toggles(configuration) == _without_toggles(self._start.configuration):
             segment = self._context.steady.get(msgspec.json.encode(configuration))
             self._baseline = segment or self._baseline

@@ -22,11 +22,11 @@ from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.instruments.memory import free_memory
 
 ONE = 1  # the number of builds that switches rebuilding off; 0 leaves the choice to ``plan``
-SHARE = 0.25  # of the time, at most, that rebuilding may take if no number was chosen
-TRIAL_SHARE = 0.5  # of the budget, at most, for the first build if a second one is tried
+SHARE = 0.25  # largest share of the time for rebuilding if no number was chosen
+TRIAL_SHARE = 0.5  # largest share of the budget for the first build if a second is tried
 LEAST_PLANNED = LEAST_BUILDS + 1  # one more than an interval needs, because the last may not end
 GROWTH = 1 / 8  # least share of the time so far for each build, so that hours do not need hundreds
-PAIRS = 2  # of a build, at least
+PAIRS = 2  # fewest pairs of a build
 # A random allocation before each build changes the addresses of the build.
 STEP_BYTES = {"cuda": 2 << 20, "cpu": 64 << 10}
 MOST_STEPS = 32
@@ -37,7 +37,7 @@ class Plan:
     """The duration of one build at first; ``why`` says why there is only one, as a clause."""
 
     slice_s: float = math.inf
-    growth: float = 0.0  # of the time so far, as ``GROWTH``
+    growth: float = 0.0  # share of the time so far, as ``GROWTH``
     why: str = ""
 
     def seconds(self, spent_s: float) -> float:

@@ -33,7 +33,7 @@ from workbench.runner.experiments.paired import interleaving
 from workbench.runner.experiments.sweep import SweepRun
 from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.instruments.phases import PhaseTracker
-from workbench.runner.suggested_fixes import cure
+from workbench.runner.suggested_fixes import with_fix
 from workbench.runner.variants.variant import Variant
 
 FREE = resource.RLIM_INFINITY
@@ -159,7 +159,7 @@ def test_a_rank_without_memory_is_reported_as_out_of_memory_with_its_cure(
     assert failure.sentence.endswith("iB more was needed.")
     own, theirs = failure.detail.split("\nOn rank 1:\n")
     assert "RankError" in own and "allocate memory: you tried to allocate" in theirs
-    assert cure(failure, configuration, CPU).set == {"sharding": "full"}
+    assert with_fix(failure, configuration, CPU).set == {"sharding": "full"}
     assert (world.current() is not None) == lives
     if lives:
         with arm.entered():

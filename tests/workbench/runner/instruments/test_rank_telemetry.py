@@ -18,7 +18,7 @@ from workbench.client.recorder import Recorder
 from workbench.runner.context import RunnerContext
 from workbench.runner.distributed import world
 from workbench.runner.instruments import contention
-from workbench.runner.instruments.rank_telemetry import Companions
+from workbench.runner.instruments.rank_telemetry import RankTelemetry
 
 GIB = 2**30
 OTHER = 2**22 + 17  # no process has this number
@@ -92,7 +92,7 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
     driver, ranks, tmp_path
 ):
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
+    devices = RankTelemetry(wire, torch.device("cuda", 0), lambda: world.current())
     devices.update()
     time.sleep(0.15)
     assert not wire.sent, "one rank has no other"
@@ -120,7 +120,7 @@ def test_every_gpu_of_the_ranks_is_sampled_and_kept_in_the_file_under_its_own_na
 
 def test_sampling_ends_with_the_ranks_and_begins_anew_with_others(driver, ranks):
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
+    devices = RankTelemetry(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     devices.update()
     until(lambda: sampled(wire) == {"gpu1"})
@@ -147,7 +147,7 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", handle)
     wire = RecordingWire()
-    devices = Companions(wire, torch.device("cuda", 0), lambda: world.current())
+    devices = RankTelemetry(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(3)
     devices.update()
     until(lambda: sampled(wire) == {"gpu2"})
@@ -159,15 +159,15 @@ def test_a_device_that_the_driver_does_not_find_is_told_and_the_others_are_sampl
 def test_what_others_use_of_a_ranks_gpu_counts_as_if_they_used_the_runners_own(driver, ranks):
     wire = RecordingWire()
     context = RunnerContext(wire, torch.device("cpu"))
-    context._companions = Companions(wire, torch.device("cuda", 0), lambda: world.current())
+    context._rank_telemetry = RankTelemetry(wire, torch.device("cuda", 0), lambda: world.current())
     ranks(2)
     driver.other_shares = {1: [60]}
     context.set_variant(None)
-    until(lambda: context._companions.busiest_others() == (60.0, f"process {OTHER}"))
+    until(lambda: context._rank_telemetry.busiest_others() == (60.0, f"process {OTHER}"))
     began_ns = time.perf_counter_ns()
     context._telemetry_seen({"others": 1.0})
     assert context.others_percent(began_ns, time.perf_counter_ns()) == 60.0
-    context._companions.stop()
+    context._rank_telemetry.stop()
     began_ns = time.perf_counter_ns()
     context._telemetry_seen({"others": 1.0})
     assert context.others_percent(began_ns, time.perf_counter_ns()) == 1.0
