@@ -119,6 +119,15 @@ def test_each_rank_has_its_own_state_and_hooks_in_the_reference_too(write, kind)
     assert result.ok is True and "8 training steps" in result.text, result.text
 
 
+@pytest.mark.parametrize("state", ["x.mean(0).detach()", "float(x.mean())"])
+def test_state_that_follows_the_rows_of_a_rank_is_not_checked(write, state):
+    """The reference knows the state of rank 0 alone, so a right model would be called wrong."""
+    before = f"x = x + getattr(self, 'last', 0.0); self.last = {state}"
+    arm = step_divided(write("pass", before))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is None and "last depends on the batch" in result.text, result.text
+
+
 @pytest.mark.parametrize("sharding", ["off", "full"])
 def test_a_check_leaves_no_rank_in_another_state(write, sharding):
     arm = step_divided(write(*COUNTED), sharding=sharding)
