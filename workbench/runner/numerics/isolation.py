@@ -47,8 +47,9 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
         return
     batch = ("the inputs", (variant.batches.inputs, variant.batches.targets))
     skipped = list(model.parameters()) if variant.divided is not None else []
+    weights = ("the weights", _weights_in_place(variant))
     room = free_bytes(device)
-    with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
+    with recorded([*variables.roots(model), batch, weights], model, device, room, skipped) as state:
         variant.remembered = _remembered(variant)
         state.restore()
         try:
@@ -56,6 +57,18 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
         finally:
             variant.remembered = None
             variant.batches.advances, variant.batches.inputs = advances, inputs
+
+
+def _weights_in_place(variant: Variant) -> dict[str, Tensor]:
+    """Return the full weights of several ranks if calls of the model can change them.
+
+    They can if they are in the memory of the model's parameters. Shards are computed from them.
+    """
+    if variant.divided is None:
+        return {}
+    full = variant.plain_weights()
+    addresses = {tensor.data_ptr() for tensor in variant.model.parameters()}
+    return dict(full) if addresses >= {tensor.data_ptr() for tensor in full.values()} else {}
 
 
 @contextlib.contextmanager

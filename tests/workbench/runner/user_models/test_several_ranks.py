@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from built import owned, stepped
 from rank_checks import assert_right, needs_cores
 
@@ -149,8 +150,11 @@ def test_ranks_that_change_weights_in_calls_are_not_checked(write, weight):
     frozen = "self.t = nn.Parameter(torch.zeros(24, 16), requires_grad=False)"
     change = f"{weight}.lerp_(self.a.weight.detach(), 0.1); x = x @ self.t.t() @ self.t"
     arm = step_divided(write(frozen, change))
+    before = {name: weight.detach().clone() for name, weight in arm.plain_weights().items()}
     result = comparison.check(arm, arm.situation)
     assert result.ok is None and "calls of the model change weights" in result.text, result.text
+    for name, weight in arm.plain_weights().items():
+        assert torch.equal(weight, before[name]), f"the check changed {name}"
 
 
 @pytest.mark.parametrize("kind", SHARDED)
