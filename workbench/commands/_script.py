@@ -166,7 +166,7 @@ def _lines(session: Session, verbose: bool) -> list[str]:
         ledger = segment.ledger
         if "input_wait_share" in ledger:
             share, wait_ms = 100 * ledger["input_wait_share"], ledger["input_wait_ms"]
-            lines.append(f"waiting for input: {share:.1f} % of a step ({wait_ms:.2f} ms)")
+            lines.append(f"waiting for input: {share:.1f} % of the mean step ({wait_ms:.2f} ms)")
         if recompiles := ledger.get("recompiles"):
             lines.append(
                 f"recompiles: {recompiles} of {counted(int(ledger.get('graphs', 0)), 'graph')}"

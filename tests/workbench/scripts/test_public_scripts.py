@@ -23,7 +23,7 @@ def test_a_gpt_training_loop_becomes_an_ordinary_session(run, capfd):
     result = run("run", "--toggle", "workers=0", "--toggle", "tf32=on", script=script)
     assert result.code == 0, result.err
     assert "iter 60: loss" in result.out
-    assert "waiting for input:" in result.err
+    assert "waiting for input:" in result.err and "% of the mean step (" in result.err
 
     session = result.session
     (segment,) = session.segments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from workbench.runner.instruments.memory import free_bytes
 from workbench.runner.interfaces import Situation, Trait
 from workbench.runner.model_state import carried_state as carried
 from workbench.runner.model_state import rng, variables
-from workbench.runner.model_state.carried_state import Carried, Remembered
+from workbench.runner.model_state.carried_state import Carried, NotCarried, Remembered
 from workbench.runner.model_state.run_state import RunState, recorded, restored_buffers
 from workbench.runner.numerics.routing_ties import nudged
 from workbench.runner.profiling.eager import eager
@@ -28,6 +29,7 @@ from workbench.runner.user_models.user_model import OwnModel
 if TYPE_CHECKING:
     from workbench.runner.variants.variant import Variant
 
+_NO_NUDGE = (0.0, 0)
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
 
 
@@ -45,8 +47,9 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
         return
     batch = ("the inputs", (variant.batches.inputs, variant.batches.targets))
     skipped = list(model.parameters()) if variant.divided is not None else []
+    weights = ("the weights", _weights_in_place(variant))
     room = free_bytes(device)
-    with recorded([*variables.roots(model), batch], model, device, room, skipped) as state:
+    with recorded([*variables.roots(model), batch, weights], model, device, room, skipped) as state:
         variant.remembered = _remembered(variant)
         state.restore()
         try:
@@ -54,6 +57,18 @@ def undisturbed(variant: Variant) -> Iterator[Callable[[], None]]:
         finally:
             variant.remembered = None
             variant.batches.advances, variant.batches.inputs = advances, inputs
+
+
+def _weights_in_place(variant: Variant) -> dict[str, Tensor]:
+    """Return the full weights of several ranks if calls of the model can change them.
+
+    They can if they are in the memory of the model's parameters. Shards are computed from them.
+    """
+    if variant.divided is None:
+        return {}
+    full = variant.plain_weights()
+    addresses = {tensor.data_ptr() for tensor in variant.model.parameters()}
+    return dict(full) if addresses >= {tensor.data_ptr() for tensor in full.values()} else {}
 
 
 @contextlib.contextmanager
@@ -149,6 +164,7 @@ def _remembered(variant: Variant) -> Remembered:
         for name, variable in built.items()
         if name in changed
     }
+    _refuse_state_of_ranks(variant, changed)
     unclear = carried.unclear(changed, built)
     carried_state = Carried(changed, built, {}, unclear, parameters)
     suspects = [name for name, value in changed.items() if carried.has_floats(value)]
@@ -159,6 +175,30 @@ def _remembered(variant: Variant) -> Remembered:
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear, parameters)
     return Remembered(carried_state, exact)
+
+
+def _refuse_state_of_ranks(variant: Variant, changed: Mapping[str, Any]) -> None:
+    """Raise ``NotCarried`` for state that depends on the batch, of which each rank has some rows.
+
+    Only the state of rank 0 is known here. Buffers are no such state, as ranks exchange them.
+    """
+    if variant.divided is None or variant.divided.layout.data == 1:
+        return
+    model, weights, batches = variant.model, variant.plain_weights(), variant.batches
+    buffers = {name for name, value in variables.variables(model).items() if value.is_buffer}
+    names = [name for name in changed if name not in buffers]
+    if not names:
+        return
+    call = functools.partial(_variables_after, variant.situation, model, weights, names, _NO_NUDGE)
+    try:
+        (first,), (second,) = call(batches.inputs), call(batches.following()[0])
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return
+    for name, value in first.items():
+        if not carried.same_values(value, second.get(name)):
+            raise NotCarried(f"{name} depends on the batch, of which each rank has other rows")
 
 
 def _constants(
@@ -172,26 +212,10 @@ def _constants(
     """Return the variables, in FP32, that the first call computes from nothing but constants."""
     current, following = batches.inputs, batches.following()[0]
 
-    def after(size: tuple[float, int], *inputs: Any) -> list[dict[str, Any]]:
-        weights = {
-            name: nudged(weight.detach().to(kind(weight, torch.float32), copy=True), size, index)
-            for index, (name, weight) in enumerate(plain_weights.items())
-        }
-        model = situation.family.share(situation.config, weights)
-        rng.copy_modes(model, source)
-        left = []
-        for batch in inputs:
-            with torch.no_grad(), eager():
-                model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
-            updated = variables.variables(model)
-            left.append(
-                {name: carried.copied(updated[name].value) for name in names if name in updated}
-            )
-        return left
-
+    call = functools.partial(_variables_after, situation, source, plain_weights, names)
     try:
-        first, second = after((0.0, 0), current, following)
-        (third,) = after(_OTHER_WEIGHTS, following)
+        first, second = call(_NO_NUDGE, current, following)
+        (third,) = call(_OTHER_WEIGHTS, following)
     except Exception as error:
         if is_fatal(error):
             raise
@@ -205,3 +229,29 @@ def _constants(
         if alike and not carried.same_values(value, initial):
             constants[name] = value
     return constants
+
+
+def _variables_after(
+    situation: Situation,
+    source: Model,
+    plain_weights: Mapping[str, Tensor],
+    names: list[str],
+    nudge: tuple[float, int],
+    *inputs: Any,
+) -> list[dict[str, Any]]:
+    """Return the variables ``names`` after each call of a new model in FP32 with these inputs."""
+    weights = {
+        name: nudged(weight.detach().to(kind(weight, torch.float32), copy=True), nudge, index)
+        for index, (name, weight) in enumerate(plain_weights.items())
+    }
+    model = situation.family.share(situation.config, weights)
+    rng.copy_modes(model, source)
+    left = []
+    for batch in inputs:
+        with torch.no_grad(), eager():
+            model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
+        updated = variables.variables(model)
+        left.append(
+            {name: carried.copied(updated[name].value) for name in names if name in updated}
+        )
+    return left

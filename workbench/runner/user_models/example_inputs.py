@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from workbench.runner.failures import Mistake
-from workbench.runner.structures import of_type, tensors
+from workbench.runner.structures import map_tensors, tensors
 
 
 def with_example(returned: Any) -> Any:
@@ -17,6 +18,12 @@ def with_example(returned: Any) -> Any:
     example = getattr(returned, "example_input_array", None)
     is_alone = isinstance(returned, nn.Module) and tensors(example)
     return (returned, example) if is_alone else returned
+
+
+def is_example(value: Any) -> bool:
+    """Return True for tensors in a structure that is not itself a function or a source of them."""
+    is_source = callable(value) or isinstance(value, Iterator | DataLoader | Dataset)
+    return not is_source and bool(tensors(value))
 
 
 def inputs_like(example: Any) -> Callable[[int], Any]:
@@ -31,25 +38,22 @@ def inputs_like(example: Any) -> Callable[[int], Any]:
                 "(torch.strided) can be drawn like an example; return make_inputs(batch) instead"
             )
 
-    def draw(value: Any, batch: int) -> Any:
-        if isinstance(value, tuple | list):
-            return of_type(value, [draw(part, batch) for part in value])
-        if isinstance(value, dict):
-            return {name: draw(part, batch) for name, part in value.items()}
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        shape = (batch, *value.shape[1:])
-        order = _memory_order(value)
-        dimensions = [shape[dimension] for dimension in order]
-        if value.dtype.is_floating_point or value.is_complex():
-            drawn = torch.randn(dimensions, dtype=value.dtype)
-        else:
-            numbers = value.to(torch.int64) if value.numel() else torch.zeros(1, dtype=torch.int64)
-            drawn = torch.randint(int(numbers.min()), int(numbers.max()) + 1, dimensions)
-        drawn = drawn.to(value.dtype).permute([order.index(axis) for axis in range(value.dim())])
-        return drawn.requires_grad_(value.requires_grad)
+    return lambda batch: map_tensors(example, lambda tensor: _draw_like(tensor, batch))
 
-    return lambda batch: draw(example, batch)
+
+def _draw_like(value: Tensor, batch: int) -> Tensor:
+    if value.dim() == 0:
+        return value
+    shape = (batch, *value.shape[1:])
+    order = _memory_order(value)
+    dimensions = [shape[dimension] for dimension in order]
+    if value.dtype.is_floating_point or value.is_complex():
+        drawn = torch.randn(dimensions, dtype=value.dtype)
+    else:
+        numbers = value.to(torch.int64) if value.numel() else torch.zeros(1, dtype=torch.int64)
+        drawn = torch.randint(int(numbers.min()), int(numbers.max()) + 1, dimensions)
+    drawn = drawn.to(value.dtype).permute([order.index(axis) for axis in range(value.dim())])
+    return drawn.requires_grad_(value.requires_grad)
 
 
 def _memory_order(tensor: Tensor) -> list[int]:

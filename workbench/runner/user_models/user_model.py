@@ -8,8 +8,8 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
   another object that holds tensors. A dict whose keys are parameters of ``forward``, which may
   take ``**kwargs``, is passed as keyword arguments. The function is called, with a fixed seed, for
   several batches, which may differ in shape.
-* Instead of ``make_inputs``, an example is enough: a tensor, or a tuple of arguments. Its first
-  dimension is the batch. Floating-point numbers are drawn from a normal distribution, integers from
+* Instead of ``make_inputs``, an example of what it returns is enough. The first dimension of its
+  tensors is the batch. Floating-point numbers are drawn from a normal distribution, integers from
   the range of the example. A module with ``example_input_array`` may be returned alone.
 * ``loss(output, *inputs)`` returns the mean loss, one number. Only the training step needs it.
 
@@ -21,8 +21,8 @@ Python cannot copy the state (an iterator), the numbers are not checked.
 
 The module computes in the chosen precision. Complex parameters stay complex, with at least FP32.
 Global settings of torch or Python that the file changes (default dtype, gradients, threads, TF32,
-garbage collection) are restored afterwards, because they are toggles or apply to all
-configurations.
+garbage collection, working folder) are restored afterwards, because they are toggles or apply to
+all configurations.
 
 The runner runs the file once for the weights and once for every configuration that uses them. Files
 beside it that it imports are run too, and count as parts of the model.
@@ -36,7 +36,6 @@ import hashlib
 import itertools
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -54,18 +53,18 @@ from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from sessions.numbers import counted
-from workbench.runner.environment import host
-from workbench.runner.failures import OWN_MODULE, Mistake, OwnModelError
+from workbench.runner.failures import OWN_MODULE, Mistake
 from workbench.runner.structures import SUPPORTED, is_named_tuple, kind, tensors
 from workbench.runner.user_models import global_flags, hf_model, neighbour_modules
 from workbench.runner.user_models.arguments import Arguments
-from workbench.runner.user_models.example_inputs import inputs_like, with_example
+from workbench.runner.user_models.example_inputs import inputs_like, is_example, with_example
 from workbench.runner.user_models.modes import set_mode
 from workbench.runner.user_models.parameter_aliases import adopt_parameters, aliased
 from workbench.runner.user_models.random_state import seeded
+from workbench.runner.user_models.user_code import call_user_code, read_source
+from workbench.runner.user_models.working_folder import current_folder, working_folder
 
 BUILD = "build"
-_MOST_BYTES = 10_000_000
 _PACKAGES = Path(kernels.__file__).absolute().parents[1]
 _WITH_LOSS = "(module, make_inputs, loss)"
 _SHAPE = f"(module, make_inputs), (module, example) or {_WITH_LOSS}"
@@ -103,12 +102,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that ``build()`` returned."""
+    """The parts that ``build()`` returned, and the working folder that it left."""
 
     module: nn.Module
     make_inputs: Callable[[int], Any]
     loss: Callable[..., Any] | None
     sources: tuple[Source, ...] = ()
+    folder: str = ""
 
 
 class OwnModel(Model):
@@ -317,7 +317,7 @@ def tokens_of_sample(config: OwnConfig) -> int:
 def _called(path: Path, sha256: str) -> frozenset[str]:
     if neighbour_modules.is_shadowed("kernels", path.parent):
         return frozenset()
-    nodes = neighbour_modules.syntax_nodes(_read(path))
+    nodes = neighbour_modules.syntax_nodes(read_source(path))
     names: set[str] = set()
     aliases: set[str] = set()
     for node in nodes:
@@ -335,10 +335,10 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
 
 def _digest(path: Path) -> str:
     """Return the digest of the file, and of those that it imports from beside it, if any."""
-    digest = hashlib.sha256(_read(path))
-    for file in neighbour_modules.files_beside(path, _read):
+    digest = hashlib.sha256(read_source(path))
+    for file in neighbour_modules.files_beside(path, read_source):
         name = os.path.relpath(file, path.parent)
-        digest.update(name.encode() + b"\0" + _read(file))
+        digest.update(name.encode() + b"\0" + read_source(file))
     return digest.hexdigest()
 
 
@@ -355,7 +355,7 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
     module = types.ModuleType(f"{OWN_MODULE}{next(_numbers)}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look it up
-    content = _read(path)
+    content = read_source(path)
 
     def run() -> None:
         exec(compile(content, path, "exec"), module.__dict__)
@@ -363,18 +363,20 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
     with (
         seeded(seed),
         global_flags.put_back(),
-        neighbour_modules.importing(path, module, _read),
+        working_folder(),
+        neighbour_modules.importing(path, module, read_source),
     ):
-        _call_user_code(path, "the file", run)
+        call_user_code(path, "the file", run)
         build = getattr(module, name, None)
         if not callable(build):
             raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
-        returned = _call_user_code(path, f"{name}()", build)
-    files = set(map(str, neighbour_modules.files_beside(path, _read)))
+        returned = call_user_code(path, f"{name}()", build)
+        folder = current_folder()
+    files = set(map(str, neighbour_modules.files_beside(path, read_source)))
     loaded = [module, *(m for m in sys.modules.values() if getattr(m, "__file__", None) in files)]
     sources = tuple(Source(Path(str(m.__file__)).name, vars(m)) for m in loaded)
-    parts = replace(_parts(path, name, with_example(returned)), sources=sources)
-    return _remember(config, parts)
+    parts = _parts(path, name, with_example(returned))
+    return _remember(config, replace(parts, sources=sources, folder=folder))
 
 
 def _remember(config: OwnConfig, parts: Parts) -> Parts:
@@ -395,28 +397,46 @@ def _parts(path: Path, name: str, returned: Any) -> Parts:
     module, make_inputs, loss = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
-    if not callable(make_inputs) and tensors(make_inputs):
+    if is_example(make_inputs):
         make_inputs = inputs_like(make_inputs)
-    for part, value in (("make_inputs", make_inputs), ("loss", loss)):
+    for part, value, call in (
+        ("make_inputs", make_inputs, "make_inputs(batch), which returns one batch"),
+        ("loss", loss, "loss(output, *inputs)"),
+    ):
         if not callable(value) and (part, value) != ("loss", None):
-            raise Mistake(f"{shown} {type(value).__name__} for {part}; expected a function")
-    lazy = nn.parameter.UninitializedTensorMixin
-    if any(isinstance(tensor, lazy) for tensor in (*module.parameters(), *module.buffers())):
-        raise Mistake(
-            f"{shown} a module with lazy layers, which have no weights yet; call the module once "
-            f"in {name}(), with make_inputs(1)"
-        )
+            actual = type(value).__name__
+            raise Mistake(f"{shown} {actual} for {part}; expected a function {call}")
+    for tensor in (*module.parameters(), *module.buffers()):
+        if remedy := _unusable(tensor, name):
+            raise Mistake(f"{shown} a module with {remedy}")
     if not any(True for _ in module.parameters()):
         raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
     return Parts(module, make_inputs, loss)
+
+
+def _unusable(tensor: Tensor, build: str) -> str:
+    """Return why no step can use a parameter or buffer, and what to do; empty if one can."""
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        return (
+            "lazy layers, which have no weights yet; call the module once "
+            f"in {build}(), with make_inputs(1)"
+        )
+    if tensor.is_meta:
+        return "weights or buffers on the device meta, which have no values; build it on the CPU"
+    if tensor.is_inference():
+        return (
+            "weights or buffers that were made in torch.inference_mode, which no step can change; "
+            "build it outside of that mode"
+        )
+    return ""
 
 
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
     path = Path(config.source) if hf_model.is_hf(config.source) else split(config.source)[0]
     parts = _drawers[config] if config in _drawers else load(config, 0, initialise=False)
     seed = int(torch.randint(2**62, (), generator=generator))
-    with seeded(seed), global_flags.put_back():
-        drawn = _call_user_code(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
+    with seeded(seed), global_flags.put_back(), working_folder(parts.folder):
+        drawn = call_user_code(path, f"make_inputs({batch})", lambda: parts.make_inputs(batch))
     if not tensors(drawn):
         raise Mistake(
             f"own: make_inputs({batch}) returned {type(drawn).__name__}; expected {SUPPORTED}"
@@ -425,55 +445,6 @@ def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generat
     if is_named_tuple(drawn):  # one argument, unless the module takes its parts
         several = len(Arguments.of(parts.module).required) > 1
     return (tuple(drawn) if several else (drawn,)), ()
-
-
-def _call_user_code(path: Path, description: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; raise ``OwnModelError`` with the traceback of that code."""
-    try:
-        return call()
-    except torch.OutOfMemoryError:
-        raise
-    except (MemoryError, RecursionError) as error:
-        nested = neighbour_modules.too_deeply_nested(path, _read)
-        if nested is None and isinstance(error, MemoryError):
-            raise
-        if nested is None:
-            raise _own_error(path, description, error) from None
-        raise OwnModelError(
-            f"{nested}: an expression or a statement is nested too deeply for Python's parser; "
-            "split it into several",
-            "".join(traceback.format_exception_only(error)),
-        ) from None
-    except SyntaxError as error:
-        detail = "".join(traceback.format_exception_only(error))
-        location = f"{error.filename or path}, line {error.lineno}"
-        raise OwnModelError(f"{location}: {error.msg}", detail) from None
-    except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
-        raise _own_error(path, description, error) from None
-
-
-def _own_error(path: Path, description: str, error: BaseException) -> OwnModelError:
-    """Return the error of the user's code, with its line and its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame_numbers = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
-    line = f", line {frames[frame_numbers[-1]].lineno}" if frame_numbers else ""
-    text = (str(error).strip().split("\n") or [""])[0]
-    detail = "".join(traceback.format_list(frames[frame_numbers[0] :] if frame_numbers else frames))
-    detail += "".join(traceback.format_exception_only(error))
-    sentence = f"{path}{line}: {description} raised {type(error).__name__}: {text or 'no message'}"
-    return OwnModelError(sentence, detail)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a regular file")
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(f"own: cannot read {str(path)!r} on {host()}: {reason}") from None
 
 
 def _unknown(config: OwnConfig) -> Costs:

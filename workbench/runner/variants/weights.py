@@ -180,7 +180,8 @@ class WeightSets:
     def restart_if_ruined(self, situation: Situation, dtype: torch.dtype) -> bool:
         """Initialise weights that steps have made NaN or infinite again, in place.
 
-        Return True if that was necessary. Weights that are not finite from the start stay.
+        Return True if they are finite then. Weights that are not finite from the start are no
+        fault of the steps, and are initialised again at most once.
         """
         key = _key(situation, dtype)
         weights = self._plain.get(key)
@@ -198,7 +199,7 @@ class WeightSets:
         weights.forget_steps()
         if not weights.are_finite:
             self._infinite.add(key)
-        return True
+        return key not in self._infinite
 
     def local_weights(
         self,

@@ -73,7 +73,7 @@ def test_a_variant_after_one_that_ruined_the_weights_starts_from_the_first_ones(
     assert comparison.check(again, resolve(own(adamw=adamw), CPU)).ok
 
 
-def test_weights_that_are_infinite_from_the_start_stay_as_they_are(tmp_path):
+def test_steps_are_not_blamed_for_weights_that_are_infinite_from_the_start(tmp_path):
     path = tmp_path / "infinite.py"
     path.write_text(
         FILE.replace('self.register_buffer("mask", torch.full((16, 16), -torch.inf).triu(1))',
@@ -87,7 +87,7 @@ def test_weights_that_are_infinite_from_the_start_stay_as_they_are(tmp_path):
     before = stepped(requested, arms).model.state_dict()["module.linear.weight"].clone()
     for _ in range(3):
         arm = stepped(requested, arms)
-    assert len(restarts) <= 1
+    assert not restarts
     assert not torch.equal(arm.model.state_dict()["module.linear.weight"], before)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from built import owned, stepped
@@ -85,6 +87,21 @@ def test_inputs_like_an_example_have_its_memory_layout(example):
     assert (inputs.shape, inputs.stride()) == (example.shape, example.stride())
     more = inputs_like(example)(4)
     assert more.shape == (4, *example.shape[1:]) and more.stride()[1:] == example.stride()[1:]
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: torch.Tensor
+    inner: dict[str, torch.Tensor]
+    name: str = "kept"
+
+
+def test_an_example_may_be_any_structure_that_inputs_may_be():
+    example = Pair(torch.zeros(1, 8), {"y": torch.zeros(1, 3)})
+    drawn = inputs_like(example)(5)
+    assert type(drawn) is Pair and drawn.name == "kept"
+    assert drawn.x.shape == (5, 8) and drawn.inner["y"].shape == (5, 3) and drawn.x.any()
+    assert example.x.shape == (1, 8)
 
 
 def test_inputs_like_an_example_need_gradients_if_it_does():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from built import owned, stepped
 from torch.backends import cuda, mha, mkldnn
 from torch.utils import deterministic
 
+from workbench.runner.building.variant_cache import VariantCache
+
 FILE = """
 import torch
 from torch import nn
 from torch.backends import cuda, mha, mkldnn
 from torch.utils import deterministic
+
+from workbench.runner.building.variant_cache import VariantCache
 
 class Setting(nn.Linear):
     def forward(self, x):
@@ -75,3 +81,26 @@ def test_settings_of_a_users_file_are_restored(setting, where, tmp_path):
         assert read() == before
     finally:
         put(before)
+
+
+CHANGES_FOLDER = """
+import os
+import torch
+
+def build():
+    os.chdir("data")
+    return torch.nn.Linear(3, 3), lambda batch: torch.full((batch, 3), float(open("x").read()))
+"""
+
+
+def test_a_working_folder_that_a_file_changes_is_that_of_its_own_functions(tmp_path, monkeypatch):
+    """Every build begins in the folder of the runner, where a relative path means the same."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("7")
+    (path := tmp_path / "own.py").write_text(CHANGES_FOLDER)
+    monkeypatch.chdir(tmp_path)
+    cache = VariantCache()
+    for precision in ("fp32", "bf16"):
+        variant = stepped(owned(path), "forward", arms=cache, precision=precision)
+        assert float(variant.batches.inputs[0].max()) == 7
+        assert Path.cwd() == tmp_path

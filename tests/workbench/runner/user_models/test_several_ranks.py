@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from built import owned, stepped
 from rank_checks import assert_right, needs_cores
 
@@ -119,6 +120,15 @@ def test_each_rank_has_its_own_state_and_hooks_in_the_reference_too(write, kind)
     assert result.ok is True and "8 training steps" in result.text, result.text
 
 
+@pytest.mark.parametrize("state", ["x.mean(0).detach()", "float(x.mean())"])
+def test_state_that_follows_the_rows_of_a_rank_is_not_checked(write, state):
+    """The reference knows the state of rank 0 alone, so a right model would be called wrong."""
+    before = f"x = x + getattr(self, 'last', 0.0); self.last = {state}"
+    arm = step_divided(write("pass", before))
+    result = comparison.check(arm, arm.situation)
+    assert result.ok is None and "last depends on the batch" in result.text, result.text
+
+
 @pytest.mark.parametrize("sharding", ["off", "full"])
 def test_a_check_leaves_no_rank_in_another_state(write, sharding):
     arm = step_divided(write(*COUNTED), sharding=sharding)
@@ -140,8 +150,11 @@ def test_ranks_that_change_weights_in_calls_are_not_checked(write, weight):
     frozen = "self.t = nn.Parameter(torch.zeros(24, 16), requires_grad=False)"
     change = f"{weight}.lerp_(self.a.weight.detach(), 0.1); x = x @ self.t.t() @ self.t"
     arm = step_divided(write(frozen, change))
+    before = {name: weight.detach().clone() for name, weight in arm.plain_weights().items()}
     result = comparison.check(arm, arm.situation)
     assert result.ok is None and "calls of the model change weights" in result.text, result.text
+    for name, weight in arm.plain_weights().items():
+        assert torch.equal(weight, before[name]), f"the check changed {name}"
 
 
 @pytest.mark.parametrize("kind", SHARDED)
