@@ -64,8 +64,6 @@ class DockArea(QMainWindow):
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
         self.panels = [dock.widget() for dock in self.docks.values()]
-        for name in LEFT & self.docks.keys():
-            self.docks[name].setMinimumWidth(LEFT_LEAST)
         self._settle = QTimer(self)
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)
@@ -76,6 +74,9 @@ class DockArea(QMainWindow):
         self._place()
         self._fresh = self.saveState()
         self._width, self._left = self.width(), LEFT_MOST
+        self._left_least = 0
+        self._fit_type()
+        theme.changed.connect(self._fit_type)  # the font may be another, too
         self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
@@ -101,6 +102,18 @@ class DockArea(QMainWindow):
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
         self._divide(self._left)
+
+    def _fit_type(self) -> None:
+        """Widen or narrow the forms as the font requires; their width stays a choice."""
+        before = self._left_least
+        self._left_least = fonts.in_type(LEFT_LEAST, QApplication.font(), LEFT_GROWTH)
+        if before == self._left_least:
+            return
+        for name in LEFT & self.docks.keys():
+            self.docks[name].setMinimumWidth(self._left_least)
+        if before:
+            self._left = round(self._left * self._left_least / before)
+            self._keep_left()
 
     def _divide(self, left: int) -> None:
         """Give the forms this width and the plots the rest.
@@ -146,7 +159,7 @@ class DockArea(QMainWindow):
         docks, height, width = self.docks, self.height(), self.width()
         font = QApplication.font()  # not of this area, whose style sheet stays as it is
         share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
-        left = min(fonts.in_type(LEFT_MOST, font), max(LEFT_LEAST, share_px))
+        left = min(fonts.in_type(LEFT_MOST, font), max(self._left_least, share_px))
         self._divide(left)
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)

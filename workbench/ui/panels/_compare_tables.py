@@ -29,7 +29,7 @@ from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, PlainTable, headed
-from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
+from workbench.ui.panels.segments import JUDGE
 from workbench.ui.state.comparison import ComparisonModel
 from workbench.ui.state.failures import FailureModel
 from workbench.ui.state.session import SessionModel
@@ -49,7 +49,7 @@ _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
 # Of a ratio's verdict.
 TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}
 _NUMBERS = range(3, 7)
-_ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
+_BOX_PX = 4  # more for a row, which holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
@@ -81,7 +81,7 @@ class SessionsTable(PlainTable):
         self._offered: list[object] = []  # what the boxes of each row are made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
-        self.verticalHeader().setDefaultSectionSize(_ROW_PX)
+        fonts.fix_rows(self, _BOX_PX)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # titles often differ at their ends
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
@@ -135,7 +135,7 @@ class SessionsTable(PlainTable):
         assert memory is not None
         memory.setText(_MEMORY_TITLES[memory_heading(comparison.arms)])
         head = self.horizontalHeader().sizeHint().height()
-        self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
+        self.setMinimumHeight(head + min(_SEEN, len(runs)) * (fonts.row_px(self.font()) + _BOX_PX))
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
             title = self.put(row, 0, run.title)
             title.setIcon(swatch(run.color, self._theme.current))

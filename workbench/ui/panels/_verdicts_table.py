@@ -11,12 +11,12 @@ from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 from sessions.model import PairedComparison
 from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.plots._arms import apart
+from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._table import LEFT, RIGHT, PlainTable, with_interval
-from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state.theme import ThemeModel
 
 SHOWN = 4  # rows; one scrolls to the others
@@ -98,7 +98,7 @@ class VerdictsTable(PlainTable):
 
     def _height(self, most: int) -> int:
         rows = min(most, self.rowCount())
-        return rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4
+        return rows * fonts.row_px(self.font()) + self.horizontalHeader().sizeHint().height() + 4
 
     def _mark(self, item: QTableWidgetItem, comparison: PairedComparison) -> None:
         verdict = item.text()  # corrected for the number of comparisons

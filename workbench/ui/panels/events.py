@@ -60,7 +60,7 @@ _GROUPS = {  # kinds of entries by filter, where they are several
     "measured": (session_log.RUN, session_log.VERDICT, session_log.STUDY),
     "problem": ("warning", "error"),
 }
-ROW_HEIGHT = 24
+_WIDTHS = (88, 96)  # of the time and of the kind
 FILTER_WIDTH = 168
 _LONGEST_LINE = 1000  # characters
 
@@ -88,14 +88,11 @@ class EventsPanel(QWidget):
         self.table.setWordWrap(False)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.verticalHeader().hide()
-        self.table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        fonts.fix_rows(self.table, -2)
         self.table.horizontalHeader().hide()
         header = self.table.horizontalHeader()
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
-        header.resizeSection(0, 88)
-        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Fixed)
-        header.resizeSection(1, 96)
         header.setStretchLastSection(True)
+        fonts.follow(self.table, self._fix_widths)
         scroll_bar = self.table.verticalScrollBar()
         self._at_end = True  # and stays there, whether events come or the panel is resized
         scroll_bar.valueChanged.connect(self._note_place)
@@ -126,6 +123,12 @@ class EventsPanel(QWidget):
         theme.changed.connect(self._model.reset)
         configuration.catalogueChanged.connect(self._model.reset)
         self._refresh()
+
+    def _fix_widths(self) -> None:
+        header = self.table.horizontalHeader()
+        for column, width in enumerate(_WIDTHS):
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
+            header.resizeSection(column, fonts.in_type(width, self.table.font()))
 
     def _make_log(self) -> QWidget:
         host = QWidget()

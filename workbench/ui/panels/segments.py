@@ -31,6 +31,7 @@ from sessions.reproduction import command_lines
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
+from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
@@ -44,7 +45,6 @@ from workbench.ui.state.failures import FailureModel
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
-ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # pause between two computations, in multiples of the time that one takes
@@ -128,7 +128,7 @@ class SegmentsPanel(QWidget):
             lambda index, _: self._session.select(self.model.segment_at(index.row()))
         )
         table.verticalHeader().hide()
-        table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        fonts.fix_rows(table)
         header = table.horizontalHeader()
         header.setHighlightSections(False)
         header.setTextElideMode(Qt.TextElideMode.ElideRight)

@@ -1,0 +1,58 @@
+"""Another font size, chosen while the window is open, reaches rows, columns and docks."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QFontMetrics
+from PySide6.QtWidgets import QApplication, QTableView
+
+from workbench.theming import fonts, stylesheet
+
+
+@pytest.fixture
+def choose_points(ready):
+    """Return a function that chooses a font size, for every panel; the size before is restored."""
+
+    def choose(points):
+        ready.appearance.choose_font(points)
+        for dock in ready.dock_area.docks.values():  # also those behind others, as if brought up
+            dock.setStyleSheet(stylesheet.sheet(ready.workspace.theme.current))
+
+    before = ready.appearance.font_points
+    yield choose
+    ready.appearance.choose_font(before)
+
+
+def test_rows_of_every_table_are_higher_than_their_text(complete_window, choose_points):
+    tables = complete_window.findChildren(QTableView)
+    assert len(tables) > 8
+    before = [table.verticalHeader().defaultSectionSize() for table in tables]
+    choose_points(20)
+    text_px = QFontMetrics(fonts.numbers()).height()
+    low = [t for t in tables if t.verticalHeader().defaultSectionSize() < text_px + 6]
+    assert not low
+    choose_points(9)
+    assert [table.verticalHeader().defaultSectionSize() for table in tables] == before
+
+
+def test_the_forms_are_wider_in_larger_type_and_as_before_in_the_first(qtbot, ready, choose_points):
+    build = ready.dock_area.docks["build"]
+    qtbot.waitUntil(lambda: build.width() > 340)
+    before = build.width()
+    choose_points(14)
+    qtbot.waitUntil(lambda: build.width() > 1.15 * before)
+    choose_points(9)
+    qtbot.waitUntil(lambda: abs(build.width() - before) < 5)
+
+
+def test_times_and_kinds_of_events_are_complete_in_larger_type(complete_window, choose_points):
+    table = complete_window.dock_area.docks["events"].findChild(QTableView)
+    choose_points(18)
+    metrics, padding = table.fontMetrics(), 16
+    assert table.columnWidth(0) >= metrics.horizontalAdvance("0:00:00.0") + padding
+    assert table.columnWidth(1) >= metrics.horizontalAdvance("warning") + padding
+
+
+def test_type_of_fixed_width_is_as_large_as_the_other(choose_points):
+    choose_points(16)
+    assert fonts.fixed().pointSizeF() == QApplication.font().pointSizeF() == 16
