@@ -9,6 +9,7 @@ from PySide6.QtGui import QFont, QFontDatabase, QFontMetrics, QFontMetricsF
 from PySide6.QtWidgets import QApplication, QTableView, QWidget
 
 LETTER_PX = 6.1  # average letter of the type that widths in pixels were chosen for: 9 points
+_ICON_PX = 14  # side of the smallest icon
 ROW_PX, _ROW_GAP_PX = 26, 10  # height of a table's row: at least, and more than its text
 NO_FONT = (
     "no font was found, so that text is missing or drawn as boxes: install one (on Debian and "
@@ -74,6 +75,11 @@ def follow(widget: QWidget, act: Callable[[], object]) -> None:
     """Call ``act`` now and whenever the widget's font changes."""
     _FontFilter(widget, act)
     act()
+
+
+def icon_px(font: QFont) -> int:
+    """Return the side of an icon beside text, in pixels."""
+    return max(_ICON_PX, QFontMetrics(font).height())
 
 
 def row_px(font: QFont) -> int:

@@ -29,7 +29,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # of the window's width; in pixels: a toggle is one line
-LEFT_GROWTH = 0.4  # with the type: the plots need room too
+LEFT_GROWTH = 0.45  # with the type: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
@@ -292,7 +292,6 @@ class DockTitle(QWidget):
         row.setContentsMargins(12, 4, 6, 4)
         row.addWidget(name, 1)
         for button in (self._float, self._close):
-            button.setIconSize(_widgets.SMALL_ICON)
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             button.setAccessibleName(button.toolTip())
             row.addWidget(button)

@@ -92,7 +92,6 @@ class CommandPalette(QFrame):
         self.list.setModel(self._model)
         self.list.setItemDelegate(_Delegate(self.list))
         self.list.setUniformItemSizes(True)
-        self.list.setIconSize(_widgets.ICON)
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.clicked.connect(lambda index: self._run(index.row()))

@@ -26,7 +26,6 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.menus.option_picker import NoWheelComboBox
-from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, PlainTable, headed
 from workbench.ui.panels.segments import JUDGE
@@ -187,7 +186,6 @@ class SessionsTable(PlainTable):
     def _remove_button(self, run: Run, removable: bool) -> QWidget:
         button = QToolButton()
         button.setAutoRaise(True)
-        button.setIconSize(_widgets.SMALL_ICON)
         button.setIcon(icon("close", self._theme.current, "muted"))
         button.setEnabled(removable)
         button.setToolTip(

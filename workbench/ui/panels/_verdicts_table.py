@@ -14,7 +14,6 @@ from workbench.plots._arms import apart
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._table import LEFT, RIGHT, PlainTable, with_interval
 from workbench.ui.state.theme import ThemeModel
@@ -22,6 +21,7 @@ from workbench.ui.state.theme import ThemeModel
 SHOWN = 4  # rows; one scrolls to the others
 MOST_VERDICTS = 200  # rows of the table; each takes a third of a millisecond
 _LEAST = 2
+_BLANK_PX = 64  # at least as large as an icon
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
 SHOWN_HERE = "shown above"
@@ -37,7 +37,7 @@ class VerdictsTable(PlainTable):
         self._shown: object = None
         self.first = 0  # index of the first row's comparison in the session
         self._names = NamesShare(self)
-        blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
+        blank = QPixmap(_BLANK_PX, _BLANK_PX)
         blank.fill(Qt.GlobalColor.transparent)
         self._blank = QIcon(blank)  # aligns rows without an icon
         self.horizontalHeader().setStretchLastSection(False)

@@ -15,7 +15,6 @@ from sessions.plain_text import capitalized, one_line
 from sessions.studies import checklist
 from sessions.studies.checklist import Row
 from workbench.theming import fonts
-from workbench.theming.icons import icon
 from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
@@ -153,9 +152,8 @@ class ChecklistPanel(QWidget):
         state = QLabel(word)
         state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
-        mark = QLabel()
-        mark.setPixmap(icon(name, self._theme.current, role).pixmap(_widgets.ICON))
-        mark.setFixedSize(_widgets.ICON)
+        mark = _widgets.Mark()
+        mark.show_icon(name, self._theme.current, role)
         fonts.fix_width(state, WORD_WIDTH)
         text = _widgets.tight(QVBoxLayout(), 2)
         text.addWidget(QLabel(row.title))

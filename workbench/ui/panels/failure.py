@@ -57,7 +57,7 @@ class Banner(QFrame):
         self._tone = tone
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
-        self._mark = QLabel()
+        self._mark = _widgets.Mark()
         self.sentence = QLabel(clip(sentence))
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
@@ -110,7 +110,7 @@ class Banner(QFrame):
         theme = self._theme.current
         role = "accent" if self._tone == "info" else self._tone
         name = "info" if self._tone == "info" else "error"
-        self._mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
+        self._mark.show_icon(name, theme, role)
         self._close.setIcon(icon("close", theme, "muted"))
 
 

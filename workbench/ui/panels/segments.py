@@ -8,7 +8,6 @@ import time
 from PySide6.QtCore import (
     QModelIndex,
     QPoint,
-    QSize,
     Qt,
     QTimer,
 )
@@ -35,7 +34,7 @@ from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._segment_model import SWATCH, Group, SegmentModel
+from workbench.ui.panels._segment_model import Group, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -115,7 +114,6 @@ class SegmentsPanel(QWidget):
         self.model.modelReset.connect(self._span_groups)
         table.setShowGrid(False)
         table.setTabKeyNavigation(False)  # Tab goes on; arrows move within
-        table.setIconSize(QSize(SWATCH, SWATCH))
         table.setAlternatingRowColors(True)
         table.setWordWrap(False)
         table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
@@ -227,7 +225,7 @@ class SegmentsPanel(QWidget):
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
-                self._names.set_columns([1])
+                self._names.set_columns([1], self.model.optional_columns())
             self._show_selection()
             self._scroll_to_running()
         if self._stale or session is not self._session.shown:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fake_session
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QApplication, QTableView
+from PySide6.QtWidgets import QApplication, QLineEdit, QTableView, QToolButton
 
+from sessions import numerics
+from sessions.model import Numerics
 from workbench.theming import fonts, stylesheet
+from workbench.ui.panels._widgets import Mark
 
 
 @pytest.fixture
@@ -56,3 +61,46 @@ def test_times_and_kinds_of_events_are_complete_in_larger_type(complete_window, 
 def test_type_of_fixed_width_is_as_large_as_the_other(choose_points):
     choose_points(16)
     assert fonts.fixed().pointSizeF() == QApplication.font().pointSizeF() == 16
+
+
+def test_icons_are_as_high_as_the_text_and_do_not_touch_it(complete_window, choose_points):
+    buttons = [
+        button
+        for button in complete_window.findChildren(QToolButton)
+        if not button.icon().isNull() and not isinstance(button.parent(), QLineEdit)
+    ]
+    beside = Qt.ToolButtonStyle.ToolButtonTextBesideIcon
+    for points in (18, 9):
+        choose_points(points)
+        marks = complete_window.findChildren(Mark)
+        least_px = QFontMetrics(QApplication.font()).height()
+        low = [button for button in buttons if button.iconSize().height() < least_px]
+        assert not [button.accessibleName() or button.text() for button in low]
+        assert all(mark.pixmap().deviceIndependentSize().height() >= least_px for mark in marks)
+        for button in buttons:
+            if button.toolButtonStyle() == beside and not button.property("bare"):
+                assert button.iconSize().width() >= button.iconSize().height() + 4, button.text()
+
+
+def test_segments_fit_and_what_has_no_room_is_in_the_tool_tip(qtbot, ready):
+    session = fake_session.session()
+    for segment in session.segments:
+        segment.ledger |= numerics.facts(Numerics(reference="float64", ok=True, text="as expected"))
+    ready.resize(1120, 800)
+    ready.workspace.session.shown = session
+    ready.workspace.session.sessionChanged.emit()
+    view = ready.dock_area.docks["segments"].findChild(QTableView)
+    model = view.model()
+    qtbot.waitUntil(lambda: model.rowCount() == 6)
+
+    def shown():
+        columns = range(model.columnCount())
+        heads = (model.headerData(at, Qt.Orientation.Horizontal) for at in columns)
+        return [head for at, head in enumerate(heads) if not view.isColumnHidden(at)]
+
+    qtbot.waitUntil(lambda: view.horizontalScrollBar().maximum() == 0)
+    assert {"Median ms", "x step time", "95 % interval", "Numbers"} <= {*shown()}
+    assert "p95 ms" not in shown()
+    assert "p95 ms: " in model.index(1, 1).data(Qt.ItemDataRole.ToolTipRole)
+    ready.resize(1900, 900)
+    qtbot.waitUntil(lambda: "p95 ms" in shown() and "Steps" in shown())
