@@ -134,12 +134,14 @@ QComboBox QAbstractItemView { background: $surface; border: 1px solid $line; pad
 QComboBox QAbstractItemView::item { min-height: 24px; padding: 0 6px; border-radius: 4px; }
 QComboBox QAbstractItemView::item:selected { background: $hover; color: $text; }
 QComboBox QAbstractItemView::item:disabled { color: $faint; }
-QSpinBox::up-button, QDoubleSpinBox::up-button { border: 0; width: 16px;
+QSpinBox::up-button, QDoubleSpinBox::up-button { border: 0; width: ${icon_px}px;
     subcontrol-position: top right; }
-QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: 16px;
+QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: ${icon_px}px;
     subcontrol-position: bottom right; }
-QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: 10px; height: 10px; }
-QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: 10px; height: 10px; }
+QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: ${arrow_px}px;
+    height: ${arrow_px}px; }
+QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: ${arrow_px}px;
+    height: ${arrow_px}px; }
 QCheckBox { spacing: 6px; }
 QListWidget::item:disabled { color: $muted; }  /* it says why */
 QCheckBox::indicator, QListWidget::indicator {
@@ -261,6 +263,7 @@ def _sheet(theme: Theme, font: str, line_px: int, icon_px: int) -> str:
         "line_px": str(line_px),
         "segment_px": str(line_px - 2),  # as high as a field with its padding
         "icon_px": str(icon_px),
+        "arrow_px": str(icon_px * 10 // 14),  # two of them are as high as a field
         "wide_px": str(icon_px + _GAP_PX),
         "run_px": str(icon_px + _MORE_PX + _GAP_PX),
         "toolbar_px": str(icon_px + _MORE_PX),

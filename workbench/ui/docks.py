@@ -112,8 +112,17 @@ class DockArea(QMainWindow):
         for name in LEFT & self.docks.keys():
             self.docks[name].setMinimumWidth(self._left_least)
         if before:
-            self._left = round(self._left * self._left_least / before)
+            factor = self._left_least / before
+            # With what they hold, the docks may have grown already.
+            most = max(self._left_default(), round(self._left * min(1.0, factor)))
+            self._left = min(round(self._left * factor), most)
             self._keep_left()
+
+    def _left_default(self) -> int:
+        """Return the default width of the forms."""
+        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        share_px = fonts.in_type(round(LEFT_SHARE * self.width()), font, LEFT_GROWTH)
+        return min(fonts.in_type(LEFT_MOST, font), max(self._left_least, share_px))
 
     def _divide(self, left: int) -> None:
         """Give the forms this width and the plots the rest.
@@ -156,11 +165,8 @@ class DockArea(QMainWindow):
 
     def _resize(self) -> None:
         down = Qt.Orientation.Vertical
-        docks, height, width = self.docks, self.height(), self.width()
-        font = QApplication.font()  # not of this area, whose style sheet stays as it is
-        share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
-        left = min(fonts.in_type(LEFT_MOST, font), max(self._left_least, share_px))
-        self._divide(left)
+        docks, height = self.docks, self.height()
+        self._divide(self._left_default())
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))

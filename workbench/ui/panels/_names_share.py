@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHeaderView, QTableView
 
 _HEADING_PX = 20  # left and right of a heading
 LETTERS = 18  # of a name, at least; where there is less room, one scrolls sideways
+ROOMY = 26  # letters of a name that come before optional columns
 
 
 class NamesShare(QObject):
@@ -22,7 +23,7 @@ class NamesShare(QObject):
         self._view = view
         self._names: Sequence[int] = ()
         self._optional: Sequence[int] = ()
-        self._needs: dict[int, int] = {}  # widths of the optional columns, in the font of the key
+        self._needs: dict[int, int] = {}  # widths of these columns, in the font of the key
         self._font = ""
         view.horizontalHeader().sectionResized.connect(self._resized)
         view.viewport().installEventFilter(self)
@@ -56,22 +57,24 @@ class NamesShare(QObject):
             return
         metrics = self._view.fontMetrics()
         least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
-        self._hide(least * len(self._names))
+        self._hide(least)
         fixed = (column for column in range(header.count()) if column not in self._names)
         room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         for name in self._names:
             self._view.setColumnWidth(name, max(least, room // len(self._names)))
 
-    def _hide(self, names_px: int) -> None:
-        """Hide optional columns until the names have this width."""
+    def _hide(self, least: int) -> None:
+        """Hide optional columns until the names are complete, or have ``ROOMY`` letters."""
         view, header = self._view, self._view.horizontalHeader()
+        varying = {*self._names, *self._optional}
         if self._font != view.font().key():
             self._font = view.font().key()
-            self._needs = {column: self._need(column) for column in self._optional}
-        varying = {*self._names, *self._optional}
+            self._needs = {column: self._need(column) for column in varying}
         fixed = (column for column in range(header.count()) if column not in varying)
+        roomy = least * ROOMY // LETTERS
+        names_px = sum(max(least, min(roomy, self._needs[name])) for name in self._names)
         room = view.viewport().width() - names_px - sum(map(header.sectionSize, fixed))
-        needed = sum(self._needs.values())
+        needed = sum(self._needs[column] for column in self._optional)
         for column in self._optional:
             view.setColumnHidden(column, needed > room)
             needed -= self._needs[column]

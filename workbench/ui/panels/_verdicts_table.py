@@ -23,6 +23,7 @@ MOST_VERDICTS = 200  # rows of the table; each takes a third of a millisecond
 _LEAST = 2
 _BLANK_PX = 64  # at least as large as an icon
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
+_OPTIONAL = ("predicted", "uncorrected", "pairs", "p (Holm)")  # hidden where there is no room
 _MARKED = "verdict"
 SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
@@ -83,7 +84,9 @@ class VerdictsTable(PlainTable):
                     item.setText(text)
                     item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
-        self._names.set_columns([table.column(name) for name in _WIDE])
+        names = [column.name for column in table.columns]
+        optional = [names.index(name) for name in _OPTIONAL if name in names]
+        self._names.set_columns([names.index(name) for name in _WIDE], optional)
         if shown >= 0:
             self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)

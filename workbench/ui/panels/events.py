@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from sessions import session_log
 from sessions.model import Event
-from sessions.plain_text import one_line, wrapped
+from sessions.plain_text import capitalized, one_line, wrapped
 from workbench.charts.time_axis import shared_axis
 from workbench.theming import fonts
 from workbench.theming.icons import icon
@@ -60,6 +60,7 @@ _GROUPS = {  # kinds of entries by filter, where they are several
     "measured": (session_log.RUN, session_log.VERDICT, session_log.STUDY),
     "problem": ("warning", "error"),
 }
+_OF_RUNNER = ("info", "warning", "error")  # its sentences; other texts are names and notes
 _WIDTHS = (88, 96)  # of the time and of the kind
 FILTER_WIDTH = 168
 _LONGEST_LINE = 1000  # characters
@@ -225,6 +226,8 @@ class EventModel(QAbstractTableModel):
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
                 text = self._session.titled(one_line(event.text, _LONGEST_LINE))
+                if event.kind in _OF_RUNNER:
+                    text = capitalized(text)
                 return (clock(self._axis.position(event.t_s)), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
                 return wrapped(event.text)

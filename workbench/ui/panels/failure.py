@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.numbers import counted
-from sessions.plain_text import clip
+from sessions.plain_text import capitalized, clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
@@ -58,7 +58,7 @@ class Banner(QFrame):
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
         self._mark = _widgets.Mark()
-        self.sentence = QLabel(clip(sentence))
+        self.sentence = QLabel(capitalized(clip(sentence)))
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setObjectName("sentence")

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit, QTableView, QToolButton
 from sessions import numerics
 from sessions.model import Numerics
 from workbench.theming import fonts, stylesheet
+from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels._widgets import Mark
 
 
@@ -46,6 +47,7 @@ def test_the_forms_are_wider_in_larger_type_and_as_before_in_the_first(qtbot, re
     before = build.width()
     choose_points(14)
     qtbot.waitUntil(lambda: build.width() > 1.15 * before)
+    assert build.width() < 1.5 * before, "the plots need room too"
     choose_points(9)
     qtbot.waitUntil(lambda: abs(build.width() - before) < 5)
 
@@ -104,3 +106,16 @@ def test_segments_fit_and_what_has_no_room_is_in_the_tool_tip(qtbot, ready):
     assert "p95 ms: " in model.index(1, 1).data(Qt.ItemDataRole.ToolTipRole)
     ready.resize(1900, 900)
     qtbot.waitUntil(lambda: "p95 ms" in shown() and "Steps" in shown())
+
+
+def test_uncorrected_verdicts_are_hidden_where_the_table_would_scroll(qtbot, workspace, judged):
+    table = VerdictsTable(workspace.theme)
+    qtbot.addWidget(table)
+    table.resize(1400, 120)
+    table.show()
+    table.show_comparisons(judged.comparisons, 0)
+    column = table.table.column("uncorrected")
+    qtbot.waitUntil(lambda: not table.isColumnHidden(column))
+    table.resize(700, 120)
+    qtbot.waitUntil(lambda: table.isColumnHidden(column))
+    assert not table.isColumnHidden(table.table.column("verdict"))
