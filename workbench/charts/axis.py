@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter
@@ -12,7 +14,7 @@ from workbench.charts.style import Style, shade
 from workbench.charts.units import STEPS, Unit
 from workbench.theming.icons import mixed
 
-_OFFSET = 6.0  # between axis and tick text
+_OFFSET, _APART = 6.0, 4.0  # between axis and tick text; between two texts
 _CATEGORY_PX, _CATEGORY_SHARE = 240.0, 0.35  # largest name: pixels, and share of the chart
 _GRID_SCREEN, _GRID_PAPER = 0.55, 0.8
 
@@ -166,9 +168,14 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         metrics = QFontMetricsF(font)
         painter.setFont(font)
         painter.setPen(shade(style.theme.muted))
+        free_from = -math.inf  # where the text before ends
         for pixel, text in zip(pixels, texts, strict=True):
             if self.orientation == "bottom":
-                left = pixel - metrics.horizontalAdvance(text) / 2
+                width = metrics.horizontalAdvance(text)
+                left = pixel - width / 2
+                if left < free_from:
+                    continue
+                free_from = left + width + _APART
                 painter.drawText(QPointF(left, area.bottom() + _OFFSET + metrics.ascent()), text)
                 continue
             baseline = pixel + (metrics.ascent() - metrics.descent()) / 2

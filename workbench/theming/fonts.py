@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QFont, QFontDatabase, QFontMetrics, QFontMetricsF
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QTableView, QWidget
 
 LETTER_PX = 6.1  # average letter of the type that widths in pixels were chosen for: 9 points
+_ICON_PX = 14  # side of the smallest icon
+ROW_PX, _ROW_GAP_PX = 26, 10  # height of a table's row: at least, and more than its text
 NO_FONT = (
     "no font was found, so that text is missing or drawn as boxes: install one (on Debian and "
     "Ubuntu, fonts-dejavu-core)"
@@ -45,28 +49,54 @@ def numbers(font: QFont | None = None) -> QFont:
 
 
 def fixed() -> QFont:
-    """Return the system's face of fixed width, for tracebacks and logs."""
+    """Return the system's face of fixed width in the interface's size, for tracebacks and logs."""
     font: QFont = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
+    if (points := QApplication.font().pointSizeF()) > 0:
+        font.setPointSizeF(points)
     return font
 
 
-class _TypeWidth(QObject):
-    """Fixed width of a widget that grows with its type: the font size is a preference."""
+class _FontFilter(QObject):
+    """Calls a function whenever a widget's font changes: the font size is a preference."""
 
-    def __init__(self, widget: QWidget, width: int, growth: float) -> None:
+    def __init__(self, widget: QWidget, act: Callable[[], object]) -> None:
         super().__init__(widget)
-        self._widget, self._width, self._growth = widget, width, growth
+        self._act = act
         widget.installEventFilter(self)
-        self._fix()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Follow the font."""
         if event.type() == QEvent.Type.FontChange:
-            self._fix()
+            self._act()
         return super().eventFilter(watched, event)
 
-    def _fix(self) -> None:
-        self._widget.setFixedWidth(in_type(self._width, self._widget.font(), self._growth))
+
+def follow(widget: QWidget, act: Callable[[], object]) -> None:
+    """Call ``act`` now and whenever the widget's font changes."""
+    _FontFilter(widget, act)
+    act()
+
+
+def icon_px(font: QFont) -> int:
+    """Return the side of an icon beside text, in pixels."""
+    return max(_ICON_PX, QFontMetrics(font).height())
+
+
+def row_px(font: QFont) -> int:
+    """Return the height of a table's row in pixels."""
+    return max(ROW_PX, QFontMetrics(font).height() + _ROW_GAP_PX)
+
+
+def fix_rows(table: QTableView, more_px: int = 0) -> None:
+    """Give the rows of a table the height that its type needs, and some pixels more."""
+    header = table.verticalHeader()
+
+    def fix() -> None:
+        height = row_px(table.font()) + more_px
+        header.setMinimumSectionSize(height)  # its own still is that of the font before
+        header.setDefaultSectionSize(height)
+
+    follow(table, fix)
 
 
 def in_type(width: int, font: QFont, growth: float = 1.0) -> int:
@@ -80,7 +110,7 @@ def in_type(width: int, font: QFont, growth: float = 1.0) -> int:
 
 def fix_width(widget: QWidget, width: int, growth: float = 1.0) -> None:
     """Give a widget a fixed width in pixels that grows with its type, as ``in_type`` does."""
-    _TypeWidth(widget, width, growth)
+    follow(widget, lambda: widget.setFixedWidth(in_type(width, widget.font(), growth)))
 
 
 def _scaled(font: QFont | None, factor: float) -> QFont:

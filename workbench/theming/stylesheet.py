@@ -10,6 +10,7 @@ from PySide6.QtCore import QTemporaryDir
 from PySide6.QtGui import QColor, QFontMetrics, QPalette
 from PySide6.QtWidgets import QApplication
 
+from workbench.theming import fonts
 from workbench.theming.icons import mixed
 from workbench.theming.theme import Theme
 
@@ -34,6 +35,8 @@ QMainWindow::separator:hover { background: palette(highlight); }
 """
 
 _LINE_PX, _ROOM_PX = 20, 6  # height of a field of one line: at least, and more than its text
+_GAP_PX = 6  # beside an icon: Qt draws a button's text right at it
+_MORE_PX = 4  # for an icon of the toolbar
 _SHEET = Template("""
 /* $font */
 * { outline: 0; }
@@ -46,7 +49,7 @@ QLabel[markup="true"] { qproperty-textFormat: RichText; }
 QMenuBar { background: $window; padding: 2px 4px; border-bottom: 1px solid $line; }
 QMenuBar::item { padding: 4px 8px; border-radius: 4px; background: transparent; }
 QMenuBar::item:selected { background: $raised; }
-QMenu { background: $surface; border: 1px solid $line; padding: 4px; }
+QMenu { background: $surface; border: 1px solid $line; padding: 4px; icon-size: ${icon_px}px; }
 QMenu::item { padding: 5px 28px 5px 8px; border-radius: 4px; }
 QMenu::item:selected { background: $hover; }
 QMenu::item:disabled { color: $faint; }
@@ -60,18 +63,25 @@ QToolBar { background: $window; border: 0; border-bottom: 1px solid $line; spaci
            padding: 4px 8px; }
 QToolBar::separator { background: $line; width: 1px; margin: 5px 6px; }
 QToolButton { background: transparent; border: 1px solid transparent; border-radius: 4px;
-              padding: 4px 6px; color: $text; }
+              padding: 4px 6px; color: $text; qproperty-iconSize: ${icon_px}px; }
+QAbstractItemView { qproperty-iconSize: ${icon_px}px; }
 QToolButton:hover { background: $raised; }
 QToolButton:pressed, QToolButton:checked { background: $hover; }
 QToolButton:focus { border-color: $accent; }
 QToolButton:disabled { color: $faint; }
 QToolButton::menu-indicator { image: none; }
-QToolButton[bare="true"] { padding: 2px 4px 2px 0; margin-left: -6px; }
+QToolButton[toolButtonStyle="ToolButtonTextBesideIcon"] {
+    qproperty-iconSize: ${wide_px}px ${icon_px}px; }
+QToolButton[bare="true"] { padding: 2px 4px 2px 0; margin-left: -6px;
+                           qproperty-iconSize: ${icon_px}px; }
 QToolButton[bare="true"]:checked, QToolButton[bare="true"]:hover { background: transparent; }
 QToolButton[small="true"] { padding: 1px 2px; }
 QToolButton[primary="true"] { background: $accent; color: $on_accent; padding: 4px 10px; }
 QToolButton[primary="true"]:hover { background: $accent_hover; }
 QToolButton[primary="true"]:disabled { background: $raised; color: $faint; }
+
+QToolBar, QToolBar QToolButton { qproperty-iconSize: ${toolbar_px}px; }
+QToolBar QToolButton[primary="true"] { qproperty-iconSize: ${run_px}px ${toolbar_px}px; }
 
 QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 QPushButton { background: $raised; border: 1px solid $line; border-radius: 4px;
@@ -89,12 +99,12 @@ QPushButton[link="true"] { background: transparent; border: 0; padding: 2px 0; c
 QPushButton[link="true"]:hover { text-decoration: underline; }
 
 QToolButton[segment] { background: $field; border: 1px solid $line; border-radius: 0;
-                       padding: 2px 10px; min-height: 18px; color: $muted; }
+                       padding: 2px 10px; min-height: ${segment_px}px; color: $muted; }
 QToolButton[segment="first"] { border-top-left-radius: 4px; border-bottom-left-radius: 4px; }
 QToolButton[segment="middle"] { border-left: 0; }
 QToolButton[segment="last"] { border-left: 0; border-top-right-radius: 4px;
                               border-bottom-right-radius: 4px; }
-QToolButton[segment][dense="true"] { padding: 1px 10px; min-height: 18px; }
+QToolButton[segment][dense="true"] { padding: 1px 10px; }
 QToolButton[segment]:hover { background: $raised; color: $text; }
 QToolButton[segment]:checked { background: $hover; color: $text; }
 QToolButton[segment][strong="true"]:checked { background: $accent; color: $on_accent;
@@ -117,23 +127,26 @@ QComboBox { padding-right: 2px; }
 QComboBox[dense="true"] { padding: 0 2px 0 6px; min-height: ${line_px}px;
     max-height: ${line_px}px; }
 QComboBox[strong="true"] { border-color: $accent; }
-QComboBox::drop-down { border: 0; width: 20px; }
-QComboBox::down-arrow { image: url($down); width: 14px; height: 14px; }
+QComboBox::drop-down { border: 0; width: ${wide_px}px; }
+QComboBox::down-arrow { image: url($down); width: ${icon_px}px; height: ${icon_px}px; }
 QComboBox QAbstractItemView { background: $surface; border: 1px solid $line; padding: 4px;
     selection-background-color: $hover; selection-color: $text; }
 QComboBox QAbstractItemView::item { min-height: 24px; padding: 0 6px; border-radius: 4px; }
 QComboBox QAbstractItemView::item:selected { background: $hover; color: $text; }
 QComboBox QAbstractItemView::item:disabled { color: $faint; }
-QSpinBox::up-button, QDoubleSpinBox::up-button { border: 0; width: 16px;
+QSpinBox::up-button, QDoubleSpinBox::up-button { border: 0; width: ${icon_px}px;
     subcontrol-position: top right; }
-QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: 16px;
+QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: ${icon_px}px;
     subcontrol-position: bottom right; }
-QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: 10px; height: 10px; }
-QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: 10px; height: 10px; }
+QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: ${arrow_px}px;
+    height: ${arrow_px}px; }
+QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: ${arrow_px}px;
+    height: ${arrow_px}px; }
 QCheckBox { spacing: 6px; }
 QListWidget::item:disabled { color: $muted; }  /* it says why */
 QCheckBox::indicator, QListWidget::indicator {
-    width: 14px; height: 14px; border: 1px solid $muted; border-radius: 3px; background: $field; }
+    width: ${icon_px}px; height: ${icon_px}px;
+    border: 1px solid $muted; border-radius: 3px; background: $field; }
 QCheckBox::indicator:checked, QListWidget::indicator:checked {
     background: $accent; border-color: $accent; image: url($check); }
 QCheckBox::indicator:focus { border-color: $accent; }
@@ -239,14 +252,21 @@ def sheet(theme: Theme) -> str:
     application only together with another style sheet.
     """
     font = QApplication.font()
-    return _sheet(theme, font.key(), max(_LINE_PX, QFontMetrics(font).height() + _ROOM_PX))
+    line_px = max(_LINE_PX, QFontMetrics(font).height() + _ROOM_PX)
+    return _sheet(theme, font.key(), line_px, fonts.icon_px(font))
 
 
 @cache
-def _sheet(theme: Theme, font: str, line_px: int) -> str:
+def _sheet(theme: Theme, font: str, line_px: int, icon_px: int) -> str:
     tokens = {
         "font": font,
         "line_px": str(line_px),
+        "segment_px": str(line_px - 2),  # as high as a field with its padding
+        "icon_px": str(icon_px),
+        "arrow_px": str(icon_px * 10 // 14),  # two of them are as high as a field
+        "wide_px": str(icon_px + _GAP_PX),
+        "run_px": str(icon_px + _MORE_PX + _GAP_PX),
+        "toolbar_px": str(icon_px + _MORE_PX),
         "hover": mixed(theme.text, theme.raised, 0.10),
         "faint": _faint(theme),
         "field": mixed(theme.raised, theme.surface, 0.45),

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+_AUTOMATIC = "automatic_name"  # property of a control: the name that it got here
 CONTROLS = (
     QAbstractButton,
     QAbstractItemView,
@@ -42,8 +43,11 @@ def name_controls(root: QWidget) -> None:
 
 def _name(control: QWidget, labels: dict[QWidget, str]) -> None:
     has_text = isinstance(control, QAbstractButton) and control.text()
+    if has_text and control.accessibleName() == control.property(_AUTOMATIC):
+        control.setAccessibleName("")  # it had no text when it was named
     if isinstance(control, CONTROLS) and not control.accessibleName() and not has_text:
         control.setAccessibleName(labels.get(control) or _own_words(control) or _place(control))
+        control.setProperty(_AUTOMATIC, control.accessibleName())
 
 
 def _own_words(control: QWidget) -> str:

@@ -29,7 +29,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
-LEFT_GROWTH = 0.4  # share of the font's growth: the plots need room too
+LEFT_GROWTH = 0.45  # share of the font's growth: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
 BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
@@ -64,8 +64,6 @@ class DockArea(QMainWindow):
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
         self.panels = [dock.widget() for dock in self.docks.values()]
-        for name in LEFT & self.docks.keys():
-            self.docks[name].setMinimumWidth(LEFT_LEAST)
         self._settle = QTimer(self)
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)
@@ -76,6 +74,9 @@ class DockArea(QMainWindow):
         self._place()
         self._fresh = self.saveState()
         self._width, self._left = self.width(), LEFT_MOST
+        self._left_least = 0
+        self._fit_type()
+        theme.changed.connect(self._fit_type)  # the font may be another, too
         self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
@@ -101,6 +102,27 @@ class DockArea(QMainWindow):
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
         self._divide(self._left)
+
+    def _fit_type(self) -> None:
+        """Widen or narrow the forms as the font requires; their width stays a choice."""
+        before = self._left_least
+        self._left_least = fonts.in_type(LEFT_LEAST, QApplication.font(), LEFT_GROWTH)
+        if before == self._left_least:
+            return
+        for name in LEFT & self.docks.keys():
+            self.docks[name].setMinimumWidth(self._left_least)
+        if before:
+            factor = self._left_least / before
+            # With what they hold, the docks may have grown already.
+            most = max(self._left_default(), round(self._left * min(1.0, factor)))
+            self._left = min(round(self._left * factor), most)
+            self._keep_left()
+
+    def _left_default(self) -> int:
+        """Return the default width of the forms."""
+        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        share_px = fonts.in_type(round(LEFT_SHARE * self.width()), font, LEFT_GROWTH)
+        return min(fonts.in_type(LEFT_MOST, font), max(self._left_least, share_px))
 
     def _divide(self, left: int) -> None:
         """Give the forms this width and the plots the rest.
@@ -143,11 +165,8 @@ class DockArea(QMainWindow):
 
     def _resize(self) -> None:
         down = Qt.Orientation.Vertical
-        docks, height, width = self.docks, self.height(), self.width()
-        font = QApplication.font()  # not ``self.font()``: the style sheet of this area has its own
-        share_px = fonts.in_type(round(LEFT_SHARE * width), font, LEFT_GROWTH)
-        left = min(fonts.in_type(LEFT_MOST, font), max(LEFT_LEAST, share_px))
-        self._divide(left)
+        docks, height = self.docks, self.height()
+        self._divide(self._left_default())
         build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))
@@ -279,7 +298,6 @@ class DockTitle(QWidget):
         row.setContentsMargins(12, 4, 6, 4)
         row.addWidget(name, 1)
         for button in (self._float, self._close):
-            button.setIconSize(_widgets.SMALL_ICON)
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             button.setAccessibleName(button.toolTip())
             row.addWidget(button)

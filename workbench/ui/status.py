@@ -13,7 +13,6 @@ from sessions.plain_text import clip
 from sessions.sizes import size_text
 from workbench.client import runner_command
 from workbench.theming import fonts
-from workbench.theming.icons import icon
 from workbench.ui.controllers.run_control import RunControl
 from workbench.ui.panels import _widgets
 from workbench.ui.state.configuration import ConfigurationModel
@@ -62,7 +61,7 @@ class StatusBar(QStatusBar):
         self._configuration, self._theme = configuration, theme
         self._run_control = run_control
         self.setSizeGripEnabled(False)
-        self._mark = QLabel()
+        self._mark = _widgets.Mark()
         self.runner = QLabel()
         self.runner.setObjectName("runner-state")
         self._progress_text = _widgets.OneLine(Qt.TextElideMode.ElideRight)
@@ -120,7 +119,7 @@ class StatusBar(QStatusBar):
         if self._run.replaying:
             word = f"Replay: {word.lower()}"
         self.runner.setText(word)
-        self._mark.setPixmap(icon(icon_name, self._theme.current, role).pixmap(_widgets.SMALL_ICON))
+        self._mark.show_icon(icon_name, self._theme.current, role)
         progress = self._run.progress
         busy = progress is not None or self._run.state in ("starting", "building")
         fraction = None if progress is None else progress.fraction

@@ -64,7 +64,7 @@ class Tour(QFrame):
         self.setProperty("popup", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setFixedWidth(WIDTH)
+        fonts.fix_width(self, WIDTH)
         self._frame = QFrame(window)  # around what is explained
         self._frame.setProperty("spotlight", True)
         self._frame.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)

@@ -137,7 +137,7 @@ class Verdicts(QObject):
         before, edited = self.before(), self._configuration.edited
         if before is None or edited is None:
             return "No other configuration has run yet: press Run, then change a toggle."
-        return _why_not_families(before, edited)
+        return self._why_not_families(before, edited)
 
     def against_before(self) -> None:
         """Compare the edited configuration with the one before."""
@@ -152,7 +152,7 @@ class Verdicts(QObject):
         for configuration in (base, other):
             if missing := config_edit.missing(self._configuration.catalogue, configuration):
                 return f"The runner has no {missing}."
-        return self.why_not() or _why_not_families(base, other)
+        return self.why_not() or self._why_not_families(base, other)
 
     def judge_pair(self, base: Configuration, other: Configuration) -> None:
         """Compare the configurations of two rows of a table; the current run resumes afterwards."""
@@ -323,15 +323,18 @@ class Verdicts(QObject):
         why = self._run.why_not("measure", pending)
         return why or (NOT_READY if self._measurements.resumes else "")
 
-
-def _why_not_families(base: Configuration, other: Configuration) -> str:
-    """Return why a verdict between two families is refused; empty for one family."""
-    if base.family == other.family:
-        return ""
-    return (
-        f"{base.family} and {other.family} are different models: a ratio of their step times is no "
-        "speed-up. Run one family, change a toggle, then compare."
-    )
+    def _why_not_families(self, base: Configuration, other: Configuration) -> str:
+        """Return why a verdict between two families is refused; empty for one family."""
+        if base.family == other.family:
+            return ""
+        catalogue = self._configuration.catalogue
+        families = () if catalogue is None else catalogue.families
+        titles = {family.name: family.title for family in families}
+        first, second = (titles.get(name, name) for name in (base.family, other.family))
+        return (
+            f"{first} and {second} are different models: a ratio of their step times is no "
+            "speed-up. Run one family, change a toggle, then compare."
+        )
 
 
 def _blocks(comparison: PairedComparison) -> list[protocol.Block]:

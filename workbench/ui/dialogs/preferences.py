@@ -26,6 +26,7 @@ from PySide6.QtWidgets import (
 )
 
 from workbench import protocol
+from workbench.theming import fonts
 from workbench.ui.controllers.appearance import CHOICES, Appearance
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.verdicts import Verdicts
@@ -37,6 +38,7 @@ from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.settings import FONT_POINTS, LARGEST_REGION, LONGEST_BUDGET_S, Settings
 
 _SIZE = (560, 480)
+_FIELD_PX = 4  # more for a row, which holds a field
 _UNITS = {"Binary (GiB = 1024³ bytes)": False, "Decimal (GB = 1000³ bytes)": True}
 
 
@@ -134,7 +136,8 @@ class Preferences(QDialog):
             edit.keySequenceChanged.connect(self._check_keys)
             self._keys[action.id] = edit
             table.setCellWidget(row, 1, edit)
-        table.setColumnWidth(1, 180)
+        fonts.fix_rows(table, _FIELD_PX)
+        table.setColumnWidth(1, fonts.in_type(180, table.font()))
         return table
 
     def shortcuts(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ from workbench.ui.state.session import SessionModel
 _NAME = Qt.ItemDataRole.UserRole
 _THEMES = {"Print": PRINT, "Light": LIGHT, "Dark": DARK}
 _SIZE = QSize(560, 640)
-_NOTES_PX = 72
+_NOTES_LINES, _NOTES_PX = 3, 24  # visible lines, and the pixels around them
 _SPACING_PX = 2
 
 
@@ -69,7 +69,7 @@ class ReportDialog(QDialog):
         self.notes = QPlainTextEdit()
         self.notes.setTabChangesFocus(True)
         self.notes.setPlaceholderText("Notes for the reader, below the title")
-        self.notes.setFixedHeight(_NOTES_PX)
+        fonts.follow(self.notes, self._fix_notes)
         self.notes.setTabChangesFocus(True)
         self.theme = QComboBox()
         self.theme.addItems(list(_THEMES))
@@ -85,6 +85,10 @@ class ReportDialog(QDialog):
         self._arrange(buttons)
         self.sections.itemChanged.connect(self._renew)
         self._renew()
+
+    def _fix_notes(self) -> None:
+        line_px = self.notes.fontMetrics().lineSpacing()
+        self.notes.setFixedHeight(_NOTES_LINES * line_px + _NOTES_PX)
 
     def chosen(self) -> list[str]:
         """Return the names of the ticked sections, in their order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import QObject, QSize, Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
 
@@ -63,7 +63,6 @@ class ActionSet(QObject):
 
     def fill_toolbar(self, toolbar: QToolBar) -> None:
         """Fill the toolbar; Run is highlighted and shows its name."""
-        toolbar.setIconSize(QSize(18, 18))
         for name in TOOLBAR:
             if not name:
                 toolbar.addSeparator()

@@ -24,7 +24,7 @@ from workbench.ui.panels import _widgets
 
 WIDTH = 560
 ROWS = 10
-ROW_HEIGHT = 32
+_MORE_PX = 6  # than a table's row
 TOP = 48
 SIDE_ROLE = Qt.ItemDataRole.UserRole + 1
 _KEYS = {
@@ -92,7 +92,6 @@ class CommandPalette(QFrame):
         self.list.setModel(self._model)
         self.list.setItemDelegate(_Delegate(self.list))
         self.list.setUniformItemSizes(True)
-        self.list.setIconSize(_widgets.ICON)
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.clicked.connect(lambda index: self._run(index.row()))
@@ -112,7 +111,7 @@ class CommandPalette(QFrame):
         self._filter("")
         host = self.parentWidget()
         width = min(WIDTH, host.width() - 32)
-        height = 58 + ROW_HEIGHT * ROWS
+        height = 58 + self._row().height() * ROWS
         self.setGeometry((host.width() - width) // 2, TOP, width, min(height, host.height() - 80))
         self.show()
         self.raise_()
@@ -146,14 +145,18 @@ class CommandPalette(QFrame):
             item.setData(entry.why_not or entry.shortcut, SIDE_ROLE)
             item.setEnabled(not entry.why_not)
             item.setToolTip(entry.why_not)
-            item.setSizeHint(QSize(0, ROW_HEIGHT))
+            item.setSizeHint(self._row())
             self._model.appendRow(item)
         if not self._shown:
             nothing = QStandardItem("No command, toggle, preset or panel has this name")
             nothing.setEnabled(False)
-            nothing.setSizeHint(QSize(0, ROW_HEIGHT))
+            nothing.setSizeHint(self._row())
             self._model.appendRow(nothing)
         self._select(0)
+
+    def _row(self) -> QSize:
+        """Return the least size of an entry's row."""
+        return QSize(0, fonts.row_px(self.font()) + _MORE_PX)
 
     def _select(self, row: int) -> None:
         index = self._model.index(row, 0)

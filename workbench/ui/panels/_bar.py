@@ -32,7 +32,6 @@ class Bar(QFrame):
         self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a button, where there is one line
         self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
         self.close_button = QToolButton()
-        self.close_button.setIconSize(_widgets.SMALL_ICON)
         self.close_button.setToolTip("Dismiss")
         self.close_button.setAccessibleName("Dismiss")
         self.close_button.clicked.connect(dismissed)

@@ -11,13 +11,12 @@ from sessions.plain_text import capitalized, one_line
 from sessions.studies import claims
 from sessions.studies.claims import Row
 from workbench.theming import fonts
-from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
 
 COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
 STRETCH = (0, 0, 5, 4, 5, 0)
-WORD_WIDTH = 112
+WORD_WIDTH, TEXT_WIDTH = 96, 60  # of the result; of a text, at least
 MARKS = {  # by result: the word, its icon and its colour
     claims.HOLDS: ("Holds", "effective", "good"),
     claims.FAILS: ("Does not hold", "error", "bad"),
@@ -35,8 +34,7 @@ class ClaimRow:
     """The widgets of one claim, in two lines of a grid that it shares with the others."""
 
     def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
-        self.mark, self.word = QLabel(), QLabel()
-        self.mark.setFixedSize(_widgets.ICON)
+        self.mark, self.word = _widgets.Mark(), QLabel()
         fonts.fix_width(self.word, WORD_WIDTH)
         self.claim = _wrapped(capitalized(row.claim))
         self.claim.setToolTip(f"{row.row}: {row.how}")
@@ -64,7 +62,7 @@ class ClaimRow:
         self.word.setText(word)
         tone = role if role in ("good", "bad", "warning", "accent") else ""
         _widgets.set_tone(self.word, tone)
-        self.mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
+        self.mark.show_icon(name, theme, role)
         measured = claims.measured_text(row)
         going_on = row.result == claims.MEASURING
         self.measured.setText(f"{measured}, so far" if measured and going_on else measured or "–")
@@ -78,7 +76,7 @@ class ClaimRow:
 def _wrapped(text: str) -> QLabel:
     label = QLabel(text)
     label.setWordWrap(True)
-    label.setMinimumWidth(60)
+    fonts.follow(label, lambda: label.setMinimumWidth(fonts.in_type(TEXT_WIDTH, label.font())))
     label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return label

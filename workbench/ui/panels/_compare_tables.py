@@ -26,10 +26,9 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.menus.option_picker import NoWheelComboBox
-from workbench.ui.panels import _widgets
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, PlainTable, headed
-from workbench.ui.panels.segments import JUDGE, ROW_HEIGHT
+from workbench.ui.panels.segments import JUDGE
 from workbench.ui.state.comparison import ComparisonModel
 from workbench.ui.state.failures import FailureModel
 from workbench.ui.state.session import SessionModel
@@ -48,7 +47,7 @@ _COLUMNS = (
 _MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
 TONES = {"FASTER": "good", "SLOWER": "bad", UNPAIRED: "muted", INVALID: "warning"}  # by verdict
 _NUMBERS = range(3, 7)
-_ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
+_BOX_PX = 4  # more for a row, which holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
@@ -80,7 +79,7 @@ class SessionsTable(PlainTable):
         self._offered: list[object] = []  # by row, the values that its boxes were made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
-        self.verticalHeader().setDefaultSectionSize(_ROW_PX)
+        fonts.fix_rows(self, _BOX_PX)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # titles often differ at their ends
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
@@ -134,7 +133,7 @@ class SessionsTable(PlainTable):
         assert memory is not None
         memory.setText(_MEMORY_TITLES[memory_heading(comparison.arms)])
         head = self.horizontalHeader().sizeHint().height()
-        self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
+        self.setMinimumHeight(head + min(_SEEN, len(runs)) * (fonts.row_px(self.font()) + _BOX_PX))
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
             title = self.put(row, 0, run.title)
             title.setIcon(swatch(run.color, self._theme.current))
@@ -185,7 +184,6 @@ class SessionsTable(PlainTable):
     def _remove_button(self, run: Run, removable: bool) -> QWidget:
         button = QToolButton()
         button.setAutoRaise(True)
-        button.setIconSize(_widgets.SMALL_ICON)
         button.setIcon(icon("close", self._theme.current, "muted"))
         button.setEnabled(removable)
         button.setToolTip(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QObject
+from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QHeaderView, QTableView
 
+_HEADING_PX = 20  # left and right of a heading
 LETTERS = 18  # least letters of a name; with less room, the table scrolls sideways
+ROOMY = 26  # letters of a name that come before optional columns
 
 
 class NamesShare(QObject):
@@ -20,12 +22,20 @@ class NamesShare(QObject):
         super().__init__(view)
         self._view = view
         self._names: Sequence[int] = ()
+        self._optional: Sequence[int] = ()
+        self._needs: dict[int, int] = {}  # widths of these columns, in the font of the key
+        self._font = ""
         view.horizontalHeader().sectionResized.connect(self._resized)
         view.viewport().installEventFilter(self)
 
-    def set_columns(self, names: Sequence[int]) -> None:
-        """Set the columns of names."""
-        self._names = names
+    def set_columns(self, names: Sequence[int], optional: Sequence[int] = ()) -> None:
+        """Set the columns of names, and those that are hidden where there is no room for them.
+
+        The first optional column is hidden first.
+        """
+        for column in set(self._optional) - set(optional):
+            self._view.setColumnHidden(column, False)
+        self._names, self._optional, self._font = names, optional, ""
         for name in names:
             mode = QHeaderView.ResizeMode.Interactive
             self._view.horizontalHeader().setSectionResizeMode(name, mode)
@@ -45,9 +55,33 @@ class NamesShare(QObject):
         header = self._view.horizontalHeader()
         if not self._names or max(self._names) >= header.count():
             return
-        fixed = (column for column in range(header.count()) if column not in self._names)
-        room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         metrics = self._view.fontMetrics()
         least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
+        self._hide(least)
+        fixed = (column for column in range(header.count()) if column not in self._names)
+        room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         for name in self._names:
             self._view.setColumnWidth(name, max(least, room // len(self._names)))
+
+    def _hide(self, least: int) -> None:
+        """Hide optional columns until the names are complete, or have ``ROOMY`` letters."""
+        view, header = self._view, self._view.horizontalHeader()
+        varying = {*self._names, *self._optional}
+        if self._font != view.font().key():
+            self._font = view.font().key()
+            self._needs = {column: self._need(column) for column in varying}
+        fixed = (column for column in range(header.count()) if column not in varying)
+        roomy = least * ROOMY // LETTERS
+        names_px = sum(max(least, min(roomy, self._needs[name])) for name in self._names)
+        room = view.viewport().width() - names_px - sum(map(header.sectionSize, fixed))
+        needed = sum(self._needs[column] for column in self._optional)
+        for column in self._optional:
+            view.setColumnHidden(column, needed > room)
+            needed -= self._needs[column]
+
+    def _need(self, column: int) -> int:
+        """Return the width that a column needs, which a hidden one's header does not report."""
+        view = self._view
+        heading = view.model().headerData(column, Qt.Orientation.Horizontal)
+        heading_px = view.fontMetrics().horizontalAdvance(str(heading)) + _HEADING_PX
+        return max(view.sizeHintForColumn(column), heading_px)

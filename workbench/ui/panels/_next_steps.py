@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from sessions.model import Study
 from sessions.plain_text import capitalized
 from sessions.studies.next_steps import Suggestion
+from workbench.theming import fonts
 from workbench.ui.controllers.next_steps import NextSteps
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._table_view import TableView
@@ -19,6 +20,7 @@ from workbench.ui.state.theme import ThemeModel
 APPLY_TIP = "Choose this option for the run in progress or the next run"
 VERDICT_TIP = "Measure the profiled configuration with and without this option"
 _MOST = 3  # lines
+_DETAIL_ROWS = 4  # of the table of details, with its heading
 
 
 class NextStepsList(QWidget):
@@ -62,8 +64,7 @@ class _Row(QWidget):
         self.text = _widgets.OneLine(Qt.TextElideMode.ElideRight, "The gain is an upper bound.")
         self.text.say(capitalized(suggestion.text))
         self.details = TableView()
-        self.details.setMaximumHeight(110)
-        self.details.setMinimumSize(QSize(0, 110))
+        fonts.follow(self.details, self._fix_details)
         self.details.show_table(suggestion.table())
         self.expander = _widgets.expander("", theme.current, self.details)
         self.expander.setToolTip("Details")
@@ -83,6 +84,9 @@ class _Row(QWidget):
         column = _widgets.tight(QVBoxLayout(self), 0)
         column.addLayout(line)
         column.addWidget(self.details)
+
+    def _fix_details(self) -> None:
+        self.details.setFixedHeight(_DETAIL_ROWS * fonts.row_px(self.details.font()))
 
     def allow(self, why_not_apply: str, why_not_judge: str) -> None:
         """Enable the buttons, or give the reasons."""

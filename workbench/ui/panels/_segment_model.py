@@ -26,7 +26,7 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 Index = QModelIndex | QPersistentModelIndex
-SWATCH = 10
+SWATCH, _GAP = 10, 3  # side of a square, and the room beside it
 DIFFERS = "Differs from the baseline"
 RATIO = STEP_TIME
 SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": RATIO}
@@ -45,6 +45,7 @@ MEASURED = (
     "note",
 )
 AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # the last columns, if the table has them
+OPTIONAL = ("p95", "Own", "Steps", SHARE)  # headings' first words; a narrow window hides them
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
@@ -210,6 +211,17 @@ class SegmentModel(QAbstractTableModel):
                 return _alignment(self._shown.numeric[section])
         return None
 
+    def optional_columns(self) -> list[int]:
+        """Return the columns that a narrow window hides, the first one first."""
+        names = [heading.split()[0] for heading in self._shown.headings]
+        return [names.index(name) for name in OPTIONAL if name in names]
+
+    def _hidden_text(self, row: int) -> str:
+        """Return the cells of the columns that a narrow window may hide."""
+        headings, cells = self._shown.headings, self._shown.cells[row]
+        pairs = (f"{headings[at]}: {cells[at]}" for at in self.optional_columns())
+        return ", ".join(pairs)
+
     def is_offer(self, index: Index) -> bool:
         """Return True if a click on this cell asks for a verdict."""
         segment = self.segment_at(index.row())
@@ -232,7 +244,8 @@ class SegmentModel(QAbstractTableModel):
                 return wrapped(numerics.text(self._session.shown.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 words, settings = self._shown.cells[row][column], self._shown.settings[row]
-                return wrapped(words if words == settings else f"{words}\n{settings}")
+                lines = dict.fromkeys((words, settings, self._hidden_text(row)))
+                return wrapped("\n".join(filter(None, lines)))
             case Qt.ItemDataRole.ToolTipRole if self.is_offer(index):
                 return UNPAIRED_TIP
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] in OF_RATIO:
@@ -355,7 +368,7 @@ def _as_asked(name: str, value: str) -> str:
 
 def swatch(index: int, theme: Theme) -> QIcon:
     """Return a small square in the segment's colour in the plots."""
-    pixmap = QPixmap(SWATCH * 2, SWATCH * 2)
+    pixmap = QPixmap((SWATCH + _GAP) * 2, SWATCH * 2)
     pixmap.setDevicePixelRatio(2)
     pixmap.fill(Qt.GlobalColor.transparent)
     painter = QPainter(pixmap)

@@ -22,7 +22,6 @@ from sessions.plain_text import capitalized, wrapped
 from sessions.tables import Table, text
 from workbench import plot_export
 from workbench.theming import fonts
-from workbench.ui.panels.segments import ROW_HEIGHT
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit and as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
@@ -48,7 +47,7 @@ class PlainTable(QTableWidget):
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        fonts.fix_rows(self)
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setTextElideMode(Qt.TextElideMode.ElideRight)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
@@ -60,7 +59,6 @@ class PlainTable(QTableWidget):
         self.setWordWrap(True)
         self._last_px = last_px
         self.horizontalHeader().setStretchLastSection(False)
-        self.verticalHeader().setMinimumSectionSize(ROW_HEIGHT)
         later = QTimer(self)  # when all columns have their widths
         later.setSingleShot(True)
         later.timeout.connect(self._fit_rows)
@@ -83,8 +81,8 @@ class PlainTable(QTableWidget):
         self._fit_last()
         self.resizeRowsToContents()
         for row in range(self.rowCount()):
-            if self.rowHeight(row) > ROW_HEIGHT:
-                self.setRowHeight(row, self.rowHeight(row) + _LINES_PX)
+            least_px, need_px = fonts.row_px(self.font()), self.rowHeight(row)
+            self.setRowHeight(row, least_px if need_px <= least_px else need_px + _LINES_PX)
 
     def narrow(self, most_px: int) -> None:
         """Limit the width of text columns except the last, so that numbers stay visible."""

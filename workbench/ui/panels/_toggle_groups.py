@@ -92,7 +92,6 @@ class ToggleGroups(QWidget):
         button.setProperty("bare", True)
         button.setFont(fonts.small())
         button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        button.setIconSize(_widgets.SMALL_ICON)
         return button
 
     def _heading(self, group: str, members: Sequence[ToggleRow]) -> QToolButton | None:

@@ -84,7 +84,6 @@ class ToggleRow(QWidget):
         button = QToolButton()
         button.setObjectName(name)
         button.setProperty("small", True)
-        button.setIconSize(_widgets.SMALL_ICON)
         button.setAccessibleName(title)
         button.clicked.connect(self.toggle_details)
         button.hide()

@@ -11,18 +11,19 @@ from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 from sessions.model import PairedComparison
 from sessions.verdicts.verdict_tables import verdicts_table
 from workbench.plots._arms import apart
+from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._table import LEFT, RIGHT, PlainTable, with_interval
-from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state.theme import ThemeModel
 
 SHOWN = 4  # rows; one scrolls to the others
 MOST_VERDICTS = 200  # rows of the table; each takes a third of a millisecond
 _LEAST = 2
+_BLANK_PX = 64  # at least as large as an icon
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
+_OPTIONAL = ("predicted", "uncorrected", "pairs", "p (Holm)")  # hidden where there is no room
 _MARKED = "verdict"
 SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
@@ -37,7 +38,7 @@ class VerdictsTable(PlainTable):
         self._shown: object = None
         self.first = 0  # index of the first row's comparison in the session
         self._names = NamesShare(self)
-        blank = QPixmap(self.iconSize().expandedTo(_widgets.ICON))
+        blank = QPixmap(_BLANK_PX, _BLANK_PX)
         blank.fill(Qt.GlobalColor.transparent)
         self._blank = QIcon(blank)  # aligns rows without an icon
         self.horizontalHeader().setStretchLastSection(False)
@@ -83,7 +84,9 @@ class VerdictsTable(PlainTable):
                     item.setText(text)
                     item.setToolTip(f"{label}: {SHOWN_HERE if row == shown else OPENS}")
         self.updateGeometry()
-        self._names.set_columns([table.column(name) for name in _WIDE])
+        names = [column.name for column in table.columns]
+        optional = [names.index(name) for name in _OPTIONAL if name in names]
+        self._names.set_columns([names.index(name) for name in _WIDE], optional)
         if shown >= 0:
             self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
@@ -98,7 +101,7 @@ class VerdictsTable(PlainTable):
 
     def _height(self, most: int) -> int:
         rows = min(most, self.rowCount())
-        return rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4
+        return rows * fonts.row_px(self.font()) + self.horizontalHeader().sizeHint().height() + 4
 
     def _mark(self, item: QTableWidgetItem, comparison: PairedComparison) -> None:
         verdict = item.text()  # corrected for the number of comparisons

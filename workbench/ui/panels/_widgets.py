@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QIcon, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QFrame,
@@ -31,8 +31,6 @@ from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 
 _Layout = TypeVar("_Layout", bound=QLayout)
 
-ICON = QSize(16, 16)
-SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
 _SNUG_LINES = 4  # lines of a scrolling body that stay visible
 _SNUG_EVENTS = (
@@ -94,6 +92,25 @@ class OneLine(QLabel):
         self.setToolTip(wrapped("\n".join(filter(None, (full, self._tip)))))
 
 
+class Mark(QLabel):
+    """An icon that is as high as its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._icon = QIcon()
+        fonts.follow(self, self._draw)
+
+    def show_icon(self, name: str, theme: Theme, role: str) -> None:
+        """Show the icon for a purpose in a colour of the theme."""
+        self._icon = icon(name, theme, role)
+        self._draw()
+
+    def _draw(self) -> None:
+        side = fonts.icon_px(self.font())
+        self.setFixedSize(side, side)
+        self.setPixmap(self._icon.pixmap(side, side))
+
+
 def heading(text: str) -> QLabel:
     """Return a label with the name of a group of controls."""
     label = QLabel(text)
@@ -153,9 +170,8 @@ def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
     """Return a note with an icon, because colour alone must not carry the meaning."""
     row = QWidget()
     layout = tight(QHBoxLayout(row), spacing=6)
-    mark = QLabel()
-    mark.setPixmap(icon(name, theme, role).pixmap(SMALL_ICON))
-    mark.setFixedSize(SMALL_ICON)
+    mark = Mark()
+    mark.show_icon(name, theme, role)
     layout.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
     layout.addWidget(label, 1)
     return row
@@ -218,7 +234,6 @@ def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
     button.setCheckable(True)
     button.setProperty("bare", True)
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-    button.setIconSize(SMALL_ICON)
     button.setIcon(icon("closed", theme, "muted"))
     body.setVisible(False)
 

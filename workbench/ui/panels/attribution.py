@@ -22,6 +22,7 @@ from sessions.studies.attribution.words import (
     EFFECT,
     HIGH,
     LOW,
+    ONE_BUILD,
     RATIO,
     TOGETHER,
     VERDICT,
@@ -90,7 +91,7 @@ class AttributionPanel(QWidget):
         self.which.activated.connect(self._show)
         self._offered: list[str] = []
         self.headline = _widgets.title()
-        self.about = _widgets.note()
+        self.about, self.method = _widgets.note(), _widgets.note()
         self.why_not = _widgets.note()
         self.run = _widgets.button("Attribute")
         self.run.clicked.connect(attributions.run)
@@ -152,7 +153,11 @@ class AttributionPanel(QWidget):
     def _make_results(self) -> QWidget:
         body = _widgets.surface()
         column = _widgets.tight(QVBoxLayout(body), 4)
-        column.addLayout(_widgets.head(self.which, self.headline, self.about, below=0))
+        head = _widgets.surface()
+        details = _widgets.expander("Details", self._theme.current, self.method)
+        lines = (self.which, self.headline, self.about, details, self.method)
+        head.setLayout(_widgets.head(*lines, below=0))
+        column.addWidget(_widgets.FittedScrollArea(head))
         parts = ((self.chart, 3), (self.table, 2))
         column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
         return body
@@ -252,7 +257,11 @@ class AttributionPanel(QWidget):
         total = next((str(row[verdict_column]) for row in table.rows if TOGETHER in row), "")
         tone = verdict_lines.TONES.get(total, "")
         _widgets.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
-        self.about.setText(self._session.titled(" ".join(remarks(study)[1:])))
+        sentences = remarks(study)
+        method = [*sentences[:2], *(text for text in sentences if text == ONE_BUILD)]
+        about = " ".join(text for text in sentences if text not in method)
+        self.about.setText(self._session.titled(about))
+        self.method.setText(self._session.titled(" ".join(method)))
         rows = len(table.rows) + 2  # the base, and mostly all together
         self.chart.setMinimumHeight(_FRAME_PX + rows * (self.fontMetrics().height() + _GAP_PX))
         self.chart.show_runs([Run(self._session.shown, titled=self._session.titled).alone(study)])

@@ -15,11 +15,11 @@ from sessions.plain_text import capitalized, one_line
 from sessions.studies import checklist
 from sessions.studies.checklist import Row
 from workbench.theming import fonts
-from workbench.theming.icons import icon
 from workbench.ui.controllers.checklists import Checklists
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.panels._throttle import ThrottledCall
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -102,16 +102,13 @@ class ChecklistPanel(QWidget):
         self._checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
-        button_row = _widgets.tight(QHBoxLayout())
-        button_row.addWidget(self.button)
-        button_row.addWidget(_widgets.muted("Expected"))
-        button_row.addWidget(self.expected)
-        button_row.addWidget(self.reason, 1)
+        buttons = WrappedRow(self.button, _widgets.named("Expected", self.expected))
         host = QWidget()
         self._rows = _widgets.column(host)
         body = _widgets.surface()
         column = _widgets.tight(QVBoxLayout(body), 0)
-        column.addLayout(_widgets.head(self.headline, self.subject, button_row, below=4))
+        lines = (self.headline, self.subject, buttons, self.reason)
+        column.addLayout(_widgets.head(*lines, below=4))
         column.addWidget(host, 1)
         return body
 
@@ -121,6 +118,7 @@ class ChecklistPanel(QWidget):
         for button in (self.button, self.first):
             _widgets.allow(button, why_not)
         self.reason.setText(why_not)
+        self.reason.setVisible(bool(why_not))
         study = checklists.newest
         self._pages.setCurrentIndex(0 if study is None else 1)
         if study is None:
@@ -153,12 +151,13 @@ class ChecklistPanel(QWidget):
         state = QLabel(word)
         state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
-        mark = QLabel()
-        mark.setPixmap(icon(name, self._theme.current, role).pixmap(_widgets.ICON))
-        mark.setFixedSize(_widgets.ICON)
+        mark = _widgets.Mark()
+        mark.show_icon(name, self._theme.current, role)
         fonts.fix_width(state, WORD_WIDTH)
         text = _widgets.tight(QVBoxLayout(), 2)
-        text.addWidget(QLabel(row.title))
+        title = QLabel(row.title)
+        title.setWordWrap(True)
+        text.addWidget(title)
         if row.evidence:
             text.addWidget(_widgets.note(capitalized(row.evidence)))
         for line in row.lines:

@@ -160,7 +160,9 @@ class ClaimsPanel(QWidget):
         for column, stretch in enumerate(STRETCH):
             grid.setColumnStretch(column, stretch)
         for column, text in _HEADINGS.items():
-            grid.addWidget(_widgets.heading(text), 0, column)
+            heading = _widgets.heading(text)
+            heading.setWordWrap(True)
+            grid.addWidget(heading, 0, column)
         line = 1
         for document in dict.fromkeys(row.document for row in rows):
             grid.addWidget(self._make_document(document), line, 0, 1, COLUMNS)
@@ -178,9 +180,12 @@ class ClaimsPanel(QWidget):
         row.setContentsMargins(0, 10, 0, 2)
         title = QLabel(name if known is None else known.title)
         title.setFont(fonts.heading())
-        row.addWidget(title)
+        title.setWordWrap(True)
         self._counts[name] = _widgets.note()
-        row.addWidget(self._counts[name], 1)
+        texts = _widgets.tight(QVBoxLayout(), 2)
+        texts.addWidget(title)
+        texts.addWidget(self._counts[name])
+        row.addLayout(texts, 1)
         if known is not None:
             self.run[name] = _widgets.compact("Measure all of it")
             self.run[name].clicked.connect(lambda: self._reproductions.measure(name))

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from sessions import session_log
 from sessions.model import Event
-from sessions.plain_text import one_line, wrapped
+from sessions.plain_text import capitalized, one_line, wrapped
 from workbench.charts.time_axis import shared_axis
 from workbench.theming import fonts
 from workbench.theming.icons import icon
@@ -60,7 +60,8 @@ _GROUPS = {  # kinds of entries by filter, where they are several
     "measured": (session_log.RUN, session_log.VERDICT, session_log.STUDY),
     "problem": ("warning", "error"),
 }
-ROW_HEIGHT = 24
+_OF_RUNNER = ("info", "warning", "error")  # its sentences; other texts are names and notes
+_WIDTHS = (88, 96)  # of the time and of the kind
 FILTER_WIDTH = 168
 _LONGEST_LINE = 1000  # characters
 
@@ -88,14 +89,11 @@ class EventsPanel(QWidget):
         self.table.setWordWrap(False)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.verticalHeader().hide()
-        self.table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        fonts.fix_rows(self.table, -2)
         self.table.horizontalHeader().hide()
         header = self.table.horizontalHeader()
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
-        header.resizeSection(0, 88)
-        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Fixed)
-        header.resizeSection(1, 96)
         header.setStretchLastSection(True)
+        fonts.follow(self.table, self._fix_widths)
         scroll_bar = self.table.verticalScrollBar()
         self._at_end = True  # and stays there, whether events come or the panel is resized
         scroll_bar.valueChanged.connect(self._note_place)
@@ -126,6 +124,12 @@ class EventsPanel(QWidget):
         theme.changed.connect(self._model.reset)
         configuration.catalogueChanged.connect(self._model.reset)
         self._refresh()
+
+    def _fix_widths(self) -> None:
+        header = self.table.horizontalHeader()
+        for column, width in enumerate(_WIDTHS):
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
+            header.resizeSection(column, fonts.in_type(width, self.table.font()))
 
     def _make_log(self) -> QWidget:
         host = QWidget()
@@ -222,6 +226,8 @@ class EventModel(QAbstractTableModel):
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
                 text = self._session.titled(one_line(event.text, _LONGEST_LINE))
+                if event.kind in _OF_RUNNER:
+                    text = capitalized(text)
                 return (clock(self._axis.position(event.t_s)), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
                 return wrapped(event.text)

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.numbers import counted
-from sessions.plain_text import clip
+from sessions.plain_text import capitalized, clip
 from workbench import protocol
 from workbench.client.throttle import Throttle
 from workbench.protocol import Failure
@@ -57,8 +57,8 @@ class Banner(QFrame):
         self._tone = tone
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
-        self._mark = QLabel()
-        self.sentence = QLabel(clip(sentence))
+        self._mark = _widgets.Mark()
+        self.sentence = QLabel(capitalized(clip(sentence)))
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
         self.sentence.setWordWrap(True)
         self.sentence.setObjectName("sentence")
@@ -110,7 +110,7 @@ class Banner(QFrame):
         theme = self._theme.current
         role = "accent" if self._tone == "info" else self._tone
         name = "info" if self._tone == "info" else "error"
-        self._mark.setPixmap(icon(name, theme, role).pixmap(_widgets.ICON))
+        self._mark.show_icon(name, theme, role)
         self._close.setIcon(icon("close", theme, "muted"))
 
 

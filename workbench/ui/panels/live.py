@@ -34,6 +34,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._moments import Moments
 from workbench.ui.panels._utilization import Utilization
+from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.start_page import StartPage
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.session import SessionModel
@@ -295,9 +296,8 @@ class LivePanel(QWidget):
         row = QHBoxLayout(toolbar)
         row.setContentsMargins(8, 4, 8, 4)
         row.setSpacing(8)
-        for widget in (self._plots, self._choice, self._hold, self._live, self._status):
-            row.addWidget(widget)
-        row.addStretch(1)
+        controls = (self._plots, self._choice, self._hold, self._live, self._status)
+        row.addLayout(WrappedRow(*controls), 1)
         row.addWidget(self._place)
         row.addWidget(self.utilization)
         return toolbar

@@ -8,7 +8,6 @@ import time
 from PySide6.QtCore import (
     QModelIndex,
     QPoint,
-    QSize,
     Qt,
     QTimer,
 )
@@ -31,10 +30,11 @@ from sessions.reproduction import command_lines
 from sessions.storage import open_files
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
+from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._segment_model import SWATCH, Group, SegmentModel
+from workbench.ui.panels._segment_model import Group, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -44,7 +44,6 @@ from workbench.ui.state.failures import FailureModel
 from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
-ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # pause between two computations, in multiples of the time that one takes
@@ -115,7 +114,6 @@ class SegmentsPanel(QWidget):
         self.model.modelReset.connect(self._span_groups)
         table.setShowGrid(False)
         table.setTabKeyNavigation(False)  # Tab goes on; arrows move within
-        table.setIconSize(QSize(SWATCH, SWATCH))
         table.setAlternatingRowColors(True)
         table.setWordWrap(False)
         table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
@@ -128,7 +126,7 @@ class SegmentsPanel(QWidget):
             lambda index, _: self._session.select(self.model.segment_at(index.row()))
         )
         table.verticalHeader().hide()
-        table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        fonts.fix_rows(table)
         header = table.horizontalHeader()
         header.setHighlightSections(False)
         header.setTextElideMode(Qt.TextElideMode.ElideRight)
@@ -225,7 +223,7 @@ class SegmentsPanel(QWidget):
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
-                self._names.set_columns([1])
+                self._names.set_columns([1], self.model.optional_columns())
             self._show_selection()
             self._scroll_to_running()
         if self._stale or session is not self._session.shown:

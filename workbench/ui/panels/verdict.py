@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
@@ -26,6 +27,7 @@ from sessions.verdicts.verdict_words import (
     standing,
 )
 from workbench.plots import PLOTS, Run
+from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
@@ -35,7 +37,6 @@ from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._verdicts_table import MOST_VERDICTS, VerdictsTable
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
-from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.process.thread_pool import Tasks
 from workbench.ui.state.configuration import ConfigurationModel
 from workbench.ui.state.run import RunModel
@@ -272,7 +273,7 @@ class VerdictPanel(QWidget):
         if table.rows:
             view = TableView()
             view.show_table(table)
-            view.setFixedHeight((len(table.rows) + 1) * ROW_HEIGHT + _PADDING_PX // 4)
+            fonts.follow(view, partial(_fit_height, view))
             column.addWidget(view)
         for text in longer:
             column.addWidget(_widgets.note(text))
@@ -295,6 +296,12 @@ class VerdictPanel(QWidget):
         label = _widgets.brief_note(first_clause(text), tone)
         label.setToolTip(wrapped(text))
         self._rows.addWidget(_widgets.marked(label, mark, self._theme.current, role))
+
+
+def _fit_height(view: TableView) -> None:
+    """Make a table as high as its heading and its rows."""
+    lines = view.rowCount() + 1
+    view.setFixedHeight(lines * fonts.row_px(view.font()) + _PADDING_PX // 4)
 
 
 def _basis(comparison: PairedComparison) -> str:

@@ -126,6 +126,8 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     assert "Precision: AMP BF16" in [name for _, name in axis.categories]
     assert "=" not in panel.headline.text() + panel.about.text()
     assert "16 rounds" in panel.about.text()
+    assert "Peak memory" not in panel.about.text() and "Peak memory" in panel.method.text()
+    assert panel.method.isHidden(), "how it was measured is behind Details"
     assert not workspace.session.saved
     assert panel.run.isEnabled()
 

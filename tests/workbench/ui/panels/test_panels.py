@@ -94,7 +94,8 @@ def test_the_segments_table_condenses_what_differs(qtbot, ready):
     assert cells[0][1] == "baseline" and cells[1][1] == "Precision: AMP BF16"
     assert cells[2][1] == "Precision: AMP BF16 · Triton kernels, all: On"
     tip = model.index(2, 1).data(Qt.ItemDataRole.ToolTipRole)
-    assert tip.splitlines() == [cells[2][1], "precision=amp_bf16 · triton=on"]
+    settings, hidden = "precision=amp_bf16 · triton=on", "p95 ms: 27.18, Steps: 156"
+    assert tip.splitlines() == [cells[2][1], settings, hidden]
     assert float(cells[1][5]) == pytest.approx(0.5, abs=0.02)
     assert cells[1][6] == "unpaired"
     right = Qt.AlignmentFlag.AlignRight
@@ -180,6 +181,18 @@ def test_selection_is_shared_through_the_state(qtbot, ready):
     assert segments.table.currentIndex().row() == 3
     segments.table.selectRow(4)
     assert ready.workspace.session.selection == 4
+
+
+def test_sentences_of_the_runner_begin_with_a_capital_and_notes_are_as_written(ready):
+    sentence = "toggle AdamW cannot be used"
+    ready.workspace.failures.report(protocol.Failure(kind="mistake", sentence=sentence))
+    assert ready.failures.banners[0].sentence.text() == "Toggle AdamW cannot be used"
+    made = session()
+    made.events = [Event(0.0, "error", sentence), Event(1.0, "note", "mamba is next")]
+    show(ready, made)
+    model = panel(ready, "events")._model
+    texts = [model.index(row, 2).data() for row in range(model.rowCount())]
+    assert "Toggle AdamW cannot be used" in texts and "mamba is next" in texts
 
 
 def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot, ready):

@@ -18,12 +18,13 @@ from PySide6.QtWidgets import (
     QSpinBox,
     QStyle,
     QStyleOptionViewItem,
+    QToolButton,
     QWidget,
 )
 
 from sessions import sizes
 from sessions.studies import claims
-from workbench.ui.accessible_names import CONTROLS
+from workbench.ui.accessible_names import CONTROLS, name_controls
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.dialogs.preferences import Preferences
@@ -197,6 +198,18 @@ def name_of(control):
 
 
 @pytest.mark.usefixtures("complete_window")
+def test_a_button_that_gets_its_text_later_is_named_by_it(qtbot):
+    host = QWidget()
+    qtbot.addWidget(host)
+    host.setAccessibleName("Build")
+    button = QToolButton(host)
+    name_controls(host)
+    assert button.accessibleName() == "Build"
+    button.setText("Data, seed, fields")
+    name_controls(host)
+    assert button.accessibleName() == "", "its text names it"
+
+
 def test_every_control_has_a_name(ready):
     missing = nameless(ready)
     assert not missing, "\n".join(missing)

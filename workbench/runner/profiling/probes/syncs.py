@@ -69,7 +69,7 @@ class SyncMode(TorchDispatchMode):
     def _needs_values(self, func: Any, args: Any, kwargs: Any) -> str:
         if func in _MASKED:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-            return f"{func} with a mask of shape {tuple(masks[0].shape)}" if masks else ""
+            return f"{_call(func)} with a mask of shape {tuple(masks[0].shape)}" if masks else ""
         if not _NEEDS_VALUES.intersection(func.tags) or kwargs.get("output_size") is not None:
             return ""
         tensor = next(value for value in args if isinstance(value, torch.Tensor))
@@ -77,7 +77,16 @@ class SyncMode(TorchDispatchMode):
             return ""
         if self._on_host and tensor.data_ptr() in self._on_host:
             return ""
-        return f"{func} needs values on the host"
+        return f"{_call(func)} needs values on the host"
+
+
+_PYTHON_NAMES = {"_local_scalar_dense": "item", "_unique2": "unique"}
+
+
+def _call(func: Any) -> str:
+    """Return the call that a user writes for an operator of PyTorch: ``item()``, ``nonzero()``."""
+    name = func.overloadpacket.__name__
+    return f"{_PYTHON_NAMES.get(name, name.strip('_'))}()"
 
 
 _NUMBERS = "a device tensor made from a list or number"

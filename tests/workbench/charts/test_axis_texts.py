@@ -1,0 +1,27 @@
+"""The texts of an axis's ticks."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QFontMetricsF
+
+from workbench.charts.axis import Axis
+from workbench.charts.style import screen_style
+from workbench.theming.theme import DARK
+
+
+@pytest.mark.parametrize("font_px", [12, 24])
+def test_texts_of_ticks_never_overlap(qapp, font_px):
+    style = screen_style(DARK, font_px)
+    axis, painter = Axis("bottom", style), MagicMock()
+    texts = ["1024", "2048", "4096", "8192", "16384", "32768"]
+    axis._draw_texts(painter, QRectF(0, 0, 200, 100), [20.0 * at for at in range(6)], texts)
+    metrics, end = QFontMetricsF(style.font()), float("-inf")
+    drawn = [(call.args[0].x(), call.args[1]) for call in painter.drawText.call_args_list]
+    assert drawn[0][1] == "1024" and len(drawn) > 1
+    for left, text in drawn:
+        assert left > end
+        end = left + metrics.horizontalAdvance(text)
