@@ -120,7 +120,7 @@ class DockArea(QMainWindow):
 
     def _left_default(self) -> int:
         """Return the default width of the forms."""
-        font = QApplication.font()  # not of this area, whose style sheet stays as it is
+        font = QApplication.font()  # not ``self.font()``: the style sheet of this area has its own
         share_px = fonts.in_type(round(LEFT_SHARE * self.width()), font, LEFT_GROWTH)
         return min(fonts.in_type(LEFT_MOST, font), max(self._left_least, share_px))
 

@@ -16,7 +16,7 @@ from workbench.ui.panels import _widgets
 
 COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
 STRETCH = (0, 0, 5, 4, 5, 0)
-WORD_WIDTH, TEXT_WIDTH = 96, 60  # of the result; of a text, at least
+WORD_WIDTH, TEXT_WIDTH = 96, 60  # pixels of the result; least pixels of a text
 MARKS = {  # by result: the word, its icon and its colour
     claims.HOLDS: ("Holds", "effective", "good"),
     claims.FAILS: ("Does not hold", "error", "bad"),

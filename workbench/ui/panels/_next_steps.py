@@ -20,7 +20,7 @@ from workbench.ui.state.theme import ThemeModel
 APPLY_TIP = "Choose this option for the run in progress or the next run"
 VERDICT_TIP = "Measure the profiled configuration with and without this option"
 _MOST = 3  # lines
-_DETAIL_ROWS = 4  # of the table of details, with its heading
+_DETAIL_ROWS = 4  # rows of the table of details, with its heading
 
 
 class NextStepsList(QWidget):

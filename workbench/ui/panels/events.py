@@ -61,7 +61,7 @@ _GROUPS = {  # kinds of entries by filter, where they are several
     "problem": ("warning", "error"),
 }
 _OF_RUNNER = ("info", "warning", "error")  # its sentences; other texts are names and notes
-_WIDTHS = (88, 96)  # of the time and of the kind
+_WIDTHS = (88, 96)  # pixels of the time and of the kind
 FILTER_WIDTH = 168
 _LONGEST_LINE = 1000  # characters
 
