@@ -96,8 +96,8 @@ class Cache:
         """Restore the state from a file, or one already read, in place; returns its position.
 
         The file holds no weights: it fits the model that made it, or one with equal weights. Raises
-        ``ConfigurationError`` for a file that is no decode state or does not fit this cache, which
-        is then unchanged.
+        ``ConfigurationError``, and changes nothing, if the file is no decode state or its batch,
+        length, tensors or their types differ from this cache's.
         """
         if not isinstance(saved, SavedState):
             saved = cache_file.read(saved)

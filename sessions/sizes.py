@@ -54,7 +54,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
-    """Return unit and cells of a column of sizes; None if unknown, no unit without sizes."""
+    """Return unit and cells of a column; the cell of an unknown size is None."""
     sizes = list(sizes_bytes)
     known = [abs(size) for size in sizes if math.isfinite(size)]
     power = power_of(max(known, default=0.0))

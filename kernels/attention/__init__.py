@@ -14,9 +14,9 @@ in plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flas
 ``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and from optional
 packages ``flash2``, ``flash3``, ``flash4`` and ``xformers``; ``triton`` is our own, forward and
 backward. ``auto`` measures the fused ones on a GPU (``kernels.core.measured``). Without a
-measurement it uses the first that fits of flash-attn 4 and 3, our own on Hopper where it was
-measured to be faster than the following, SDPA's cuDNN, flash-attn 2, SDPA's flash and
-memory-efficient kernels, our own elsewhere, chunked (for long sequences) and manual.
+measurement it uses the first that fits of this list: ``flash4``, ``flash3``, ``triton`` (on Hopper,
+where it was measured to be faster than the rest), ``sdpa_cudnn``, ``flash2``, ``sdpa_flash``,
+``sdpa_efficient``, ``triton``, ``chunked`` (for long sequences), ``manual``.
 """
 
 from __future__ import annotations

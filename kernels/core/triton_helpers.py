@@ -188,8 +188,8 @@ def describable(*tensors: Tensor) -> bool:
     """Return True if kernels may read these by tensor descriptors (Hopper and later).
 
     Descriptors need rows that begin at multiples of 16 bytes and do not overlap: no expanded rows.
-    They are not used while Dynamo traces or ``torch.func`` transforms, when addresses are unknown,
-    nor for tensors without memory.
+    They also need a known address: they are not used for tensors without memory, or while Dynamo
+    traces or ``torch.func`` transforms.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False

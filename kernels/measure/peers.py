@@ -121,9 +121,9 @@ class _WideProduct(torch.autograd.Function):
 def _quack_moe_gating(
     x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
 ) -> Any:
-    """Run its top-k; compute product, softmax and statistics with torch.
+    """Choose with quack's top-k; compute product, softmax and statistics with torch.
 
-    Its values hold their column in their lowest bits, so that only its choice is exact.
+    The values of quack's top-k hold the column in their lowest bits: only the choice is exact.
     """
     from quack.topk import topk
 

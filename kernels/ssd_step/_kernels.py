@@ -1,7 +1,7 @@
 """Triton kernels of one step of the scan.
 
-Forward, a program processes some rows of one head's state. Backward, it processes all of them block
-by block, because the head's ddt and its rows of dB and dC are sums over them. Sums that may cancel,
+A forward program processes some rows of one head's state. A backward program processes all rows
+block by block, because the head's ddt, dB and dC are sums over the rows. Sums that may cancel,
 those of ddt, dA and dD, are in FP64, and so are step sizes: decays magnify their rounding.
 """
 

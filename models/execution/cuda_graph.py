@@ -28,10 +28,10 @@ def _stream(device: int) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def on_capture_stream() -> Iterator[None]:
-    """Run the block on the one stream of the current GPU that captures.
+    """Run the block on the stream that captures all graphs of the current GPU.
 
-    A step warms up on it before it is captured, because autograd accumulates gradients on the
-    stream where it first saw their parameters.
+    A step also warms up on this stream, because autograd accumulates gradients on the stream where
+    it first saw their parameters.
     """
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())

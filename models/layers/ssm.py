@@ -9,8 +9,8 @@ Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), section 7.1 and fi
 Heads, A, D and dt are H; the heads of a group share B and C, and the norm's mean is over the
 channels of a group (section 8.1). Initial values are those of the paper's published models:
 softplus(dt_bias) log-uniform in 0.001 to 0.1, -A uniform in 1 to 16, D one, the convolution uniform
-with the bound 1/sqrt(W), and linears of variance 1 / (3 inputs), here normal, where the published
-ones are uniform.
+with the bound 1/sqrt(W). Linears have the published variance, 1 / (3 inputs), but are normal
+instead of uniform.
 
 Shapes: B batch, S sequence, E model width, I inner width, H heads, P head width, G groups, N states
 of a head's row, C = I + 2 G N convolved channels, W width of the convolution.

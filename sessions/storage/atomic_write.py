@@ -120,9 +120,8 @@ def _lock_of(temporary: Path) -> Path:
 def locked(lock: Path) -> Iterator[bool | None]:
     """Hold a lock file inside the block, and remove it afterwards.
 
-    Yields True if this process holds it, False if another process does, and None if that cannot be
-    known, for example on a network drive without locks. A held lock shows that a living process
-    uses the file beside it.
+    Yields True if this process holds it, False if another does, and None where locks do not work,
+    as on some network drives. A held lock shows that a living process uses the file beside it.
     """
     file = FileLock(lock, mode=_PRIVATE_MODE, thread_local=False)
     is_held: bool | None = True

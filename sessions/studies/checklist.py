@@ -92,9 +92,9 @@ def is_open(study: Study) -> bool:
 
 
 def budget_s(study: Study) -> float | None:
-    """Return the budget, in whole seconds, with which what is undecided should be decided.
+    """Return the budget, in whole seconds, that should decide the undecided checks.
 
-    None if nothing is undecided, or if it is unknown.
+    None if all checks are decided, or if the budget is unknown.
     """
     more_s = study.facts.get("more_s")
     if more_s is None:

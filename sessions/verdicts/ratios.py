@@ -1,8 +1,8 @@
 """Ratios of step time between segments, and the basis of each ratio.
 
 Between segments that ran one after the other, anything may have changed: clocks, temperature, other
-programs. No statistics of their steps can distinguish that from an effect of the configuration, so
-their ratio has no interval and proves nothing (*unpaired*). There are two sources of an interval:
+programs. Statistics of their steps cannot distinguish such a change from an effect of the
+configuration, so their ratio is *unpaired*: without interval or proof. An interval has two sources:
 
 * **paired**: a paired comparison of the two configurations, whose blocks alternated;
 * **repeats**: both configurations ran several times *in turn*. The unit is the *visit*: the mean

@@ -71,11 +71,11 @@ class AdaAttention(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output (B, S, E), and per head [H] its rank, precision and error.
 
-        ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key may be seen; beside it the
-        scores are computed by torch's own attention. Statistics, FP32 on the device: ``rank`` in
-        columns, ``precision`` in bits, and, where this call adapts (``adapting``, two keys or
-        more), ``entropy``, ``largest`` score, and ``score_error`` and ``output_error``, bounds of
-        what rank and precision change of any score, in nats, and of any element before the output
+        ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key may be seen; with a mask
+        torch's own attention computes the scores. Statistics, FP32 on the device: ``rank`` in
+        columns and ``precision`` in bits. A call that adapts (``adapting``, two keys or more) adds
+        ``entropy``, the ``largest`` score, and two bounds of what rank and precision change:
+        ``score_error`` of any score, in nats, and ``output_error`` of any element before the output
         projection. Raises ``ConfigurationError`` for shapes and masks that do not match.
         """
         self._check(q_BSE, k_BTE, v_BTE, mask)

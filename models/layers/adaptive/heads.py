@@ -135,7 +135,7 @@ class AdaptiveHeads(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output (B, S, E) and, with a ``sight``, what ``Adaptation.measures`` needs.
 
-        ``choice`` None computes with all columns, unrounded, and measures nothing. ``mask``,
+        Without ``choice`` it computes with all columns, unrounded, and measures nothing. ``mask``,
         Boolean, broadcasts to [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as
         in ``models.layers.attention.Attention``; with these, ``kv_length`` is the position after
         this call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.

@@ -110,7 +110,7 @@ class _Arguments:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Collection[str]
     ) -> dict[str, Any] | None:
-        """Return a call's arguments; None if one that is not ``known`` is not its default.
+        """Return a call's arguments; None if an unknown one differs from its default.
 
         An argument of ``**kwargs`` has the default None.
         """

@@ -8,9 +8,9 @@ combination is stored in the graph, and so in Inductor's cache too. The cache id
 their computation, so graphs with the same mathematics share the names of the module that was
 compiled first.
 
-Tracking is on for every compilation, whether or not it will be profiled: it takes 0.03 to 0.07 s of
-the 22 to 48 s of CPU time that compiling a training step takes (*tiny* HYDRA, Mamba-2 and MoE with
-six blocks on a CPU, torch 2.15, without the time of the C++ compiler), 0.2 % at most. The level is
+Tracking is on for every compilation, whether or not it will be profiled, because it costs 0.2 % at
+most: 0.03 to 0.07 s of the 22 to 48 s of CPU time to compile a training step (*tiny* HYDRA, Mamba-2
+and MoE with six blocks on a CPU, torch 2.15, without the time of the C++ compiler). The level is
 part of the key of Inductor's cache, so programs without tracking cannot share its entries.
 """
 

@@ -2,8 +2,8 @@
 
 A fused update reads weights, gradients and moments once, and writes weights and moments once. A
 loop of small operators moves the same numbers several times, and temporaries besides. Both have
-the same least work: bytes that are read before the update wrote them, bytes of tensors that
-existed before it and that it writes, and the FLOPs of its matrix products (Muon's, for example).
+the same least work: to read each byte that the update needs and has not written itself, to write
+each byte that it changes in tensors that existed before, and its matrix products (as of Muon).
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def kernel_choices(situation: Situation) -> dict[str, str]:
 def compare(observed: Observed, off_situation: Situation) -> Comparison | None:
     """Compare the variant with a situation that differs in one option.
 
-    Return None if the sides have different weights and the operators of a step depend on values,
-    which tensors without storage do not have.
+    The operators of sides with different weights are counted with tensors without storage. Return
+    None where these operators depend on the values of tensors.
     """
     if not _same_weights(observed.situation, off_situation):
         from torch._subclasses.fake_tensor import DataDependentOutputException

@@ -41,7 +41,7 @@ class Checklists(VerdictUser):
     def longer_s(self) -> float | None:
         """Budget that should decide the newest checklist's undecided checks.
 
-        None if nothing is undecided, or if the session does not name what was checked.
+        None if all checks are decided, or if the session does not name the checked configuration.
         """
         study = self.newest
         return None if study is None or _checked(study) is None else checklist.budget_s(study)
