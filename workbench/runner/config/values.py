@@ -128,7 +128,7 @@ def _shown(value: Scalar) -> str:
 def check_seconds(name: str, seconds: float) -> None:
     """Raise ``Mistake`` for a duration that is not above 0, or is too long."""
     if not 0 < seconds <= LONGEST_S:
-        raise Mistake(f"{name} = {seconds:g} is outside of 0 to {LONGEST_S:g}")
+        raise Mistake(f"{name} = {seconds:g}: expected more than 0 and at most {LONGEST_S:g}")
 
 
 def check_comparison(command: Comparing) -> None:
@@ -136,7 +136,7 @@ def check_comparison(command: Comparing) -> None:
     check_seconds("budget_s", command.budget_s)
     for name in ("region", "floor", "half_width"):
         if not 0 <= (value := getattr(command, name, 0.0)) < 1:
-            raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
+            raise Mistake(f"{name} = {value:g}: expected at least 0 and less than 1")
 
 
 def check_limits(start: Start) -> None:

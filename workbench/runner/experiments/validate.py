@@ -79,7 +79,8 @@ class ValidateRun:
         if not 4 <= command.steps <= MOST_STEPS:
             raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
         if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
-            raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
+            speedup = f"expect_speedup = {command.expect_speedup:g}"
+            raise Mistake(f"{speedup}: expected more than 0 and less than 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
         (situation,) = context.resolve(command.configuration)

@@ -107,9 +107,9 @@ def test_starting_what_is_absurd_is_one_mistake_each_and_the_runner_stays(runner
     [
         ({"steps": 0}, "steps = 0: a run has at least one step"),
         ({"steps": -5}, "steps = -5"),
-        ({"seconds": 0.0}, "seconds = 0 is outside"),
-        ({"seconds": -1.0}, "seconds = -1 is outside"),
-        ({"seconds": 1e300}, "seconds = 1e+300 is outside"),
+        ({"seconds": 0.0}, "seconds = 0: expected more than 0"),
+        ({"seconds": -1.0}, "seconds = -1: expected more than 0"),
+        ({"seconds": 1e300}, "seconds = 1e+300: expected more than 0"),
     ],
 )
 def test_a_length_that_is_none_is_a_mistake(runner, small, limits, sentence):

@@ -170,9 +170,9 @@ def test_whoever_ends_it_in_the_middle_keeps_what_was_measured(runner, small, co
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to 1e+09"),
+        ({"budget_s": 0.0}, "budget_s = 0: expected more than 0 and at most 1e+09"),
         ({"order": "sorted"}, "order: unknown 'sorted'; expected one of ('random', 'abba')"),
-        ({"region": 1.5}, "region = 1.5 is outside of 0 to 1"),
+        ({"region": 1.5}, "region = 1.5: expected at least 0 and less than 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_sentence(runner, small, options, sentence):

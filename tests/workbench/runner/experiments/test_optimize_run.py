@@ -297,7 +297,7 @@ def test_a_start_that_fails_is_reported_as_in_any_other_run(
     [
         ({"include": ["turbo"]}, "toggle: unknown 'turbo'; expected one of"),
         ({"include": ["window"]}, "toggle window changes the model"),
-        ({"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
+        ({"budget_s": 0.0}, "budget_s = 0: expected more than 0 and at most"),
         ({"objective": "memory"}, "memory cannot be the objective or a limit here"),
         ({"memory_limit": 2e9}, "memory cannot be the objective or a limit here"),
         (

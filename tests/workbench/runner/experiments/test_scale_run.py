@@ -146,7 +146,7 @@ def test_a_kind_takes_all_ranks_or_says_why_not(parts, ranks):
         ({"ranks": [2], "kinds": ["data", "data"]}, "each once"),
         ({"ranks": [2], "kinds": ["data+fsdp"]}, "use the same ranks"),
         ({"ranks": [512]}, "512 ranks"),
-        ({"ranks": [2], "budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
+        ({"ranks": [2], "budget_s": 0.0}, "budget_s = 0: expected more than 0 and at most"),
     ],
 )
 def test_what_cannot_be_measured_at_all_is_refused(runner, base, options, sentence):

@@ -155,7 +155,11 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
             {"settings.batch": [1, "two"]}, {},
             "settings.batch: [1, 'two'] mixes numbers and words; give values of one kind",
         ),
-        ({"settings.batch": [1]}, {"seconds": 0.0}, "seconds = 0 is outside of 0 to 1e+09"),
+        (
+            {"settings.batch": [1]},
+            {"seconds": 0.0},
+            "seconds = 0: expected more than 0 and at most 1e+09",
+        ),
         (
             {"batch": [1]},
             {},

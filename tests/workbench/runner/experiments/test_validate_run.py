@@ -247,9 +247,9 @@ def test_a_command_ends_it_between_two_checks_and_what_was_found_is_kept(
     ("options", "sentence"),
     [
         ({"steps": 3}, "steps = 3 is outside of 4 to 10000"),
-        ({"budget_s": -1.0}, "budget_s = -1 is outside of 0 to 1e+09"),
-        ({"floor": 1.0}, "floor = 1 is outside of 0 to 1"),
-        ({"expect_speedup": 0.0}, "expect_speedup = 0 is outside of 0 to 1e6"),
+        ({"budget_s": -1.0}, "budget_s = -1: expected more than 0 and at most 1e+09"),
+        ({"floor": 1.0}, "floor = 1: expected at least 0 and less than 1"),
+        ({"expect_speedup": 0.0}, "expect_speedup = 0: expected more than 0 and less than 1e6"),
         ({"batches": [2, 0]}, "batches: 0 is no batch size; the smallest is 1"),
     ],
 )
