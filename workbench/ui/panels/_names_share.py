@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer
 from PySide6.QtWidgets import QHeaderView, QTableView
 
 _HEADING_PX = 20  # left and right of a heading
@@ -25,6 +25,9 @@ class NamesShare(QObject):
         self._optional: Sequence[int] = ()
         self._needs: dict[int, int] = {}  # widths of these columns, in the font of the key
         self._font = ""
+        self._later = QTimer(self)  # when the sections that were shown again have their sizes
+        self._later.setSingleShot(True)
+        self._later.timeout.connect(self._share)
         view.horizontalHeader().sectionResized.connect(self._resized)
         view.viewport().installEventFilter(self)
 
@@ -48,7 +51,9 @@ class NamesShare(QObject):
         return super().eventFilter(watched, event)
 
     def _resized(self, section: int) -> None:
-        if section not in self._names:
+        if section in self._optional:
+            self._later.start(0)
+        elif section not in self._names:
             self._share()
 
     def _share(self) -> None:

@@ -108,8 +108,7 @@ class SweepPanel(QWidget):
 
     def _make_form(self) -> QWidget:
         form = QWidget()
-        rows = QGridLayout(form)
-        rows.setContentsMargins(12, 8, 12, 8)
+        rows = QGridLayout()
         rows.setHorizontalSpacing(8)
         rows.setVerticalSpacing(6)
         for axis, title in enumerate(("Vary", "and")):
@@ -138,8 +137,11 @@ class SweepPanel(QWidget):
         for name, check in self.arms.items():
             check.toggled.connect(partial(self._sweeps.set_arm, name))
         arms = WrappedRow(*self.arms.values(), spacing=16)
-        rows.addLayout(arms, 2, 0, 1, 4)
-        rows.addWidget(self.status, 3, 0, 1, 4)
+        lines = _widgets.tight(QVBoxLayout(form), 6)  # a grid would give wrapped lines less height
+        lines.setContentsMargins(12, 8, 12, 8)
+        lines.addLayout(rows)
+        lines.addLayout(arms)
+        lines.addWidget(self.status)
         return form
 
     def _choose_field(self, axis: int, row: int) -> None:

@@ -9,7 +9,8 @@ from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QApplication, QLineEdit, QTableView, QToolButton
 
 from sessions import numerics
-from sessions.model import Numerics
+from sessions.model import Numerics, Session
+from workbench.client.recorder import Recorder
 from workbench.theming import fonts, stylesheet
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels._widgets import Mark
@@ -119,3 +120,21 @@ def test_uncorrected_verdicts_are_hidden_where_the_table_would_scroll(qtbot, wor
     table.resize(700, 120)
     qtbot.waitUntil(lambda: table.isColumnHidden(column))
     assert not table.isColumnHidden(table.table.column("verdict"))
+
+
+def test_in_large_type_no_line_of_a_sweep_covers_another(qtbot, complete_window, choose_points):
+    recorder = Recorder(Session(title="sweep"))
+    for message in fake_session.messages("sweep"):
+        recorder.record(message)
+    complete_window.workspace.session.show(recorder.session)
+    complete_window.dock_area.bring("sweep")
+    choose_points(18)
+    panel = complete_window.sweep
+    boxes = list(panel.arms.values())
+    qtbot.waitUntil(lambda: len({box.y() for box in boxes}) > 1, timeout=5000)
+
+    def is_apart():
+        bottom = max(box.geometry().bottom() for box in boxes)
+        return bottom <= panel.status.geometry().top()
+
+    qtbot.waitUntil(is_apart)
