@@ -58,13 +58,15 @@ def aligned(table: Table, width: int) -> str:
 def evidence_lines(rows: Sequence[Evidence], verbose: bool, prefix: str = "") -> list[str]:
     """Return a line for each row of evidence, with all details if ``verbose``.
 
-    Otherwise a line has the first clause, and a default that works as it should has no line.
+    Otherwise the line of an option that works as it should has the first clause, and such a default
+    has no line. The reason why an option does not work may be in any clause.
     """
     lines = []
     for row in rows:
-        if not verbose and row.requested in _AUTOMATIC and row.status in _EXPECTED:
+        is_short = not verbose and row.status in _EXPECTED
+        if is_short and row.requested in _AUTOMATIC:
             continue
-        evidence = row.text if verbose else first_clause(row.text)
+        evidence = first_clause(row.text) if is_short else row.text
         lines.append(f"{prefix}{row.toggle}={row.requested}: {row.status}: {evidence}")
     return lines
 

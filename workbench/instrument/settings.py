@@ -346,7 +346,7 @@ class _Loaders:
         changed = self.changed.get(argument, 0)
         text = f"data loaders changed: {changed}"
         if self.left:
-            text += f"; of iterable datasets, left as they are: {self.left}"
+            text += f" (of iterable datasets, left as they are: {self.left})"
         return ("effective" if changed else "no effect"), text
 
 

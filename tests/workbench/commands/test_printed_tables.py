@@ -55,14 +55,14 @@ def test_markdown_is_printed_on_request_and_for_programs(monkeypatch):
         assert render(TABLE) == TABLE.to_markdown()
 
 
-def test_evidence_takes_one_line_and_working_defaults_none():
+def test_evidence_is_short_and_working_defaults_have_none_but_reasons_are_complete():
     rows = [
         Evidence("attention", "auto", "effective", "chose sdpa_flash; not used: flash4"),
-        Evidence("attention", "auto", "no effect", "chose manual; not used: all"),
+        Evidence("attention", "flash", "no effect", "chose manual; it fell back because: no"),
         Evidence("adamw", "fused", "effective", "fused kernel ran; 3 of 3 steps"),
     ]
     assert evidence_lines(rows, verbose=False) == [
-        "attention=auto: no effect: chose manual",
+        "attention=flash: no effect: chose manual; it fell back because: no",
         "adamw=fused: effective: fused kernel ran",
     ]
     assert evidence_lines(rows, verbose=True, prefix="A: ")[0].endswith("not used: flash4")

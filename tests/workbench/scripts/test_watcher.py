@@ -118,12 +118,20 @@ def test_a_segment_continues_with_another_process(watcher, tmp_path):
     assert len(watcher.session.studies) == 1
 
 
+def notes(watcher: Driver) -> list[str]:
+    """Return why no steps were measured, if that was reported."""
+    sent = [message.text for message in watcher.messages if isinstance(message, protocol.Note)]
+    return [text for text in sent if "steps were measured" in text.lower()]
+
+
 def test_cancel_ends_the_watch_and_not_the_watcher(watcher, tmp_path):
     configuration = configuration_of(ARGV, {})
     command = protocol.Script(configuration=configuration, label="A", folder=str(tmp_path))
     watcher.send(command)
     watcher.until_state("running")
     assert watcher.finish(protocol.Cancel()).reason == "cancelled"
+    assert not notes(watcher)  # a script that still runs may make its steps later
     (tmp_path / ENDED).write_text("0")
     watcher.send(command)
     assert watcher.finish().reason == "done"
+    assert notes(watcher)

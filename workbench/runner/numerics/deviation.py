@@ -44,6 +44,7 @@ class Deviation:
     difference: float | None = None  # difference of the losses; None without losses
     bound: float = 0.0  # largest allowed difference of the losses
     tied: str = ""
+    nan: str = ""  # how many numbers of the reference are NaN, in words
 
     @property
     def fits(self) -> bool:
@@ -80,6 +81,8 @@ class Deviation:
         text += self.tied
         if self.difference is not None:
             text += f"; loss differs by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+        if self.nan:
+            text += f"; {self.nan}, in the reference too"
         if self.layer is not None:
             text += f"; {self.layer.text}"
         return "; ".join((text, *self.skipped))
@@ -123,6 +126,8 @@ def find_deviation(
     else:
         promise = None
     outcome = Deviation(errors[output_index], which, tolerance, promise, output_index)
+    if count := sum(int(exact.isnan().sum()) for exact in reference.all):
+        outcome.nan = f"{count:,} of {sum(y.numel() for y in reference.all):,} numbers are NaN"
     if actual.loss is not None and reference.loss is not None and plain.loss is not None:
         outcome.difference = actual.loss - reference.loss
         outcome.bound = _loss_bound(plain, reference, least)

@@ -227,7 +227,7 @@ class ScriptWatch:
     def _conclude(self) -> None:
         """Send the facts of the whole run, and why there are no steps if so."""
         exit_code = self._exit_code()
-        if not self.steps and not exit_code:  # a script that failed has said why itself
+        if not self.steps and exit_code == 0:  # others failed, which they explain, or still run
             self._note("warning", why_no_steps(self._reader.imported_torch, self._reader.explicit))
         if not self._has_segment:
             return

@@ -49,7 +49,7 @@ def _own_error(path: Path, description: str, error: BaseException) -> OwnModelEr
     line = f", line {frames[frame_numbers[-1]].lineno}" if frame_numbers else ""
     text = (str(error).strip().split("\n") or [""])[0] or "no message"
     if isinstance(error, StopIteration):
-        text = "its data ended; begin them again, because each run draws several batches"
+        text = "the data ended; start over then, because each run draws several batches"
     detail = "".join(traceback.format_list(frames[frame_numbers[0] :] if frame_numbers else frames))
     detail += "".join(traceback.format_exception_only(error))
     sentence = f"{path}{line}: {description} raised {type(error).__name__}: {text}"

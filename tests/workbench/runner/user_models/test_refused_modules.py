@@ -85,7 +85,7 @@ def test_data_that_end_are_named_as_the_reason(tmp_path):
         "import torch\n\ndef build():\n    batches = iter([torch.zeros(4, 3)])\n"
         "    return torch.nn.Linear(3, 3), lambda batch: next(batches)\n"
     )
-    with pytest.raises(OwnModelError, match="its data ended; begin them again"):
+    with pytest.raises(OwnModelError, match="the data ended; start over then"):
         stepped(owned(path), "forward")
 
 
