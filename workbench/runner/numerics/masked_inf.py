@@ -1,6 +1,6 @@
-"""Infinities that belong to a model: those of a mask, which the plain model has, too.
+"""Infinities and NaN that belong to a model: the plain model has them at the same positions.
 
-Any other infinity, and any NaN, is an error.
+An example is the infinity of a mask. Any other infinity or NaN is an error.
 """
 
 from __future__ import annotations
