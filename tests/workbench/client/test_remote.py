@@ -116,7 +116,7 @@ def test_every_command_that_starts_a_runner_takes_the_option():
         if name.name == "check.py":  # it alternates two checkouts, both on this host
             continue
         text = name.read_text()
-        starts = any(f"{word}(" in text for word in ("Runner", "query_runner", "headless.run", "run_plan", "measure", "app.build"))  # fmt: skip  # noqa: E501
+        starts = any(f"{word}(" in text for word in ("Runner", "query_runner", "headless.run", "drive", "run_plan", "measure", "app.build"))  # fmt: skip  # noqa: E501
         assert starts == ("drives=True" in text), name
 
 

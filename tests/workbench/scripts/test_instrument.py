@@ -157,6 +157,7 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 torch.set_num_threads(1)
+torch.manual_seed(0)  # some weights already give a loss that is as small as its roundings
 assert "workbench" not in sys.modules
 compiled = []  # the module that is compiled is tested, not the compiler
 nn.Module.compile = lambda module, mode: compiled.append((module, mode))

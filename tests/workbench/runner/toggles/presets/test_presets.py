@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -18,6 +19,7 @@ from workbench.protocol import OR, Blocked
 from workbench.runner.config import availability as availability_module
 from workbench.runner.config import presets, resolve
 from workbench.runner.config.estimate import footprint
+from workbench.runner.context import RunnerContext
 from workbench.runner.engine import RUNS
 from workbench.runner.toggles import Stage, _ranks, all_toggles
 
@@ -270,6 +272,7 @@ def test_every_study_tells_once_what_a_preset_leaves_out(index, small):
 
     arms = SimpleNamespace(keep_only=begin)
     context = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), variants=arms, studies=0)
+    context.resolve = partial(RunnerContext.resolve, context)
     with pytest.raises(BegunError):
         RUNS[type(command)](context, command).execute()
     assert {note.kind for note in notes} == {"warning"}
