@@ -36,7 +36,7 @@ SKETCH, EARLY_LOSS, DRAWS = "result_sketch", "early_loss", "draws_random_numbers
 MODEL_COMMIT, MODEL_FILE = "model_commit", "model_file"
 
 BUCKETS = 64  # numbers of a sketch; a power of two
-UNCHECKED_TOLERANCE = 1e-2  # relative, of results whose numbers could not be checked
+UNCHECKED_TOLERANCE = 1e-2  # relative, if the numbers of neither side were checked
 LOSS_TOLERANCE = 1e-3  # relative: rounding grows from step to step
 # Growth of peak memory that counts: the allocator of a GPU counts exactly, and the resident set of
 # a process on the CPU varies from start to start.
@@ -116,7 +116,7 @@ def compare_results(base: Segment, current: Segment) -> Finding:
     before, after = (numerics.mark(side.ledger) or "not checked" for side in (base, current))
     if numerics.are_wrong(current.ledger):
         return Finding("results", before, after, numerics.text(current.ledger), True)
-    allowed = sum(_tolerance(segment.ledger) for segment in (base, current))
+    allowed = _allowed_difference(base.ledger, current.ledger)
     sketches = [decode_sketch(segment.ledger.get(SKETCH, "")) for segment in (base, current)]
     if sketches[0] is None or sketches[1] is None:
         return Finding(
@@ -163,5 +163,11 @@ def _peak_bytes(segment: Segment) -> float:
     return own_peak if math.isfinite(own_peak) else steady_peak_bytes(segment)
 
 
-def _tolerance(ledger: Mapping[str, Any]) -> float:
-    return float(ledger.get(numerics.TOLERANCE, UNCHECKED_TOLERANCE))
+def _allowed_difference(*ledgers: Mapping[str, Any]) -> float:
+    """Return the sum of the sides' tolerances; an unchecked side has that of the checked one.
+
+    Both sides have one configuration, and so roundings of one size.
+    """
+    known = [float(x[numerics.TOLERANCE]) for x in ledgers if numerics.TOLERANCE in x]
+    missing = len(ledgers) - len(known)
+    return sum(known) + missing * max(known, default=UNCHECKED_TOLERANCE)

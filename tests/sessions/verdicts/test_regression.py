@@ -76,10 +76,22 @@ def test_a_growth_of_memory_is_shown_on_its_own_side_of_what_counts(current, sho
     assert finding.change.startswith(f"{shown} (±1 %") and finding.regressed is (current > 10100)
 
 
-def test_results_may_differ_by_what_both_sides_are_allowed():
+@pytest.mark.parametrize("unchecked", ["none", "baseline", "current"])
+def test_results_may_differ_by_what_both_sides_are_allowed(unchecked):
+    """A side that was not checked has the tolerance of the other one: both round alike."""
     sketches = [encode_sketch(np.full(BUCKETS, value)) for value in (1.0, 1.00019, 1.00021)]
     facts = {numerics.RIGHT: True, numerics.TEXT: "right", numerics.TOLERANCE: 1e-4}
-    base, near, far = (segment(**facts, **{SKETCH: sketch}) for sketch in sketches)
+    before, after = ({} if unchecked == side else facts for side in ("baseline", "current"))
+    base = segment(**before, **{SKETCH: sketches[0]})
+    near, far = (segment(**after, **{SKETCH: sketch}) for sketch in sketches[1:])
+    assert compare_results(base, near).regressed is False
+    assert compare_results(base, far).regressed is True
+
+
+def test_results_that_were_never_checked_may_differ_by_two_percent():
+    base, near, far = (
+        segment(**{SKETCH: encode_sketch(np.full(BUCKETS, value))}) for value in (1.0, 1.019, 1.021)
+    )
     assert compare_results(base, near).regressed is False
     assert compare_results(base, far).regressed is True
 
