@@ -78,7 +78,7 @@ def test_a_growth_of_memory_is_shown_on_its_own_side_of_what_counts(current, sho
 
 @pytest.mark.parametrize("unchecked", ["none", "baseline", "current"])
 def test_results_may_differ_by_what_both_sides_are_allowed(unchecked):
-    """A side that was not checked has the tolerance of the other one: both round alike."""
+    """An unchecked side has the tolerance of the checked side, as both have one configuration."""
     sketches = [encode_sketch(np.full(BUCKETS, value)) for value in (1.0, 1.00019, 1.00021)]
     facts = {numerics.RIGHT: True, numerics.TEXT: "right", numerics.TOLERANCE: 1e-4}
     before, after = ({} if unchecked == side else facts for side in ("baseline", "current"))

@@ -36,7 +36,7 @@ from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
-from workbench.runner.experiments.study_sender import Facts, StudySender
+from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
@@ -204,12 +204,7 @@ class AttributeRun:
             "workload": configuration.workload,
             "mode": command.mode,
             "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
-            "budget_s": command.budget_s,
-            "region": command.region,
-            "floor": command.floor,
-            "floor_note": command.floor_note,
-            "half_width": command.half_width,
-            "seed": command.seed,
+            **verdict_facts(command),
         }
         if command.timed != estimation.WHOLE_STEP:
             request["timed"] = command.timed

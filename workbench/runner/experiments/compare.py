@@ -30,6 +30,7 @@ from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.energy_pairs import measure_energy
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
+from workbench.runner.experiments.study_sender import verdict_facts
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.suggested_fixes import slower_when_switched_on
 
@@ -172,13 +173,8 @@ class CompareRun:
                 arms=[contender.title for contender in contenders],
                 segments=[contender.segment for contender in contenders],
                 request={
-                    "budget_s": command.budget_s,
-                    "region": command.region,
-                    "floor": command.floor,
-                    "floor_note": command.floor_note,
-                    "half_width": command.half_width,
+                    **verdict_facts(command),
                     "order": command.order,
-                    "seed": command.seed,
                     "identical": contenders[1].copy == 1,
                     "build_count": command.build_count,
                     **self._alternation.rebuilding(),

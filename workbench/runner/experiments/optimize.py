@@ -44,7 +44,7 @@ from workbench.runner.config.values import check_comparison, known
 from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize_bench import RunnerBench
 from workbench.runner.experiments.paired.blocks import TimedBlock
-from workbench.runner.experiments.study_sender import Facts, StudySender
+from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
 from workbench.runner.failures import Explained, Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
@@ -176,7 +176,6 @@ class OptimizeRun:
             "preset": configuration.preset,
             "workload": configuration.workload,
             "objective": command.objective,
-            "budget_s": command.budget_s,
             **{
                 name: limit
                 for name in ("memory_limit", "max_error")
@@ -185,11 +184,7 @@ class OptimizeRun:
             "base": msgspec.json.encode(configuration.toggles).decode(),
             "start": [f"{d.name}={d.start}" for d in dimensions],
             "space": float(math.prod(len(d.options) for d in dimensions)),
-            "region": command.region,
-            "floor": command.floor,
-            "floor_note": command.floor_note,
-            "half_width": command.half_width,
-            "seed": command.seed,
+            **verdict_facts(command),
         }
         self._study.begin(KIND, f"{configuration.title}: best configuration", request)
         self._study.facts(

@@ -37,7 +37,7 @@ from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
-from workbench.runner.experiments.study_sender import Facts, StudySender
+from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
@@ -164,12 +164,7 @@ class ScaleRun:
             "ranks": [*command.ranks],
             "base": msgspec.json.encode(base).decode(),
             "toggles": [f"{name}={option}" for name, option in command.toggles.items()],
-            "budget_s": command.budget_s,
-            "region": command.region,
-            "floor": command.floor,
-            "floor_note": command.floor_note,
-            "half_width": command.half_width,
-            "seed": command.seed,
+            **verdict_facts(command),
         }
         self._study.begin(KIND, f"{base.title}: {command.mode} scaling", request)
         on_gpu = context.device.type == "cuda"

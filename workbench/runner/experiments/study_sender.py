@@ -10,6 +10,14 @@ from workbench.runner.context import RunnerContext
 Facts = dict[str, Scalar | list[Scalar]]
 
 
+def verdict_facts(
+    command: protocol.Compare | protocol.Attribute | protocol.Optimize | protocol.Scale,
+) -> dict[str, float | str]:
+    """Return the arguments of a command on which its verdicts depend, by name."""
+    names = ("budget_s", "region", "floor", "floor_note", "half_width", "seed")
+    return {name: getattr(command, name) for name in names}
+
+
 class StudySender:
     """Sends the messages of one study, which gets its number by ``begin``."""
 

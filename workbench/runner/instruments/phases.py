@@ -67,7 +67,7 @@ class PhaseTracker:
     def during(self, phase: Phase) -> Iterator[None]:
         """Mark everything inside as ``phase``; a step with an event is not steady.
 
-        Inside of another event, the step has the phase of the outer one: tuning is a part of
+        If events are nested, the step has the phase of the outer event: tuning is a part of
         compiling.
         """
         before = self.phase
