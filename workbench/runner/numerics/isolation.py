@@ -178,7 +178,7 @@ def _remembered(variant: Variant) -> Remembered:
 
 
 def _refuse_state_of_ranks(variant: Variant, changed: Mapping[str, Any]) -> None:
-    """Raise ``NotCarried`` for state that depends on the batch, of which each rank has some rows.
+    """Raise ``NotCarried`` if state depends on the batch: each rank has other rows of it.
 
     Only the state of rank 0 is known here. Buffers are no such state, as ranks exchange them.
     """
@@ -198,7 +198,7 @@ def _refuse_state_of_ranks(variant: Variant, changed: Mapping[str, Any]) -> None
         return
     for name, value in first.items():
         if not carried.same_values(value, second.get(name)):
-            raise NotCarried(f"{name} depends on the batch, of which each rank has other rows")
+            raise NotCarried(f"{name} depends on the batch, and each rank has other rows of it")
 
 
 def _constants(
