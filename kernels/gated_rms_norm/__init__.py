@@ -138,10 +138,15 @@ def _tile(group: int, elements: int) -> tuple[int, int]:
     return rows, max(1, min(32, rows * block // 256))
 
 
-def _forward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
-    """Return rows at a time and warps of each tile; the first measured on an H200."""
+def _forward_tiles(
+    device: int, group: int, n_groups: int, x: torch.dtype, rows_class: str
+) -> list[Tile]:
+    """Return rows at a time and warps of each tile; the first measured on an H200.
+
+    Where rows are few, each has a program of at least 8 warps.
+    """
     rows, warps = _tile(group, 2048)
-    warps = max(4, warps)
+    rows, warps = (1, max(8, warps)) if rows_class == "few" else (rows, max(4, warps))
     tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
     tiles += [(2 * rows, min(32, 2 * warps))] if group <= 4096 else []
     return [*tiles, *([(rows // 2, max(1, warps // 2))] if rows > 1 else [])]

@@ -39,13 +39,18 @@ def gated_rms_norm_forward_kernel(
     o_e = tl.arange(0, BLOCK_E)
     b_xs = ()
     b_zs = ()
+    b_ws = ()
     for i in tl.static_range(PIECES):
         o_c = i_g * E + i * BLOCK_E + o_e
-        m = m_n[:, None] & (i * BLOCK_E + o_e < E)[None, :]
+        m_e = i * BLOCK_E + o_e < E
+        m = m_n[:, None] & m_e[None, :]
         b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
         b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
         b_xs += (b_x,)
         b_zs += (b_z,)
+        if HAS_WEIGHT:  # before the sums, so that all arrive at the same time
+            b_w = tl.load(weight_ptr + o_c, mask=m_e, other=0.0)
+            b_ws += (b_w[None, :],)
     b_hs = ()
     b_squares = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
     for i in tl.static_range(PIECES):
@@ -61,7 +66,7 @@ def gated_rms_norm_forward_kernel(
         m_e = i * BLOCK_E + o_e < E
         b_y = b_hs[i] * b_r[:, None]
         if HAS_WEIGHT:
-            b_y *= tl.load(weight_ptr + o_c, mask=m_e, other=0.0).to(tl.float32)[None, :]
+            b_y *= b_ws[i].to(tl.float32)
         p_y = y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :]
         tl.store(p_y, b_y, mask=m_n[:, None] & m_e[None, :])
 

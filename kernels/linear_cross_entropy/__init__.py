@@ -8,12 +8,14 @@ chunk's logits become, in place, their own gradient softmax(logits) - onehot(tar
 
     dx = dlogits weight,    dweight = sum over chunks of dlogits^T x
 
-are computed in the forward pass, while it is available. The backward pass only scales them, in
-their own memory; a second one over the same graph computes them again. The softmax is in FP32, the
-products in the inputs' dtype. ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk
-has up to 2 GiB of logits. ``triton_small`` takes about as much memory as Liger: a chunk's logits
-are about as large as all of x. With 8,192 tokens, width 4096 and 128,256 words, both take 1,183 MB
-beyond the inputs.
+are computed in the forward pass, while it is available, for a gradient of 1 of the loss. The
+backward pass multiplies them by another gradient in their own memory; a second one over the same
+graph computes them again. A token's weight in a mean is a factor of dlogits, except in FP16, whose
+smallest numbers would become 0. The softmax is in FP32, the products in the inputs' dtype.
+
+``chunked`` is the same in plain torch. ``triton`` is fast: a chunk has up to 2 GiB of logits.
+``triton_small`` takes about as much memory as Liger: a chunk's logits are about as large as all of
+x. With 8,192 tokens, width 4096 and 128,256 words, both take 1,183 MB beyond the inputs.
 """
 
 from __future__ import annotations
@@ -47,7 +49,12 @@ from kernels.core.operator import (
     without_autocast,
 )
 from kernels.core.triton_helpers import missing, no_fp64, on_device, power_of_two
-from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
+from kernels.linear_cross_entropy._kernels import (
+    rows_by_triton,
+    scale_by_triton,
+    share_by_triton,
+    total_by_triton,
+)
 from kernels.measure import peers
 
 CHUNK_BYTES = 2 << 30  # logits per chunk: each reads and writes the weights' gradient once more
@@ -127,7 +134,12 @@ def reference(
 
 
 def _rows_torch(
-    logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
+    logits: Tensor,
+    target_N: Tensor,
+    losses_N: Tensor,
+    share: Tensor | None,
+    ignore_index: int,
+    gradient: bool,
 ) -> None:
     counts_N1 = (target_N != ignore_index)[:, None]
     hit_N1 = torch.where(counts_N1, target_N[:, None], 0)
@@ -135,23 +147,30 @@ def _rows_torch(
     hit_logs_N1 = logs.gather(1, hit_N1)
     losses_N.copy_(torch.where(counts_N1, -hit_logs_N1, 0).squeeze(1))
     if gradient:
-        share = logs.exp_().scatter_add_(1, hit_N1, -torch.ones_like(hit_logs_N1))
-        logits.copy_(share.masked_fill_(~counts_N1, 0))
+        slopes = logs.exp_().scatter_add_(1, hit_N1, -torch.ones_like(hit_logs_N1))
+        if share is not None:
+            slopes *= share
+        logits.copy_(slopes.masked_fill_(~counts_N1, 0))
 
 
-def _total_torch(
-    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
-) -> tuple[Tensor, Tensor | None]:
+def _share_torch(target_N: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    return 1 / (target_N != ignore_index).sum(dtype=dtype)
+
+
+def _total_torch(losses_N: Tensor, share: Tensor | None) -> Tensor:
     loss = losses_N.sum()
-    if not mean:
-        return loss, None
-    share = 1 / (target_N != ignore_index).sum(dtype=losses_N.dtype)
+    return loss if share is None else loss * share
+
+
+def _factor(dloss: Tensor, share: Tensor | None) -> Tensor:
     # Without tokens the mean is NaN and the gradients are zeros, as in torch.
-    return loss * share, share.nan_to_num(posinf=0.0) if keep else None
+    return dloss if share is None else dloss * share.nan_to_num(posinf=0.0)
 
 
-Rows = Callable[..., None]
-Total = Callable[..., tuple[Tensor, Tensor | None]]
+def _scale_torch(x: Tensor, dloss: Tensor, share: Tensor | None) -> Tensor:
+    return x.mul_(_factor(dloss, share).to(x.dtype))
+
+
 Chunk = Callable[[int, int, int, int], int]
 
 
@@ -184,14 +203,17 @@ def loss_memory(impl: str, *, n_rows: int, dim: int, n_words: int, element: int)
 class _Way:
     """Functions that compute the loss in one way.
 
-    ``rows`` computes each token's loss and, in the logits' memory, their gradient. ``total`` adds
-    the losses up. ``chunk`` returns how many tokens a chunk has, for the numbers of tokens, columns
-    and words, and the bytes of a number.
+    ``rows`` computes each token's loss and, in the logits' memory, their gradient. ``share``
+    returns a token's weight in the mean, ``total`` adds the losses up, and ``scale`` multiplies
+    gradients in place. ``chunk`` returns how many tokens a chunk has, for the numbers of tokens,
+    columns and words, and the bytes of a number.
     """
 
-    rows: Rows
-    total: Total
     chunk: Chunk
+    rows: Callable[..., None] = rows_by_triton
+    share: Callable[..., Tensor] = share_by_triton
+    total: Callable[..., Tensor] = total_by_triton
+    scale: Callable[..., Tensor] = scale_by_triton
 
 
 def _compute(
@@ -204,7 +226,7 @@ def _compute(
     weight_grad: bool,
     way: _Way,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the loss, the gradients of a sum of losses, and each token's weight in the loss."""
+    """Return the loss, its gradients, and a factor that they do not have yet, or None."""
     n_rows, (n_words, dim) = target.numel(), weight.shape
     x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
     target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
@@ -214,6 +236,9 @@ def _compute(
     if x_grad and n_rows > chunk:
         dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
     with on_device(x), without_autocast(x):
+        share = way.share(target_N, ignore_index, losses.dtype) if mean else None
+        later = share if x.dtype == torch.float16 else None
+        now = None if later is share else share
         for start in range(0, n_rows, chunk):
             x_CD, target_C, losses_C, dx_CD = x_ND, target_N, losses, dx
             if n_rows > chunk:
@@ -221,7 +246,7 @@ def _compute(
                 x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
                 dx_CD = None if dx is None else dx[part]
             logits = torch.nn.functional.linear(x_CD, weight)
-            way.rows(logits, target_C, losses_C, ignore_index, x_grad or weight_grad)
+            way.rows(logits, target_C, losses_C, now, ignore_index, x_grad or weight_grad)
             if dx_CD is not None and torch.compiler.is_compiling():
                 dx_CD.copy_(logits @ weight)
             elif dx_CD is not None:
@@ -233,8 +258,8 @@ def _compute(
             elif weight_grad:
                 dweight = logits.T @ x_CD
             del logits  # before the next chunk's are made
-        loss, share = way.total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
-    return loss, dx, dweight, share
+        loss = way.total(losses, share)
+    return loss, dx, dweight, later
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -243,7 +268,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *call: Any) -> Tensor:
         loss, *gradients = _compute(x, weight, target, *call)
-        ctx.shape, ctx.dtype = x.shape, x.dtype
+        ctx.shape = x.shape
         if torch.compiler.is_compiling():
             ctx.save_for_backward(*gradients)
         else:
@@ -254,12 +279,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        compiles = torch.compiler.is_compiling()
-        dx, dweight, share = ctx.saved_tensors if compiles else _unscaled_gradients(ctx)
-        scale = (dloss if share is None else dloss * share).to(ctx.dtype)
-        multiply = torch.mul if compiles else Tensor.mul_
-        dx = None if dx is None else multiply(dx, scale)
-        dweight = None if dweight is None else multiply(dweight, scale)
+        if torch.compiler.is_compiling():
+            dx, dweight, share = ctx.saved_tensors
+            factor = _factor(dloss, share)
+            dx = None if dx is None else dx * factor.to(dx.dtype)
+            dweight = None if dweight is None else dweight * factor.to(dweight.dtype)
+        else:
+            *gradients, share = _unscaled_gradients(ctx)
+            scale = ctx.call[-1].scale
+            with on_device(dloss):
+                dx, dweight = (None if g is None else scale(g, dloss, share) for g in gradients)
         return None if dx is None else dx.view(ctx.shape), dweight, *(None,) * 6
 
 
@@ -339,16 +368,15 @@ OP = Operator(
     check=_check,
     implementations={
         "triton": Implementation(
-            _by(_Way(rows_by_triton, total_by_triton, _fast_chunk)),
+            _by(_Way(_fast_chunk)),
             missing,
             _refuses,
             replayed=True,
         ),
-        "triton_small": Implementation(
-            _by(_Way(rows_by_triton, total_by_triton, _small_chunk)), missing, _refuses
-        ),
+        "triton_small": Implementation(_by(_Way(_small_chunk)), missing, _refuses),
         "chunked": Implementation(
-            _by(_Way(_rows_torch, _total_torch, _fast_chunk)), refuses=_empty
+            _by(_Way(_fast_chunk, _rows_torch, _share_torch, _total_torch, _scale_torch)),
+            refuses=_empty,
         ),
         "torch": Implementation(reference),
         **peers.options("linear_cross_entropy"),

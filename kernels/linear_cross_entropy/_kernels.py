@@ -1,4 +1,4 @@
-"""Triton kernels of the loss: a chunk's losses and gradients by token, and their sum.
+"""Triton kernels of the loss: a chunk's losses and gradients by token, their sum, and factors.
 
 Shapes: N tokens, V words.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.core.launch import launcher
-from kernels.core.triton_helpers import power_of_two, tl, triton
+from kernels.core.operator import cdiv
+from kernels.core.triton_helpers import power_of_two, sm_count, tl, triton
 from kernels.core.tuning import Tile, Tunable
 
 
@@ -18,13 +19,18 @@ def linear_cross_entropy_row_kernel(
     logits_ptr,
     target_ptr,
     loss_ptr,
+    share_ptr,
     stride,
     ignore_index,
     V: tl.constexpr,
     GRADIENT: tl.constexpr,
+    HAS_SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Process one token: store its loss, and replace its logits by their gradient for loss 1."""
+    """Process one token: store its loss, and replace its logits by their gradient.
+
+    The gradient is that of the token's loss, with ``HAS_SHARE`` multiplied by the token's weight.
+    """
     i_n = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + i_n)
     logits_ptr += i_n * stride
@@ -48,12 +54,13 @@ def linear_cross_entropy_row_kernel(
     if GRADIENT:
         # All threads have read the target's logit before any logit is overwritten.
         tl.debug_barrier()
+        share = tl.load(share_ptr) if HAS_SHARE else 1.0
         for start in tl.static_range(0, V, BLOCK):
             m = start + o_v < V
             if V > BLOCK:
                 b_x = tl.load(logits_ptr + start + o_v, mask=m, other=0.0).to(tl.float32)
             b_d = tl.exp(b_x - top - log_total) - tl.where(start + o_v == target, 1.0, 0.0)
-            tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
+            tl.store(logits_ptr + start + o_v, tl.where(counts, b_d * share, 0.0), mask=m)
 
 
 _launch_row = launcher(linear_cross_entropy_row_kernel)
@@ -62,12 +69,12 @@ _launch_row = launcher(linear_cross_entropy_row_kernel)
 def _row_tiles(device: int, n_words: int, dtype: torch.dtype, gradient: bool) -> list[Tile]:
     """Return words per step and warps of each tile; the first measured on an H200.
 
-    With a gradient, rows are read twice. Then several short steps at a time keep the memory busier
-    than one step that holds a complete row in registers.
+    Several short steps at a time keep the memory busier than one step that holds a complete row in
+    registers.
     """
     most = power_of_two(n_words)
-    block = min(65536, most)
-    warps = max(4, min(32, block // 2048))
+    block = min(16384, most)
+    warps = max(4, min(8, block // 2048))
     if gradient and most > 16384:
         block, warps = (16384, 16) if most <= 65536 else (32768, 32)
     tiles: list[Tile] = [(block, warps)]
@@ -83,85 +90,121 @@ _ROWS = Tunable(
 
 
 def rows_by_triton(
-    logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
+    logits: Tensor,
+    target_N: Tensor,
+    losses_N: Tensor,
+    share: Tensor | None,
+    ignore_index: int,
+    gradient: bool,
 ) -> None:
-    """Write losses of logits [N, V] to ``losses_N``; ``gradient``: replace logits by theirs."""
+    """Write losses of logits [N, V] to ``losses_N``; ``gradient``: replace logits by theirs.
+
+    ``share``: a factor of all gradients, in FP32.
+    """
     n_words = logits.shape[1]
     key = (logits.get_device(), n_words, logits.dtype, gradient)
-    block, warps = _ROWS.tile(
-        key, rows_by_triton, logits, target_N, losses_N, ignore_index, gradient
-    )
+    arguments = (logits, target_N, losses_N, share, ignore_index, gradient)
+    block, warps = _ROWS.tile(key, rows_by_triton, *arguments)
     _launch_row(
         (logits.shape[0],),
         logits,
         target_N,
         losses_N,
+        share,
         logits.stride(0),
         ignore_index,
         V=n_words,
         GRADIENT=gradient,
+        HAS_SHARE=share is not None,
         BLOCK=block,
         num_warps=warps,
     )
 
 
 @triton.jit
-def linear_cross_entropy_total_kernel(
-    losses_ptr,
-    target_ptr,
-    loss_ptr,
-    share_ptr,
-    n_rows,
-    ignore_index,
-    MEAN: tl.constexpr,
-    KEEP: tl.constexpr,
-    BLOCK: tl.constexpr,
+def linear_cross_entropy_share_kernel(
+    target_ptr, share_ptr, n_rows, ignore_index, BLOCK: tl.constexpr
 ):
-    """Sum all losses in one program, or take their mean with ``MEAN``.
-
-    ``KEEP``: also store each token's weight in it.
-    """
+    """Store 1 over the number of tokens that count, in one program; infinity if none does."""
     o_n = tl.arange(0, BLOCK)
-    b_sum = tl.zeros([BLOCK], dtype=tl.float32)
     b_count = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, tl.cast(n_rows, tl.int64), BLOCK):
         m = start + o_n < n_rows
-        b_sum += tl.load(losses_ptr + start + o_n, mask=m, other=0.0)
-        if MEAN:
-            b_target = tl.load(target_ptr + start + o_n, mask=m, other=0)
-            b_count += ((b_target != ignore_index) & m).to(tl.int32)
+        b_target = tl.load(target_ptr + start + o_n, mask=m, other=0)
+        b_count += ((b_target != ignore_index) & m).to(tl.int32)
+    tl.store(share_ptr, 1.0 / tl.sum(b_count, axis=0).to(tl.float32))
+
+
+_launch_share = launcher(linear_cross_entropy_share_kernel)
+
+
+def share_by_triton(target_N: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """Return the weight of a token in the mean of all that count; infinity if none does."""
+    share = torch.empty((), dtype=dtype, device=target_N.device)
+    n_rows = target_N.shape[0]
+    block = min(4096, power_of_two(n_rows))
+    _launch_share((1,), target_N, share, n_rows, ignore_index, BLOCK=block, num_warps=8)
+    return share
+
+
+@triton.jit
+def linear_cross_entropy_total_kernel(
+    losses_ptr, share_ptr, loss_ptr, n_rows, HAS_SHARE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum all losses in one program, and multiply the sum by the weight of a token."""
+    o_n = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, tl.cast(n_rows, tl.int64), BLOCK):
+        b_sum += tl.load(losses_ptr + start + o_n, mask=start + o_n < n_rows, other=0.0)
     loss = tl.sum(b_sum, axis=0)
-    if MEAN:
-        share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
-        if KEEP:
-            # Without tokens the mean is NaN and the gradients are zeros, as in torch.
-            tl.store(share_ptr, tl.where(share < float("inf"), share, 0.0))
-        loss *= share
+    if HAS_SHARE:
+        loss *= tl.load(share_ptr)
     tl.store(loss_ptr, loss)
 
 
 _launch_total = launcher(linear_cross_entropy_total_kernel)
 
 
-def total_by_triton(
-    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the sum or mean of losses and, with ``keep``, each token's weight in it."""
+def total_by_triton(losses_N: Tensor, share: Tensor | None) -> Tensor:
+    """Return the sum of losses, times ``share`` if given."""
     loss = torch.empty((), dtype=losses_N.dtype, device=losses_N.device)
-    share = torch.empty_like(loss) if mean and keep else None
     n_rows = losses_N.shape[0]
     block = min(4096, power_of_two(n_rows))
     _launch_total(
-        (1,),
-        losses_N,
-        target_N,
-        loss,
-        share,
-        n_rows,
-        ignore_index,
-        MEAN=mean,
-        KEEP=share is not None,
-        BLOCK=block,
-        num_warps=8,
+        (1,), losses_N, share, loss, n_rows, HAS_SHARE=share is not None, BLOCK=block, num_warps=8
     )
-    return loss, share
+    return loss
+
+
+@triton.jit
+def linear_cross_entropy_scale_kernel(
+    x_ptr, factor_ptr, share_ptr, n, HAS_SHARE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Multiply gradients in place by the gradient of the loss, unless that is 1."""
+    factor = tl.load(factor_ptr).to(tl.float32)
+    if HAS_SHARE:
+        share = tl.load(share_ptr)
+        factor *= tl.where(share < float("inf"), share, 0.0)
+    if factor != 1.0:
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, step):
+            o = start + tl.arange(0, BLOCK)
+            b_x = tl.load(x_ptr + o, mask=o < n, other=0.0).to(tl.float32)
+            tl.store(x_ptr + o, b_x * factor, mask=o < n)
+
+
+_launch_scale = launcher(linear_cross_entropy_scale_kernel)
+
+
+def scale_by_triton(x: Tensor, factor: Tensor, share: Tensor | None) -> Tensor:
+    """Multiply the contiguous ``x`` in place by scalars in FP32, and return it.
+
+    Nothing is read or written if the factor is 1, as that of the last loss of a backward pass is.
+    """
+    block = 4096
+    programs = min(cdiv(x.numel(), block), 8 * sm_count(x.device.index))
+    _launch_scale(
+        (programs,), x, factor, share, x.numel(),
+        HAS_SHARE=share is not None, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+    return x

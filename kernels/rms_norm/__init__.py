@@ -58,7 +58,7 @@ from kernels.rms_norm._kernels import (
     rms_norm_forward_kernel,
 )
 
-FEW_ROWS = 4096  # up to here more warps a row; measured with 2,048 rows of 4096 on an H100
+FEW_ROWS = 512  # up to here a row's latency counts more than the bandwidth
 MAX_DIM = 65536  # a program holds one row in registers
 
 
@@ -101,23 +101,31 @@ def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def _rows_class(n_rows: int) -> str:
-    """Return "few" where a row's latency counts more than the bandwidth, else "many"."""
     return "few" if n_rows <= FEW_ROWS else "many"
 
 
 def _forward_tiles(
     device: int, dim: int, x: torch.dtype, other: torch.dtype | None, rows_class: str
 ) -> list[Tile]:
-    """Return rows per program and warps of each tile; the first measured on an H200.
+    """Return rows per program, columns per step and warps of each tile.
 
-    A thread holds 32 numbers, or 16 where rows are few.
+    The first measured on an H200. A thread holds 32 numbers of a row, or 16 where rows are few.
+    Many wide rows without a residual are read twice in short steps, which keeps the memory busier
+    than one step with a complete row in registers.
     """
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
     warps = max(4, min(32, rows * block // (512 if rows_class == "few" else 1024)))
-    tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
-    tiles += [(2 * rows, warps), (2 * rows, min(32, 2 * warps))] if block <= 4096 else []
-    return [*tiles, *([(rows // 2, warps)] if rows > 1 else [])]
+    tiles = [(rows, block, warps), (rows, block, max(1, warps // 2))]
+    tiles += [(rows, block, min(32, 2 * warps))]
+    tiles += [(2 * rows, block, warps), (2 * rows, block, min(32, 2 * warps))] * (block <= 4096)
+    tiles += [(rows // 2, block, warps)] * (rows > 1)
+    if block > 2048:
+        step = min(4096, block // 2)
+        steps = [(1, step, 16 if dim > 6144 else step // 512), (1, 2048, 4), (1, 2048, 8)]
+        is_faster = rows_class == "many" and other is None
+        tiles = [*steps, *tiles] if is_faster else [*tiles, *steps]
+    return list(dict.fromkeys(tiles))
 
 
 def _backward_tiles(
@@ -175,7 +183,7 @@ def forward(
     if y.numel():
         other = None if residual is None else residual.dtype
         key = (x.get_device(), dim, x.dtype, other, _rows_class(n_rows))
-        rows, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
+        rows, block, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
         x, x_stride = rows_of(x)
         rest_stride = 0
         if residual is not None:
@@ -198,7 +206,7 @@ def forward(
                 HAS_RESIDUAL=residual is not None,
                 KEEP=keep,
                 ROWS=rows,
-                BLOCK_D=power_of_two(dim),
+                BLOCK_D=block,
                 num_warps=warps,
             )
     return y, total, r

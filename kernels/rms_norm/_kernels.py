@@ -7,6 +7,14 @@ from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit
+def _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL: tl.constexpr, POLICY: tl.constexpr = ""):
+    b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy=POLICY).to(tl.float32)
+    if HAS_RESIDUAL:
+        b_x += tl.load(residual_ptr + o, mask=m, other=0.0, eviction_policy=POLICY).to(tl.float32)
+    return b_x
+
+
+@triton.jit
 def rms_norm_forward_kernel(
     x_ptr,
     residual_ptr,
@@ -25,24 +33,48 @@ def rms_norm_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    # A row of one block stays in registers. Rows of more blocks are read twice, the second time
+    # from a cache.
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_d = tl.arange(0, BLOCK_D)
     m_n = o_n < n_rows
-    m_d = o_d < D
-    m = m_n[:, None] & m_d[None, :]
-    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_d[None, :], mask=m, other=0.0)
-    b_x = b_x.to(tl.float32)
+    x_ptr += o_n[:, None] * x_stride
     if HAS_RESIDUAL:
-        p_residual = residual_ptr + o_n[:, None] * residual_stride + o_d[None, :]
-        b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)
-        tl.store(sum_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
-    b_r = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)
-    b_y = b_x * b_r[:, None]
-    if HAS_WEIGHT:
-        b_y *= tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+        residual_ptr += o_n[:, None] * residual_stride
+        sum_ptr += o_n[:, None] * D
+    y_ptr += o_n[:, None] * D
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    if D <= BLOCK_D:
+        m = m_n[:, None] & (o_d < D)
+        b_x = _load_sum(x_ptr, residual_ptr, o_d, m, HAS_RESIDUAL)
+        if HAS_WEIGHT:  # before the sum, so that both arrive at the same time
+            b_w = tl.load(weight_ptr + o_d, mask=o_d < D, other=0.0)
+        if HAS_RESIDUAL:
+            tl.store(sum_ptr + o_d, b_x, mask=m)
+        b_r = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)
+        b_y = b_x * b_r[:, None]
+        if HAS_WEIGHT:
+            b_y *= b_w.to(tl.float32)
+        tl.store(y_ptr + o_d, b_y, mask=m)
+    else:
+        b_squares = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+        for start in tl.range(0, D, BLOCK_D):
+            o = start + o_d
+            m = m_n[:, None] & (o < D)
+            b_x = _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL, "evict_last")
+            if HAS_RESIDUAL:
+                tl.store(sum_ptr + o, b_x, mask=m)
+            b_squares += b_x * b_x
+        b_r = tl.rsqrt(tl.sum(b_squares, axis=1) / D + EPS)
+        for start in tl.range(0, D, BLOCK_D):
+            o = start + o_d
+            m = m_n[:, None] & (o < D)
+            b_y = _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL, "evict_first")
+            b_y *= b_r[:, None]
+            if HAS_WEIGHT:
+                b_y *= tl.load(weight_ptr + o, mask=o < D, other=0.0).to(tl.float32)
+            tl.store(y_ptr + o, b_y, mask=m)
     if KEEP:
         tl.store(r_ptr + o_n, b_r, mask=m_n)
-    tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
 launch_forward = launcher(rms_norm_forward_kernel)

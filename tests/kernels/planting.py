@@ -143,6 +143,27 @@ STATE_BUGS = {
     ),
 }
 
+# Bugs in the loss.
+LOSS = "kernels.linear_cross_entropy._kernels"
+LOSS_BUGS = {
+    "linear_cross_entropy: the target is not subtracted": (
+        LOSS, "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,
+    ),
+    "linear_cross_entropy: ignored tokens have a gradient": (
+        LOSS, "tl.where(counts, b_d * share, 0.0)", "b_d * share", None,
+    ),
+    "linear_cross_entropy: only the last block of words counts": (
+        LOSS, "total = total * tl.exp(top - higher) + tl",
+        "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
+    ),
+    "linear_cross_entropy: the mean is over all tokens": (
+        LOSS, "((b_target != ignore_index) & m)", "m", None,
+    ),
+    "linear_cross_entropy: gradients are for a gradient of 1 of the loss": (
+        LOSS, "if factor != 1.0:", "if factor < -1e9:", None,
+    ),
+}  # fmt: skip
+
 # Bugs in the other kernels of decoding steps.
 LINEAR = "kernels.linear._kernels"
 SURROUNDED = {"rows": 3, "k": 100, "n": 33, "gated": True, "norm": True, "residual": True}

@@ -60,17 +60,59 @@ def test_one_gradient_alone_is_what_it_is_beside_the_other(impl, gradient, monke
 
 
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
-@pytest.mark.parametrize(("mean", "keep"), [(True, True), (True, False), (False, True)])
-def test_the_sum_is_over_more_tokens_than_one_block_holds(mean, keep):
+@pytest.mark.parametrize("counted", [0, 1, 5000])
+def test_sum_and_share_are_over_more_tokens_than_one_block_holds(counted):
     torch.manual_seed(0)
     losses = torch.rand(9000, device=DEVICE)
-    target = torch.randint(-1, 5, losses.shape, device=DEVICE)
-    total, share = MODULE.total_by_triton(losses, target, -1, mean, keep)
-    expected, expected_share = MODULE._total_torch(losses, target, -1, mean, keep)
-    torch.testing.assert_close(total, expected)
-    assert (share is None) == (expected_share is None) == (not (mean and keep))
-    if share is not None:
-        torch.testing.assert_close(share, expected_share)
+    target = torch.where(torch.arange(9000, device=DEVICE) < counted, 3, -1)
+    share = MODULE.share_by_triton(target, -1, torch.float32)
+    torch.testing.assert_close(share, MODULE._share_torch(target, -1, torch.float32))
+    for factor in (None, share):
+        torch.testing.assert_close(
+            MODULE.total_by_triton(losses, factor), MODULE._total_torch(losses, factor)
+        )
+
+
+@pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
+@pytest.mark.parametrize("share", [None, 0.5, math.inf])
+@pytest.mark.parametrize("factor", [1.0, -2.0, 0.0])
+def test_gradients_of_any_length_are_scaled_in_place(factor, share, monkeypatch):
+    monkeypatch.setattr(sys.modules[MODULE.scale_by_triton.__module__], "sm_count", lambda _: 1)
+    torch.manual_seed(0)
+    x = torch.randn(5, 16411, device=DEVICE)
+    factors = [None if f is None else torch.tensor(f, device=DEVICE) for f in (factor, share)]
+    expected = MODULE._scale_torch(x.clone(), *factors)
+    scaled = MODULE.scale_by_triton(x, *factors)
+    assert scaled is x
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_gradient_of_the_loss_other_than_1_scales_every_gradient(impl, reduction):
+    inputs = OP.inputs(CASE, DEVICE, torch.float32, 0) | {"reduction": reduction}
+    leaves = {n: inputs[n].detach().requires_grad_() for n in ("x", "weight_VD")}
+    loss = linear_cross_entropy(**(inputs | leaves), impl=impl)
+    passes = [torch.autograd.grad(loss * f, [*leaves.values()], retain_graph=True) for f in (1, 3)]
+    for once, thrice in zip(*passes, strict=True):
+        torch.testing.assert_close(thrice, 3 * once)
+
+
+@pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
+def test_a_mean_over_many_tokens_keeps_small_gradients_in_fp16(impl):
+    n_tokens, n_words = 3000, 600
+    x = torch.zeros(n_tokens, 2, device=DEVICE, dtype=torch.float16)
+    x[:, 0] = 1
+    weight = torch.zeros(n_words, 2, device=DEVICE, dtype=torch.float16)
+    weight[0, 0] = 4  # every other word has a probability of about 0.0015
+    weight.requires_grad_()
+    target = torch.zeros(n_tokens, device=DEVICE, dtype=torch.int64)
+    loss = linear_cross_entropy(x, weight, target, impl=impl)
+    (gradient,) = torch.autograd.grad(loss * 1024, [weight])
+    probability = 1 / (math.exp(4) + n_words - 1)
+    torch.testing.assert_close(
+        gradient[1:, 0].float(), torch.full((n_words - 1,), 1024 * probability), rtol=0.01, atol=0
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
