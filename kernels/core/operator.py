@@ -154,7 +154,8 @@ class Operator:
     writes into, in the reference and in every implementation. Such a call has no gradients. Code
     that runs a call only to compare or time it passes ``with_copies``. ``plain`` is the
     function that the benchmark compiles for comparison, if that is not the reference: plain torch,
-    if the reference multiplies matrices in a wider dtype than the inputs have.
+    if the reference multiplies matrices in a wider dtype than the inputs have, or its loop would
+    take minutes to compile.
     """
 
     name: str

@@ -58,8 +58,9 @@ from kernels.rms_norm._kernels import (
     rms_norm_forward_kernel,
 )
 
-FEW_ROWS = 512  # up to here a row's latency counts more than the bandwidth
-MAX_DIM = 65536  # a program holds one row in registers
+FEW_ROWS = 256  # up to here a row's latency counts more than the bandwidth
+WIDE = 6144  # columns above which a step has 16 warps, and rows with a residual are read twice
+MAX_DIM = 65536  # a backward program holds one row in registers
 
 
 def rms_norm(
@@ -110,8 +111,8 @@ def _forward_tiles(
     """Return rows per program, columns per step and warps of each tile.
 
     The first measured on an H200. A thread holds 32 numbers of a row, or 16 where rows are few.
-    Many wide rows without a residual are read twice in short steps, which keeps the memory busier
-    than one step with a complete row in registers.
+    Many wide rows are read twice in shorter steps, which keeps the memory busier than one step with
+    a complete row in registers; with a residual that is faster only from about 8,192 columns.
     """
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
@@ -120,10 +121,10 @@ def _forward_tiles(
     tiles += [(rows, block, min(32, 2 * warps))]
     tiles += [(2 * rows, block, warps), (2 * rows, block, min(32, 2 * warps))] * (block <= 4096)
     tiles += [(rows // 2, block, warps)] * (rows > 1)
-    if block > 2048:
+    if block > 1024:
         step = min(4096, block // 2)
-        steps = [(1, step, 16 if dim > 6144 else step // 512), (1, 2048, 4), (1, 2048, 8)]
-        is_faster = rows_class == "many" and other is None
+        steps = [(1, step, 16 if dim > WIDE else max(4, step // 512)), (1, step, 8)]
+        is_faster = rows_class == "many" and (other is None or dim > WIDE)
         tiles = [*steps, *tiles] if is_faster else [*tiles, *steps]
     return list(dict.fromkeys(tiles))
 

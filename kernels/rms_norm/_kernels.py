@@ -7,7 +7,7 @@ from kernels.core.triton_helpers import tl, triton
 
 
 @triton.jit
-def _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL: tl.constexpr, POLICY: tl.constexpr = ""):
+def _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL: tl.constexpr, POLICY: tl.constexpr):
     b_x = tl.load(x_ptr + o, mask=m, other=0.0, eviction_policy=POLICY).to(tl.float32)
     if HAS_RESIDUAL:
         b_x += tl.load(residual_ptr + o, mask=m, other=0.0, eviction_policy=POLICY).to(tl.float32)
@@ -45,7 +45,7 @@ def rms_norm_forward_kernel(
     o_d = tl.arange(0, BLOCK_D)[None, :]
     if D <= BLOCK_D:
         m = m_n[:, None] & (o_d < D)
-        b_x = _load_sum(x_ptr, residual_ptr, o_d, m, HAS_RESIDUAL)
+        b_x = _load_sum(x_ptr, residual_ptr, o_d, m, HAS_RESIDUAL, "")
         if HAS_WEIGHT:  # before the sum, so that both arrive at the same time
             b_w = tl.load(weight_ptr + o_d, mask=o_d < D, other=0.0)
         if HAS_RESIDUAL:
@@ -61,15 +61,15 @@ def rms_norm_forward_kernel(
             o = start + o_d
             m = m_n[:, None] & (o < D)
             b_x = _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL, "evict_last")
-            if HAS_RESIDUAL:
-                tl.store(sum_ptr + o, b_x, mask=m)
             b_squares += b_x * b_x
         b_r = tl.rsqrt(tl.sum(b_squares, axis=1) / D + EPS)
         for start in tl.range(0, D, BLOCK_D):
             o = start + o_d
             m = m_n[:, None] & (o < D)
-            b_y = _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL, "evict_first")
-            b_y *= b_r[:, None]
+            b_x = _load_sum(x_ptr, residual_ptr, o, m, HAS_RESIDUAL, "evict_first")
+            if HAS_RESIDUAL:
+                tl.store(sum_ptr + o, b_x, mask=m)
+            b_y = b_x * b_r[:, None]
             if HAS_WEIGHT:
                 b_y *= tl.load(weight_ptr + o, mask=o < D, other=0.0).to(tl.float32)
             tl.store(y_ptr + o, b_y, mask=m)

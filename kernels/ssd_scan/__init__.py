@@ -49,6 +49,7 @@ from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 from kernels.ssd_scan._launch import ScanMemory as ScanMemory
 from kernels.ssd_scan._launch import chunk_of as chunk_of
 from kernels.ssd_scan._launch import scan_memory as scan_memory
+from kernels.ssd_scan._plain import all_chunks, step_sizes
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
@@ -158,14 +159,6 @@ def validate(
 
 def _layout(dims: int, *last: str) -> str:
     return f"[{', '.join((*('B', 'L')[: dims - 2], *last))}]"
-
-
-def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torch.dtype) -> Tensor:
-    """Return dt with its bias, through softplus."""
-    dt = dt.to(wide)
-    if dt_bias is not None:
-        dt = dt + dt_bias.to(wide)
-    return torch.nn.functional.softplus(dt) if dt_softplus else dt
 
 
 def reference(
@@ -371,6 +364,7 @@ OP = Operator(
         "torch": Implementation(reference),
         **peers.options("ssd_scan"),
     },
+    plain=all_chunks,
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,

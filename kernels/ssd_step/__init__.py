@@ -47,8 +47,9 @@ from kernels.core.operator import (
 from kernels.core.replay import replayed
 from kernels.core.triton_helpers import MAX_GRID, missing, no_fp64, on_device, power_of_two
 from kernels.core.tuning import Key, Tile, Tunable, size_class
-from kernels.ssd_scan import random_inputs, step_sizes, validate
+from kernels.ssd_scan import random_inputs, validate
 from kernels.ssd_scan._group_sums import over_heads
+from kernels.ssd_scan._plain import step_sizes
 from kernels.ssd_step._kernels import (
     launch_backward,
     launch_step,

@@ -4,13 +4,12 @@
         [--operators rms_norm ...] [--tokens 1 2K 8K ...] [--jobs 8] [--parts gaps shapes ...]
 
 Parts: ``gaps`` (shapes at which ours were known to be slower), ``shapes`` (all others, 8K tokens
-first), ``memory`` (of the fused loss), ``gating`` (terms of the router's sums) and ``host`` (Python
-around the launches). Every result is first compared with the reference in FP64; a wrong one is not
-timed. ``--jobs`` processes compile first, for at most 40 % of the budget; what the budget does not
-reach is listed. A ratio is time of ours over that of the best public implementation, in interleaved
-rounds with cold caches, with a 95 % interval; ``auto`` is the ratio of what ``auto`` chooses.
-Prints a Markdown table and writes everything after each case. ``--device cpu`` only tries the
-script out.
+first), ``memory`` (of the fused loss) and ``host`` (Python around the launches). Every result is
+first compared with the reference in FP64; a wrong one is not timed. ``--jobs`` processes compile
+first, for at most 40 % of the budget; what the budget does not reach is listed. A ratio is time of
+ours over that of the best public implementation, in interleaved rounds with cold caches, with a
+95 % interval; ``auto`` is the ratio of what ``auto`` chooses. Prints a Markdown table and writes
+everything after each case. ``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,23 @@ import torch
 
 import kernels
 from kernels import OPS, Case
-from kernels.core.check import Exact, as_tuple
+from kernels.core.check import as_tuple
 from kernels.core.implementation_timing import measure
 from kernels.measure.bench import COMPILED, Row, bench, leaves_of
 from kernels.measure.host_cost import host_costs
 from kernels.measure.model_shapes import ShapeCase, shape_cases
 from kernels.measure.peers import PACKAGES, peers
+from kernels.measure.rounds import Timings
 from kernels.measure.timing import ceilings, gpu_us
 from sessions.verdicts import verdict
 from sessions.verdicts.rounds import paired_logs
 
-PARTS = ("gaps", "shapes", "memory", "gating", "host")
+PARTS = ("gaps", "shapes", "memory", "host")
 ORDER = ("8K", "64x128", "64x197", "2K", "16", "1", "256", "16K", "256x128", "256x197", "64K")
 HOST_US = 15.0  # of Python around the launches of a call, above which an operator is listed
 NEVER = ("flex", "xformers", "sdpa", "sdpa_efficient", "padded")
 COMPILING = 0.4  # of the budget
+FEWEST_ROUNDS = 6  # an interval of fewer is too wide to decide
 
 
 def _gap(op: str, name: str, **sizes: Any) -> ShapeCase:
@@ -146,7 +149,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--operators", nargs="*", default=[])
     parser.add_argument("--tokens", nargs="*", default=[])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--seconds", type=float, default=0.4, help="of timing one case")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of timing one pass")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--cases", type=int, default=48, help="that are compiled first")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
@@ -240,7 +243,8 @@ def measured_case(
     try:
         for row in bench(
             op, device, dtype, cases=[subject.case], deadline=deadline, only=contenders(op),
-            forward_only=subject.case.forward_only, budget_s=options.seconds, profiled=False,
+            forward_only=subject.case.forward_only, enough=partial(is_enough, options.seconds),
+            profiled=False,
         ):  # fmt: skip
             rows[id(row)] = row
         if device.type == "cuda" and subject.tokens == "gap":
@@ -256,6 +260,13 @@ def measured_case(
         | {"choice": choice, "problem": problem, "dtype": options.dtype}
         for direction in directions
     ]
+
+
+def is_enough(seconds: float, timings: Sequence[Timings]) -> bool:
+    """Return True after so many seconds, but not before ``FEWEST_ROUNDS``."""
+    began_s = min((t.began_s[0] for t in timings), default=0.0)
+    rounds = min((t.rounds[-1] for t in timings), default=FEWEST_ROUNDS)
+    return rounds >= FEWEST_ROUNDS and time.perf_counter() - began_s > seconds
 
 
 def contenders(op: kernels.Operator) -> list[str]:
@@ -365,38 +376,6 @@ def loss_memory(device: torch.device) -> dict[str, Any]:
     return results
 
 
-def gating_terms(device: torch.device) -> list[dict[str, Any]]:
-    """Return error and time of the router by how many columns one sum of the product has."""
-    import kernels.moe_gating  # noqa: F401
-
-    module, op, rows = sys.modules["kernels.moe_gating"], OPS["moe_gating"], []
-    usual = module.FEWEST_TERMS, module.MANY
-    for dim, experts, pieces in ((4096, 256, (0, 512, 1024, 2048, 4096)), (2048, 128, (0, 1024))):
-        sizes = {"rows": 8192, "dim": dim, "experts": experts, "k": 8}
-        inputs = op.inputs(Case("terms", sizes), device, torch.bfloat16, 0)
-        exact = Exact(op, inputs)
-        for piece in pieces:
-            module.FEWEST_TERMS, module.MANY = (
-                dim // piece if piece else 1,
-                16 if piece else 1 << 20,
-            )
-            module._FORWARD.forget()
-            call = op.implementations["triton"]
-            compared = exact.compare(call, poison=False)
-            with torch.no_grad():
-                us = gpu_us(lambda call=call, inputs=inputs: call(*inputs.values()))
-            rows.append(
-                {
-                    "dim": dim, "experts": experts, "piece": piece, "us": round(us, 1),
-                    "worst": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
-                    "wrong": [str(c) for c in compared if not c.right],
-                }
-            )  # fmt: skip
-        module.FEWEST_TERMS, module.MANY = usual
-        module._FORWARD.forget()
-    return rows
-
-
 def slow_hosts(device: torch.device) -> dict[str, Any]:
     """Return the operators whose Python around the launches takes more than ``HOST_US``."""
     slow = {}
@@ -486,7 +465,7 @@ def write(out: Path, report: dict[str, Any]) -> None:
     out.write_text(json.dumps(report, indent=1, default=str))
 
 
-EXTRAS = {"memory": loss_memory, "gating": gating_terms, "host": slow_hosts}
+EXTRAS = {"memory": loss_memory, "host": slow_hosts}
 
 if __name__ == "__main__":
     raise SystemExit(main())

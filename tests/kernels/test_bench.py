@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import OPS, Implementation
+from kernels.core.check import Exact
 from kernels.measure import rounds as rounds_module
 from kernels.measure import timing
 from kernels.measure.bench import bench
@@ -313,3 +314,11 @@ def test_a_call_that_waits_for_the_gpu_itself_is_timed_after_a_limited_number_of
     assert (evictions, gpu.calls) == (timing.MOST_EVICTIONS, 4)
     assert len(timing.times_us(waits, 10, "cuda", evictions)) == 10
     assert gpu.calls == 4 + 20
+
+
+@pytest.mark.parametrize("name", sorted(n for n, op in OPS.items() if op.plain))
+def test_what_the_benchmark_compiles_for_comparison_is_right(name):
+    op = OPS[name]
+    for case in (case for case in op.cases if not case.bench):
+        exact = Exact(op, op.inputs(case, CPU, torch.float32, 0))
+        assert not [str(c) for c in exact.compare(op.plain) if not c.right], case.name

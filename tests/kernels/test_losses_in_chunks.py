@@ -18,7 +18,7 @@ OURS = ("triton", "triton_small", "chunked", "torch")
 CASE = next(case for case in OP.cases if not case.bench)  # 63 tokens, some of which do not count
 
 
-@pytest.mark.parametrize("impl", implementations(OP))
+@pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
 @pytest.mark.parametrize("tokens", [16, 62])
 def test_the_chunks_together_are_the_whole(impl, tokens, monkeypatch):
     inputs = OP.inputs(CASE, DEVICE, torch.float32, 0)
@@ -44,7 +44,7 @@ def test_a_small_loss_of_large_logits_and_its_gradient_keep_their_digits(impl, a
 
 
 @pytest.mark.parametrize("gradient", ["x", "weight_VD"])
-@pytest.mark.parametrize("impl", implementations(OP))
+@pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
 def test_one_gradient_alone_is_what_it_is_beside_the_other(impl, gradient, monkeypatch):
     monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * 1000 * 40)
     inputs = OP.inputs(CASE, DEVICE, torch.float32, 0)
@@ -110,9 +110,8 @@ def test_a_mean_over_many_tokens_keeps_small_gradients_in_fp16(impl):
     loss = linear_cross_entropy(x, weight, target, impl=impl)
     (gradient,) = torch.autograd.grad(loss * 1024, [weight])
     probability = 1 / (math.exp(4) + n_words - 1)
-    torch.testing.assert_close(
-        gradient[1:, 0].float(), torch.full((n_words - 1,), 1024 * probability), rtol=0.01, atol=0
-    )
+    expected = torch.full_like(gradient[1:, 0], 1024 * probability)
+    torch.testing.assert_close(gradient[1:, 0], expected, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
