@@ -143,10 +143,14 @@ def _forward_tiles(
 ) -> list[Tile]:
     """Return rows at a time and warps of each tile; the first measured on an H200.
 
-    Where rows are few, each has a program of at least 8 warps.
+    Where rows are few, there are more programs, and a thread holds about 16 numbers.
     """
-    rows, warps = _tile(group, 2048)
-    rows, warps = (1, max(8, warps)) if rows_class == "few" else (rows, max(4, warps))
+    is_few = rows_class == "few"
+    rows, warps = _tile(group, 1024 if is_few else 2048)
+    if is_few:
+        count, block = pieces(group)
+        warps = min(32, power_of_two(rows * count * block // 512))
+    warps = max(4, warps)
     tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
     tiles += [(2 * rows, min(32, 2 * warps))] if group <= 4096 else []
     return [*tiles, *([(rows // 2, max(1, warps // 2))] if rows > 1 else [])]
