@@ -59,7 +59,7 @@ from kernels.rms_norm._kernels import (
 )
 
 FEW_ROWS = 256  # up to here a row's latency counts more than the bandwidth
-WIDE = 6144  # columns above which a step has 16 warps, and rows with a residual are read twice
+WIDE = 6144  # columns above which a step has 16 warps
 MAX_DIM = 65536  # a backward program holds one row in registers
 
 
@@ -112,7 +112,7 @@ def _forward_tiles(
 
     The first measured on an H200. A thread holds 32 numbers of a row, or 16 where rows are few.
     Many wide rows are read twice in shorter steps, which keeps the memory busier than one step with
-    a complete row in registers; with a residual that is faster only from about 8,192 columns.
+    a complete row in registers. With a residual they have Inductor's tile.
     """
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
@@ -124,7 +124,9 @@ def _forward_tiles(
     if block > 1024:
         step = min(4096, block // 2)
         steps = [(1, step, 16 if dim > WIDE else max(4, step // 512)), (1, step, 8)]
-        is_faster = rows_class == "many" and (other is None or dim > WIDE)
+        if other is not None:
+            steps = [(1, min(2048, step), 16), *steps]
+        is_faster = rows_class == "many" and (other is None or dim > 2048)
         tiles = [*steps, *tiles] if is_faster else [*tiles, *steps]
     return list(dict.fromkeys(tiles))
 
