@@ -334,11 +334,13 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
 
 
 def check_source(config: OwnConfig) -> None:
-    """Raise ``Mistake`` if Python cannot compile the file, or if it cannot have the function.
+    """Raise ``ValueError`` for a file that is no Python, has no function, or is no configuration.
 
     The file is read, not run.
     """
-    if not hf_model.is_hf(config.source):
+    if hf_model.is_hf(config.source):
+        hf_model.fields_of(config.source)
+    else:
         _check_source(*split(config.source), config.sha256)
 
 
