@@ -126,7 +126,9 @@ def load(source: str, *, initialise: bool) -> Parts:
         for name in _OF_CHECKPOINT:
             fields.pop(name, None)
         config = transformers.AutoConfig.for_model(**fields)
-        config.use_cache = False
+        for part in (config, config.get_text_config()):  # the logits alone, and no second output
+            part.use_cache = part.output_attentions = part.output_hidden_states = False
+            part.return_dict = True
         from transformers.initialization import no_init_weights
 
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)

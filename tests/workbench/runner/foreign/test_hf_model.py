@@ -208,6 +208,14 @@ def test_a_model_without_logits_of_tokens_runs_forward_and_has_no_loss(tmp_path,
 
 
 @needs_transformers
+def test_logits_are_the_only_output_whatever_a_configuration_requests(tmp_path):
+    requested = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
+    source = write_config(tmp_path, model_type="llama", **requested)
+    parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
+    assert [*parts.module(parts.make_inputs(1))] == ["logits"]
+
+
+@needs_transformers
 def test_only_positions_of_tokens_limit_a_sequence(tmp_path):
     """The positions of an image are not those of an input of text."""
     text = {**SMALL, "model_type": "llama", "vocab_size": 64}
