@@ -116,7 +116,8 @@ models sessions | msgspec torch
 .runner.batches .runner.failures .runner.loading .runner.structures | torch
 .runner.user_models .runner.user_models .BUNDLED .runner.environment .runner.failures \
 .runner.instruments .runner.structures kernels models sessions | numpy torch
-.runner.user_models.hf_model .runner.environment models sessions | torch transformers
+.runner.user_models.hf_model .runner.environment .runner.failures .runner.instruments models \
+sessions | torch transformers
 .runner.decoding .runner.decoding .protocol .runner.batches .runner.environment .runner.failures \
 .runner.instruments .runner.wire models sessions | msgspec torch
 .runner.model_state .runner.model_state .runner.structures .runner.user_models models | numpy torch

@@ -31,7 +31,6 @@ import msgspec
 from sessions.ceilings import UTILIZATION, utilization
 from sessions.model import Configuration, Segment, Session, Study
 from sessions.numbers import Cell, percent_text
-from sessions.plain_text import first_clause
 from sessions.sizes import size_text
 from sessions.studies import breakdown
 from sessions.tables import Column, Table
@@ -303,7 +302,7 @@ def _ineffective(session: Session) -> list[Suggestion]:
     if not session.segments:
         return []
     return [
-        Suggestion(f"{row.toggle}={row.requested} has no effect", advice=first_clause(row.text))
+        Suggestion(f"{row.toggle}={row.requested} has no effect", advice=row.text)
         for row in session.segments[-1].evidence
         if row.status == "no effect"
     ]

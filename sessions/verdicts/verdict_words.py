@@ -10,7 +10,7 @@ from typing import Any
 from sessions.model import Judgement, PairedComparison, Segment
 from sessions.numbers import STEP_TIME, counted, interval_text, margin_text, number, ratio_words
 from sessions.numerics import MARKS
-from sessions.plain_text import sentence
+from sessions.plain_text import first_clause, sentence
 from sessions.sizes import size_text
 from sessions.verdicts.arm_results import are_right, unchecked_arms, wrong_arms
 from sessions.verdicts.comparison import OTHERS, OWN_PEAK
@@ -240,8 +240,11 @@ def rebuilding(facts: Mapping[str, Any]) -> list[str]:
     return [sentence(f"{why}: each block built its arm again")]
 
 
-def numerics_lines(comparison: PairedComparison) -> list[str]:
-    """Return one line for each arm whose numbers were checked."""
+def numerics_lines(comparison: PairedComparison, *, short: bool = False) -> list[str]:
+    """Return one line for each arm whose numbers were checked; ``short``: right ones in a clause.
+
+    The reason why numbers are wrong or unknown may be in any clause.
+    """
     lines = []
     for arm, check in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {check['reference']}" if check["reference"] else ""
@@ -253,7 +256,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
             if check.get(name) is not None
         ]
         line += "; " * bool(measures) + ", ".join(measures)
-        lines.append(line)
+        lines.append(first_clause(line) if short and are_right(check) else line)
     return lines
 
 

@@ -13,7 +13,7 @@ from sessions.model import Study
 from sessions.numbers import counted
 from sessions.studies import scaling
 from sessions.studies.attribution import estimation
-from sessions.studies.attribution.words import is_unchecked, path_of, rows
+from sessions.studies.attribution.words import is_unchecked, path_of, rows, without_effect
 from sessions.verdicts import statistics, verdict
 from workbench.claims._claim import Reading, Results, Unmeasured
 
@@ -65,7 +65,7 @@ def with_effect(toggle: str, read: Read) -> Read:
     """Return a reading that counts only if a rung of the ladder took effect."""
 
     def effective(results: Results) -> Reading:
-        for clause in _idle(_arm(results, toggle)):
+        for clause in without_effect(_arm(results, toggle)):
             if clause.startswith(f"{toggle}="):
                 raise Unmeasured(clause)
         return read(results)
@@ -259,9 +259,4 @@ def _note(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Say what a reader must know of an arm's numbers, of idle options, and of both arms' paths."""
     unknown = ["numbers not checked"] if is_unchecked(row) else []
     ran = [f"{arm['title']}: {path_of(arm)}" for arm in (row, base) if path_of(arm)]
-    return "; ".join(unknown + _idle(row) + ran)
-
-
-def _idle(row: Mapping[str, Any]) -> list[str]:
-    """Return the evidence of the options that did nothing."""
-    return [clause for clause in str(row["evidence"]).split("; ") if ": no effect: " in clause]
+    return "; ".join(unknown + without_effect(row) + ran)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FOLDER = "WORKBENCH_RECORDING"  # variable: the folder of the recording
 SUFFIX = ".jsonl"  # suffix of a process's file in the folder
 ENDED = "ended"  # the file in it that holds the exit code of the script, once there is one
+STOPPED = "stopped"  # the file in it with the time after which no step is recorded, if there is one
 FLUSH_NS = 250_000_000
 _LEAVES = ("_exit", "execv", "execve")  # functions of ``os`` that end the program without handlers
 now_ns = time.perf_counter_ns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.plain_text import first_clause
 from sessions.studies import prediction
 from sessions.verdicts.multiple_comparisons import side_by_side
 from sessions.verdicts.verdict_tables import numerics_table, verdicts_table
@@ -36,7 +35,7 @@ def parts(runs: Sequence[Run]) -> Parts:
             standing(comparison),
             *remarks(comparison),
         ]
-        lines += map(first_clause, numerics_lines(comparison))
+        lines += numerics_lines(comparison, short=True)
         for side in "AB":
             if memory := memory_words(comparison, side, run.session.segments):
                 lines.append(f"{side}: {memory}")

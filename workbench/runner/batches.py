@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Batches:
         buffers: Iterable[tuple[Tensor, Tensor | LoadedBatches]],
         loose: Sequence[Tensors] = (),
         rows: int | None = None,
+        draw_larger: Callable[[], Tensors] | None = None,
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
         self._input_tensors = tensors(inputs)  # looked up once, and not in every step
@@ -46,6 +47,7 @@ class Batches:
         self._differentiable = [buffer for buffer, _ in self._buffers if buffer.requires_grad]
         self.loose = loose
         self._rows = rows  # batch size, the first dimension of a tensor to split; None: any size
+        self._draw_larger = draw_larger  # returns the tensors of a batch with more rows
         self.advances = 0
 
     @property
@@ -73,10 +75,12 @@ class Batches:
         if parts == 1:
             return self
         current = tensors((self.inputs, self.targets))
-        if self.loose or any(not x.ndim or len(x) != (self._rows or len(x)) for x in current):
+        has_rows = all(x.ndim and len(x) == (self._rows or len(x)) for x in current)
+        if self.loose or not has_rows or not self._grows(current):
             raise Mistake(
                 f"own: batches cannot be split across {parts} ranks: every input must be a dense "
-                "tensor whose first dimension is the batch, with the same shape in all batches"
+                "tensor whose first dimension is the batch, with the same shape in all batches; "
+                "let make_inputs return such tensors, and let the module transpose them"
             )
 
         def rows(x: Tensor) -> Tensor:  # a leaf, of whose history the buffer is no part
@@ -84,6 +88,16 @@ class Batches:
 
         inputs, targets = (map_tensors(every, rows) for every in (self.inputs, self.targets))
         return Batches(inputs, targets, self.few, self._buffers)
+
+    def _grows(self, current: Sequence[Tensor]) -> bool:
+        """Return False if a tensor is as long in a larger batch: its first dimension is another."""
+        if self._draw_larger is None:
+            return True
+        try:
+            larger = tensors(self._draw_larger())
+            return all(len(x) > len(y) for x, y in zip(larger, current, strict=True))
+        except Exception:  # noqa: BLE001 - a user's function may have no other size
+            return True
 
     def rewind(self) -> None:
         """Make the first batch the next one."""

@@ -58,7 +58,8 @@ def make_batches(
             f"data: {family.name} generates its own inputs, which are not text, so it cannot read "
             f"{source!r}; choose {SYNTHETIC!r}"
         )
-    drawn = [family.draw(config, batch, sequence, generator) for _ in range(RING)]
+    draw = family.draw
+    drawn = [draw(config, batch, sequence, generator) for _ in range(RING)]
     cast = [cast_floats(inputs, dtype) for inputs, _ in drawn]
     if not _can_be_stacked(cast):
         loose = [map_tensors(inputs, lambda x: x.to(device)) for inputs in cast]
@@ -72,7 +73,14 @@ def make_batches(
     unused = iter(buffers)
     current = map_tensors(cast[0], lambda _: next(unused))
     few = current  # the user's own model may support no other size
-    return Batches(current, tuple(unused), few, zip(buffers, rings, strict=True), rows=batch)
+    return Batches(
+        current,
+        tuple(unused),
+        few,
+        zip(buffers, rings, strict=True),
+        rows=batch,
+        draw_larger=lambda: draw(config, batch + 1, sequence, torch.Generator().manual_seed(seed)),
+    )
 
 
 def batches_of(situation: Situation, dtype: torch.dtype, loading: Loading | None = None) -> Batches:

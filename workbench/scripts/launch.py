@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench import descendants
 from workbench.instrument import settings
-from workbench.instrument.recording import ENDED, FOLDER
+from workbench.instrument.recording import ENDED, FOLDER, STOPPED, now_ns
 
 ON_PATH = Path(settings.__file__).parent / "on_path"
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
@@ -100,9 +100,13 @@ class ScriptProcess:
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """End the script because enough was measured; it counts as done."""
+        """End the script because enough was measured; it counts as done.
+
+        A script that handles SIGTERM may make further steps, which are not recorded.
+        """
         if self.is_running:
             self._was_ended = True
+            self._write(STOPPED, now_ns())
             self.send(signal.SIGTERM)
             if not self.wait(GRACE_S):
                 self.send(signal.SIGKILL)
@@ -116,10 +120,14 @@ class ScriptProcess:
 
     def _wait(self) -> None:
         self._process.wait()
-        partial = self.folder / f"{ENDED}.partial"
+        self._write(ENDED, self.exit_code)
+
+    def _write(self, name: str, number: int) -> None:
+        """Write a file of the recording, which its reader finds complete or not at all."""
+        partial = self.folder / f"{name}.partial"
         with contextlib.suppress(OSError):
-            partial.write_text(str(self.exit_code))
-            partial.rename(self.folder / ENDED)
+            partial.write_text(str(number))
+            partial.rename(self.folder / name)
 
 
 def script_environment(folder: Path, chosen: Mapping[str, str], mark: str) -> dict[str, str]:

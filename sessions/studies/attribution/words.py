@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,10 +175,15 @@ def _without_effect(study: Study) -> dict[str, list[str]]:
     """Return the requested options that did nothing, and in which arms."""
     arms: dict[str, list[str]] = {}
     for row in rows(study, "arms"):
-        for line in str(row["evidence"]).split("; "):
-            if ": no effect: " in line:
-                arms.setdefault(line, []).append(str(row["title"]))
+        for entry in without_effect(row):
+            arms.setdefault(entry, []).append(str(row["title"]))
     return arms
+
+
+def without_effect(row: Mapping[str, Any]) -> list[str]:
+    """Return the evidence of the options of an arm that did nothing, each with its reason."""
+    entries = re.split(r"; (?=\w+=[^\s:;]+: [a-z ]+: )", str(row["evidence"]))
+    return [entry for entry in entries if re.match(r"\w+=[^\s:;]+: no effect: ", entry)]
 
 
 def wrong_arms(study: Study) -> list[str]:

@@ -46,6 +46,13 @@ def test_a_verdict_tells_of_what_was_not_checked(unknown):
     assert table.rows[0][column_index] == "unknown"
 
 
+def test_only_a_line_of_right_numbers_is_shortened():
+    right, unknown = {**RIGHT, "text": "fine; all"}, {**UNKNOWN, "text": "not checked; a reason"}
+    lines = numerics_lines(comparison(right, unknown), short=True)
+    assert lines[0] == "A: numbers right against float64: fine"
+    assert lines[1] == "B: numbers unknown: not checked; a reason"
+
+
 def test_wrong_numbers_stay_before_all():
     title = headline(comparison(WRONG, UNKNOWN))
     assert title.startswith("A computed wrong numbers; ") and title.endswith("of B not checked")

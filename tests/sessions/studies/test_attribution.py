@@ -14,7 +14,7 @@ import pytest
 from scipy import special
 from session_samples import step_noise
 
-from sessions.model import Study
+from sessions.model import Evidence, Study
 from sessions.studies.attribution import design, estimation
 from sessions.studies.attribution import words as attribution_words
 from sessions.studies.attribution.rows import Arm, arm_rows
@@ -417,3 +417,16 @@ def test_the_words_and_the_table_name_the_path_of_each_arm():
 def test_an_effect_that_compares_an_arm_with_itself_is_refused():
     with pytest.raises(ValueError, match="compares nothing"):
         design.Contrast("without", "a", {0: 1.0} | {0: -1.0})
+
+
+def test_reasons_of_options_without_effect_are_complete():
+    """A reason may itself have semicolons, as the entries of an arm have between them."""
+    reason = "attention ran in math; flash: the head dimension is odd; torch gives no other reason"
+    evidence = [
+        Evidence("adamw", "fused", "effective", "1 kernel; fused"),
+        Evidence("sdpa", "flash", "no effect", reason),
+        Evidence("compile", "max-autotune", "unknown", "no graph: it failed; see above"),
+    ]
+    columns = arm_rows([Arm(frozenset(), "base", evidence=evidence)], np.ones((1, 1)))
+    row = {"evidence": columns["evidence"][0]}
+    assert attribution_words.without_effect(row) == [f"sdpa=flash: no effect: {reason}"]

@@ -79,7 +79,7 @@ def test_what_is_on_had_no_effect_or_was_not_faster_is_not_proposed():
     made.segments[0].evidence.append(Evidence("precision", "amp_bf16", "no effect", "why; more"))
     suggestions = suggest(made)
     assert "precision" not in by_toggle(suggestions)
-    assert suggestions[-1].text == "precision=amp_bf16 has no effect: why"
+    assert suggestions[-1].text == "precision=amp_bf16 has no effect: why; more"
     made = session()
     graphs = {**made.segments[0].configuration.toggles, "cuda_graphs": "on"}
     other = msgspec.structs.replace(made.segments[0].configuration, toggles=graphs)

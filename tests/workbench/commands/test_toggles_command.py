@@ -67,9 +67,16 @@ def test_usable_and_blocked_options_of_a_family_are_listed(capsys):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(["hydra", "--preset", "tiny", "--set", "n_heads=3"], "n_heads"),
-     (["--model", "nowhere.py"], "cannot read")],
+     (["--model", "nowhere.py"], "cannot read"),
+     (["--model", "broken.py"], "line 1: '(' was never closed; correct the file"),
+     (["--model", "other.py"], "has no function build(); it must return")],
 )  # fmt: skip
-def test_a_model_that_cannot_be_built_has_a_reason_instead_of_toggles(arguments, reason, capsys):
+def test_a_model_that_cannot_be_built_has_a_reason_instead_of_toggles(
+    arguments, reason, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("x = (\n")
+    (tmp_path / "other.py").write_text("def other(): pass\n")
     assert main(["toggles", *arguments]) == 2
     printed = capsys.readouterr()
     assert reason in printed.err and not printed.out

@@ -34,6 +34,17 @@ except KeyboardInterrupt:
     raise
 """
 
+GOES_ON = """
+import signal, sys, time, workbench
+ends = []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(step + 100))
+for step in workbench.watch(range(10**9)):
+    time.sleep(0.01)
+    if ends and step > ends[0]:
+        open("steps", "w").write(str(ends[0] - 100))
+        break
+"""
+
 
 def test_a_failing_script_passes_its_exit_code_on_and_its_session_is_kept(run, write):
     script = write(f"{LOOP}\nprint('almost')\nsys.exit(7)")
@@ -86,6 +97,14 @@ def test_enough_steps_end_a_script(run, write):
     result = run("run", "--steps", "20", script=(write(FOREVER),))
     assert result.code == 0
     assert len(result.session.segments[0].steps["t_s"]) >= 20
+
+
+def test_steps_after_enough_steps_are_not_recorded(run, write, tmp_path):
+    """A script may handle SIGTERM and go on, for example to save a checkpoint."""
+    result = run("run", "--steps", "20", script=(write(GOES_ON),))
+    assert result.code == 0
+    steps_at_signal = int((tmp_path / "steps").read_text())
+    assert 20 <= len(result.session.segments[0].steps["t_s"]) <= steps_at_signal + 1
 
 
 @pytest.mark.parametrize(

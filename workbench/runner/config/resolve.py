@@ -167,6 +167,8 @@ def availability(configuration: Configuration, device: torch.device) -> Availabi
     """Return the blocked options of a configuration, and the problems that prevent its start."""
     try:
         situation = resolve(configuration, device)
+        if situation.is_own_model:
+            user_model.check_source(situation.config)
     except ValueError as error:
         return Availability(configuration=configuration, blocked={}, problems=[str(error)])
     blocked = blocked_options(situation)

@@ -38,7 +38,7 @@ from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
-from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
 
@@ -55,7 +55,7 @@ RECORDED = (
     "slower ranks"
 )
 NOT_RECORDED = "Exposed communication and skew were not measured"
-_OUTCOMES = {"out-of-memory": OUT_OF_MEMORY}
+_OUTCOMES = {"out-of-memory": OUT_OF_MEMORY, "mistake": REFUSED}
 _RATIOS = ("ratio", "ratio_low", "ratio_high", "efficiency", "low", "high")
 _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes", "wrong")
 _TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # lane columns
@@ -96,16 +96,23 @@ class ScaleRun:
         self._one_device: Row = {}
         self._base_numerics: Numerics | None = None  # results on one device; None before the check
         self._points: list[Point] = []
+        self._mistake: protocol.Failure | None = None  # why the last refused build failed
         self.steps = 0
 
     def execute(self) -> None:
-        """Measure to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        """Measure to the end; raises ``Cancelled``, ``RunEnded``, what is fatal, or a mistake.
+
+        A mistake that only some points have is their outcome.
+        """
         self._points = self._plan()
         self._announce()
         try:
             for number, point in enumerate(self._points):
                 self._context.progress("scaling", number / len(self._points), point.name)
                 self._measure(point)
+            outcomes = {point.row["outcome"] for point in self._points}
+            if self._mistake is not None and outcomes == {REFUSED}:
+                raise Explained(self._mistake)
             if self._command.lanes:
                 self._record_all()
             self._context.progress("scaling", 1.0, "")
@@ -207,6 +214,7 @@ class ScaleRun:
             failure = explain(error)
             outcome = _OUTCOMES.get(failure.kind, FAILED)
             self._report(point, outcome=outcome, reason=failure.sentence)
+            self._mistake = failure if failure.kind == "mistake" else self._mistake
             fatal = error if is_fatal(error) else None
         else:
             self._report_point(point, run)

@@ -34,7 +34,7 @@ from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.study_sender import Facts, StudySender
-from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 
@@ -72,6 +72,7 @@ class SweepRun:
         self._kinds: dict[Kind, Point] = {}  # by kind, one of its points
         self._checked: set[Kind] = set()
         self._before: Configuration | None = None
+        self._mistake: protocol.Failure | None = None  # why the last refused build failed
         self._study = StudySender(context)
         # A point is alone in memory: a lack of memory is reported and not worked around.
         self._builder = Alternation(context, command.seconds, BLOCKS, _REFUSAL)
@@ -79,7 +80,10 @@ class SweepRun:
         self.steps = 0
 
     def execute(self) -> None:
-        """Sweep to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what is fatal."""
+        """Sweep to the end; raises ``Cancelled``, ``RunEnded``, what is fatal, or a mistake.
+
+        A mistake that only some points have is their outcome.
+        """
         points = self._plan()
         self._announce(points)
         try:
@@ -89,6 +93,8 @@ class SweepRun:
                     "sweep", index / len(points), f"{index + 1} of {len(points)}, {name}"
                 )
                 self._measure_point(point, name)
+            if self._mistake is not None and {*self._points["outcome"]} == {sweep.REFUSED}:
+                raise Explained(self._mistake)
             self._context.progress("sweep", 1.0, "")
         finally:
             self._context.watchdog.active = False
@@ -230,6 +236,7 @@ class SweepRun:
         except Exception as error:  # noqa: BLE001 - a model may raise anything: it is a point
             failure = explain(error)
             self._send_point(point, _OUTCOMES.get(failure.kind, sweep.FAILED), failure.sentence)
+            self._mistake = failure if failure.kind == "mistake" else self._mistake
             fatal = error if is_fatal(error) else None
         else:
             return

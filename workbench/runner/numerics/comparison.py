@@ -61,6 +61,7 @@ from workbench.runner.numerics.structure_check import StructureError
 from workbench.runner.numerics.training_curve import Between, Curve, go_on
 from workbench.runner.structures import map_tensors
 from workbench.runner.training.trainer import forget_graph, overlapping
+from workbench.runner.user_models.build_differences import difference_of_builds
 from workbench.runner.variants.variant import Variant
 
 REPEATS = "repeats"  # stored if equal calls of the plain model give equal outputs
@@ -101,6 +102,16 @@ def check(
     the variant is restored. With ``shared`` results, only missing parts are computed; the
     weights and moments are then those of the first check, and they stay.
     """
+    numerics = _check(variant, situation, between, shared)
+    if numerics.ok is True or not situation.is_own_model:
+        return numerics
+    why = difference_of_builds(situation.config)
+    return _not_checked(why) if why else numerics
+
+
+def _check(
+    variant: Variant, situation: Situation, between: Between, shared: SharedReference | None
+) -> Numerics:
     try:
         with (
             variant.restored_round(),

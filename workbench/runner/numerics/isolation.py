@@ -146,6 +146,8 @@ def _remembered(variant: Variant) -> Remembered:
     model, config = variant.model, variant.situation.config
     assert isinstance(model, OwnModel)
     fresh = user_model.fresh(config)
+    if _own_hooks(model) > _own_hooks(fresh):  # attributes may say so, and would be carried alone
+        raise NotCarried("calls of the model register hooks")
     built = variables.variables(fresh)
     changed = carried.find(model, fresh, variant.weights_dtype)
     parameters = carried.parameter_names(model)
@@ -175,6 +177,19 @@ def _remembered(variant: Variant) -> Remembered:
         unclear = tuple(name for name in unclear if name not in constants)
         carried_state = Carried(changed, built, constants, unclear, parameters)
     return Remembered(carried_state, exact)
+
+
+def _own_hooks(model: Model) -> int:
+    """Return how many hooks the model's modules have that neither torch nor a toggle registers."""
+    hooks = [
+        getattr(hook, "func", hook)
+        for module in model.modules()
+        for name, registered in vars(module).items()
+        if name.endswith("_hooks") and isinstance(registered, dict)
+        for hook in registered.values()
+    ]
+    sources = [str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks]
+    return sum(source not in ("torch", "workbench", "models", "kernels") for source in sources)
 
 
 def _refuse_state_of_ranks(variant: Variant, changed: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.instrument.recording import SUFFIX
+from workbench.instrument.recording import STOPPED, SUFFIX
 
 Entry = dict[str, Any]
 LONGEST_READ = 1 << 22  # bytes of one file at once
@@ -36,7 +36,7 @@ class Reader:
         return len(self._first_ns.keys() - {self._main})
 
     def read(self) -> list[Entry]:
-        """Return the new entries of the script's process, in order."""
+        """Return the new entries of the script's process, in order, until the recording stopped."""
         new: list[Entry] = []
         entries_of = {
             path: self._new_entries(path) for path in sorted(self._folder.glob(f"*{SUFFIX}"))
@@ -56,7 +56,8 @@ class Reader:
                 new += self._waiting.pop(path, []) + entries
             elif self._main is None and path not in self._ranks:
                 self._waiting.setdefault(path, []).extend(entries)
-        return new
+        stop_ns = number_in(self._folder / STOPPED)  # read after the entries, which may be later
+        return new if stop_ns is None else [_before(entry, stop_ns) for entry in new]
 
     def _new_entries(self, path: Path) -> list[Entry]:
         """Return the lines that were finished since the last call."""
@@ -68,6 +69,23 @@ class Reader:
             *lines, self._rests[path] = (self._rests.get(path, b"") + read).split(b"\n")
             return [entry for line in lines if isinstance(entry := _decoded(line), dict)]
         return []
+
+
+def number_in(path: Path) -> int | None:
+    """Return the number that a file of the recording holds; None if there is no such file."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _before(entry: Entry, stop_ns: int) -> Entry:
+    """Return an entry without the steps, compiles and values that ended after ``stop_ns``."""
+    if entry.get("at_ns", 0) > stop_ns:
+        return {}
+    if "rows" not in entry:
+        return entry
+    rows = [row for row in entry["rows"] if row[2 if row[0] == "compile" else 1] <= stop_ns]
+    return {**entry, "rows": rows}
 
 
 def _decoded(line: bytes) -> Any:

@@ -19,14 +19,14 @@ from sessions.model import Evidence, Phase
 from sessions.numbers import counted
 from sessions.studies import breakdown
 from workbench import protocol
-from workbench.instrument.recording import ENDED
+from workbench.instrument.recording import ENDED, STOPPED
 from workbench.instrument.settings import DEFAULT
 from workbench.runner.instruments.phases import PhaseTracker
 from workbench.runner.instruments.samplers import NvmlSampler, Sample, Sampler
 from workbench.runner.instruments.telemetry import Telemetry
 from workbench.runner.script.catalogue import INPUT_WAIT
 from workbench.runner.script.host import ScriptHost, group_of, resident_bytes, why_no_steps
-from workbench.runner.script.reader import Entry, Reader
+from workbench.runner.script.reader import Entry, Reader, number_in
 from workbench.runner.wire import Wire
 
 PERIOD_S = 0.05  # between two looks at the recording
@@ -68,6 +68,8 @@ class ScriptWatch:
             if has_ended:
                 reason = "done"
                 break
+            if self._telemetry is not None and (self._folder / STOPPED).exists():
+                self._telemetry.stop()  # samples belong to the recorded steps
             time.sleep(PERIOD_S)
         if self._telemetry is not None:
             self._telemetry.stop()
@@ -253,9 +255,7 @@ class ScriptWatch:
 
     def _exit_code(self) -> int | None:
         """Return the script's exit code; None while it runs."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._folder / ENDED).read_text())
-        return None
+        return number_in(self._folder / ENDED)
 
     def _send_breakdown(self, wait_ms: float, step_ms: float) -> None:
         """Send the breakdown of the mean steady step, by the host's clock."""

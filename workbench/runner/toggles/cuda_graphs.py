@@ -27,6 +27,7 @@ from models.execution.cuda_graph import CaptureError, capturing, on_capture_stre
 from sessions.model import Phase
 from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
+from workbench.runner.failures import Mistake
 from workbench.runner.toggles import conflict
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -40,8 +41,10 @@ from workbench.runner.toggles._toggle import (
     no_effect,
 )
 from workbench.runner.toggles.compile import LAUNCHED
+from workbench.runner.user_models.addresses import addresses_of
 
 if TYPE_CHECKING:
+    from models import Model
     from workbench.runner.instruments.phases import PhaseTracker
     from workbench.runner.variants.build import Build
     from workbench.runner.variants.observed import Observed
@@ -59,8 +62,10 @@ class _CapturedStep:
         step: Callable[[], torch.Tensor],
         phases: PhaseTracker,
         warm_up_steps: int = _WARM_UP_STEPS,
+        model: Model | None = None,
     ) -> None:
         self._step = step
+        self._model = model  # a user's, whose calls may replace the memory of its parameters
         self._phases = phases
         self._warm_up_steps = warm_up_steps
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -101,9 +106,18 @@ class _CapturedStep:
         with on_capture_stream():
             for _ in range(self._warm_up_steps):
                 self.uncaptured()
+        parameters = {} if self._model is None else dict(self._model.named_parameters())
+        addresses = addresses_of(parameters)
         graph = torch.cuda.CUDAGraph()
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
             output = self._step()
+        after = addresses_of(parameters)
+        if moved := [name for name, address in addresses.items() if after.get(name) != address]:
+            raise Mistake(
+                f"cuda_graphs: a step gives new memory to {moved[0]}, as an assignment to .data "
+                "does, but a captured step uses the memory of its capture; write into the "
+                "parameter with copy_, or switch CUDA graphs off"
+            )
         with self._lock:
             if self._releases == releases:  # otherwise the ranks have ended meanwhile
                 self.graph, self._output = graph, output
@@ -147,7 +161,8 @@ def _apply(option: str, build: Build) -> None:
     def capture(step: Callable[[], torch.Tensor]) -> _CapturedStep:
         averages = build.layout.averaged > 1 and not build.sharding
         count = _WARM_UP_STEPS_OF_DDP if averages else _WARM_UP_STEPS
-        return _CapturedStep(step, build.phases, count)
+        is_alone = build.situation.is_own_model and build.layout.ranks == 1
+        return _CapturedStep(step, build.phases, count, build.model if is_alone else None)
 
     build.step_wrappers.append(capture)
 

@@ -6,7 +6,7 @@ read freed memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,11 @@ def record_addresses(tensors: Iterable[Tensor]) -> Callable[[], None]:
                 tensor.data = alias
 
     return restore
+
+
+def addresses_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    """Return the address of each tensor whose memory an assignment to ``.data`` can replace."""
+    return {name: _address(tensor) for name, tensor in tensors.items() if _has_address(tensor)}
 
 
 def _has_address(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,18 @@ from torch import Tensor, nn
 
 from models import ConfigurationError
 from sessions.model import HF
+from sessions.numbers import counted
+from sessions.sizes import size_text
 from workbench.runner.environment import host
+from workbench.runner.failures import lacks_memory
+from workbench.runner.instruments.memory import free_bytes
 
 _FOLDER = Path(__file__).with_name("hf")
 _OPTIONS = re.compile(r"(tiny|\w+=[^,/\\:]*)(,(tiny|\w+=[^,/\\:]*))*")
 _MOST_BYTES = 1_000_000
 _MOST_LETTERS = 300  # some error messages of transformers list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
+_FEW_TOKENS = 8  # tokens of a first call, which shows if a model computes from tokens alone
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 # Sizes of a tiny model, by the names that configurations give them. A field that is missing, None
@@ -110,32 +115,45 @@ def load(source: str, *, initialise: bool) -> Parts:
     """
     fields, sequence = fields_of(source)
     transformers = _import()
-    try:
-        kind = _architecture(transformers, fields)
+    if (model_type := fields["model_type"]) not in transformers.CONFIG_MAPPING:
+        raise ConfigurationError(
+            f"own: {source}: transformers {transformers.__version__} has no model_type "
+            f"{model_type!r}, and no code of a configuration's folder runs; choose another "
+            "configuration, or build the model in a file, FILE.py:build"
+        )
+    with _explained(f"cannot build {source}"):
+        kind = _architecture(source, transformers, fields)
         for name in _OF_CHECKPOINT:
             fields.pop(name, None)
         config = transformers.AutoConfig.for_model(**fields)
-        config.use_cache = False
+        for part in (config, config.get_text_config()):  # the logits alone, and no second output
+            part.use_cache = part.output_attentions = part.output_hidden_states = False
+            part.return_dict = True
         from transformers.initialization import no_init_weights
 
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if kind is None or kind.main_input_name != "input_ids" or vocabulary is None:
             name = fields["model_type"] if kind is None else kind.__name__
-            raise ConfigurationError(f"own: {source}: {name} is no model of text tokens")
+            raise ConfigurationError(
+                f"own: {source}: {name} is no model of text tokens; choose a language model"
+            )
+        if vocabulary < 1:
+            raise ConfigurationError(
+                f"own: {source}: vocab_size = {vocabulary}; a vocabulary needs at least 1 token"
+            )
+        if initialise:
+            with no_init_weights():
+                _check_memory(source, functools.partial(kind._from_config, config))
         with contextlib.nullcontext() if initialise else no_init_weights():
             module = kind._from_config(config, dtype=torch.float32)
-    except Exception as error:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError, ConfigurationError)):
-            raise
-        text = textwrap.shorten(str(error), _MOST_LETTERS, placeholder=" ...")
-        raise ConfigurationError(
-            f"own: transformers cannot build {source}: {type(error).__name__}: {text}"
-        ) from None
+    if initialise:
+        with _explained(f"cannot run {source} on text tokens alone"):
+            _try_tokens(source, module, int(vocabulary), sequence)
     is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
     return Parts(
         module,
         functools.partial(_draw, int(vocabulary), sequence),
-        _next_token_loss if is_causal else _same_token_loss,
+        functools.partial(_token_loss, int(vocabulary), is_causal),
         sequence,
     )
 
@@ -149,20 +167,92 @@ def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
     return torch.randint(vocabulary, (batch, length))
 
 
-def _next_token_loss(output: Any, tokens: Tensor) -> Tensor:
-    logits = _logits(output)[:, :-1].flatten(0, 1).float()
-    return nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise ``ConfigurationError`` for an error of transformers, which ``what`` introduces."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigurationError) or lacks_memory(error):
+            raise
+        text = str(error).partition("Exception raised from")[0]  # torch adds its C++ frames
+        text = textwrap.shorten(text, _MOST_LETTERS, placeholder=" ...").rstrip(".")
+        raise ConfigurationError(
+            f"own: transformers {what}: {type(error).__name__}: {text}; correct the "
+            "configuration, or replace one of its fields with :FIELD=VALUE"
+        ) from None
 
 
-def _same_token_loss(output: Any, tokens: Tensor) -> Tensor:
-    logits = _logits(output).flatten(0, 1).float()
-    return nn.functional.cross_entropy(logits, tokens.flatten())
+def _check_memory(source: str, build: Callable[[], nn.Module]) -> None:
+    """Raise ``ConfigurationError`` if the host has no memory for the weights of a model."""
+    try:
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in build().parameters())
+    except Exception:  # noqa: BLE001 - the build in memory gives the reason, or succeeds
+        return
+    free = free_bytes(torch.device("cpu"))
+    if 4 * size > free:
+        raise ConfigurationError(
+            f"own: {source} has {counted(size, 'parameter')}, which need {size_text(4 * size)} in "
+            "FP32, but "
+            f"{host()} has {size_text(free)} of free memory; make the model smaller with :tiny or "
+            ":FIELD=VALUE"
+        )
 
 
-def _logits(output: Any) -> Any:
+def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) -> None:
+    """Call a new model with a few tokens, or with as many as an input has if it refuses few.
+
+    Raises its error, or ``ConfigurationError`` if a table of positions has too few rows.
+    """
+    tables = {
+        name: table
+        for name, table in module.named_modules()
+        if isinstance(table, nn.Embedding) and ("position" in name or name.endswith("wpe"))
+    }
+    called: set[str] = set()  # a model of images too has tables that tokens do not use
+    hooks = [
+        table.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, table in tables.items()
+    ]
+    try:
+        with torch.no_grad():
+            module(_draw(vocabulary, min(sequence, _FEW_TOKENS), 2))
+    except Exception as error:
+        if sequence <= _FEW_TOKENS or lacks_memory(error):
+            raise
+        with torch.no_grad():
+            module(_draw(vocabulary, sequence, 2))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name in called:
+            _check_positions(source, name, tables[name], sequence)
+
+
+def _check_positions(source: str, name: str, table: nn.Embedding, sequence: int) -> None:
+    """Raise ``ConfigurationError`` if a table has positions for fewer tokens than a sequence."""
+    first = 0 if table.padding_idx is None else table.padding_idx + 1
+    rows = table.num_embeddings - max(first, getattr(table, "offset", 0))
+    if rows < sequence:
+        raise ConfigurationError(
+            f"own: {source}: {name} has positions for {counted(rows, 'token')}, but an input has "
+            f"{sequence}; add the option sequence={rows}, or less"
+        )
+
+
+def _token_loss(vocabulary: int, is_causal: bool, output: Any, tokens: Tensor) -> Tensor:
+    """Return the loss of the next tokens, or else of the same tokens."""
+    logits = _logits(output, vocabulary)
+    if is_causal:
+        logits, tokens = logits[:, :-1], tokens[:, 1:]
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
+def _logits(output: Any, vocabulary: int) -> Any:
     """Return the logits of each token; raises ``ConfigurationError``."""
     logits = getattr(output, "logits", None)
-    if logits is None or logits.ndim != 3:
+    if logits is None or logits.ndim != 3 or logits.shape[-1] < vocabulary:
         raise ConfigurationError(
             f"own: {type(output).__name__} has no logits of each token, so that there is no loss; "
             "choose the workload forward, or a language model in the field architectures"
@@ -170,9 +260,15 @@ def _logits(output: Any) -> Any:
     return logits
 
 
-def _architecture(transformers: Any, fields: Mapping[str, Any]) -> Any:
+def _architecture(source: str, transformers: Any, fields: Mapping[str, Any]) -> Any:
     """Return the model's class: the first one that is named, else a language model, else None."""
-    for name in fields.get("architectures") or ():
+    named = fields.get("architectures") or ()
+    if not isinstance(named, list | tuple):
+        raise ConfigurationError(
+            f"own: {source}: architectures = {named!r:.80} is no list; name classes of "
+            'transformers, for example ["LlamaForCausalLM"]'
+        )
+    for name in named:
         kind = getattr(transformers, str(name), None)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
@@ -187,10 +283,15 @@ def fields_of(source: str) -> tuple[dict[str, Any], int]:
     path = _file(name)
     try:
         fields = json.loads(_read(path))
-    except ValueError as error:
-        raise ConfigurationError(f"own: {path} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"own: {path} is not JSON: {error}; name the config.json of a model, or its folder"
+        ) from None
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise ConfigurationError(f"own: {path} has no model_type, which transformers needs")
+        raise ConfigurationError(
+            f"own: {path} has no model_type, which transformers needs; it must be a JSON object "
+            'with, for example, "model_type": "llama"'
+        )
     chosen = [option for option in options.split(",") if option]
     if "tiny" in chosen:
         fields = _scaled_down(fields)

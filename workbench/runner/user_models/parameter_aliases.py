@@ -14,15 +14,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from workbench.runner.failures import Mistake
 from workbench.runner.structures import of_type, slots
 
 _LEAVES = (types.ModuleType, type, str, bytes, int, float, complex, type(None))
 
 
 def adopt_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Let ``weights`` be a model's parameters wherever it refers to its own; hooks are copied."""
+    """Let ``weights`` be a model's parameters wherever it refers to its own; hooks are copied.
+
+    Raises ``Mistake`` if these are not its parameters.
+    """
     learned = [(weight, weight.requires_grad) for weight in weights.values()]
     before = dict(model.named_parameters(remove_duplicate=False))
+    for name in {**before, **weights}:
+        shapes = [tuple(x.shape) for x in (weights.get(name), before.get(name)) if x is not None]
+        if len({*shapes}) > 1 or len(shapes) < 2:
+            shown = " and ".join(map(str, shapes)) if len(shapes) > 1 else "absent in one of them"
+            raise Mistake(
+                f"own: two builds of the model differ: the parameter {name} is {shown}; let "
+                "build() return the same modules each time"
+            )
     model.load_state_dict(weights, strict=False, assign=True)
     for weight, needs_gradient in learned:  # the assignment copied the model's flags
         weight.requires_grad_(needs_gradient)

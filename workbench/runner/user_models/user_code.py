@@ -11,14 +11,17 @@ import torch
 
 from models import ConfigurationError
 from workbench.runner.environment import host
-from workbench.runner.failures import OwnModelError
+from workbench.runner.failures import Mistake, OwnModelError
 from workbench.runner.user_models.neighbour_modules import too_deeply_nested
 
 _MOST_BYTES = 10_000_000
 
 
 def call_user_code(path: Path, description: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; raise ``OwnModelError`` with the traceback of that code."""
+    """Call the user's code; raise ``OwnModelError`` with the traceback of that code.
+
+    Code that Python cannot read raises ``Mistake``.
+    """
     try:
         return call()
     except torch.OutOfMemoryError:
@@ -29,15 +32,14 @@ def call_user_code(path: Path, description: str, call: Callable[[], Any]) -> Any
             raise
         if nested is None:
             raise _own_error(path, description, error) from None
-        raise OwnModelError(
-            f"{nested}: an expression or a statement is nested too deeply for Python's parser; "
-            "split it into several",
-            "".join(traceback.format_exception_only(error)),
+        raise Mistake(
+            f"own: {nested}: an expression or a statement is nested too deeply for Python's "
+            "parser; split it into several"
         ) from None
     except SyntaxError as error:
-        detail = "".join(traceback.format_exception_only(error))
         line = f", line {error.lineno}" if error.lineno else ""  # none for a binary file
-        raise OwnModelError(f"{error.filename or path}{line}: {error.msg}", detail) from None
+        where = f"{error.filename or path}{line}"
+        raise Mistake(f"own: {where}: {error.msg}; correct the file") from None
     except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
         raise _own_error(path, description, error) from None
 

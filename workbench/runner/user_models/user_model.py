@@ -333,6 +333,32 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
     return frozenset(names & kernels.OPS.keys())
 
 
+def check_source(config: OwnConfig) -> None:
+    """Raise ``ValueError`` for a file that is no Python, has no function, or is no configuration.
+
+    The file is read, not run.
+    """
+    if hf_model.is_hf(config.source):
+        hf_model.fields_of(config.source)
+    else:
+        _check_source(*split(config.source), config.sha256)
+
+
+@functools.lru_cache(maxsize=16)
+def _check_source(path: Path, name: str, sha256: str) -> None:
+    content = read_source(path)
+    call_user_code(path, "the file", lambda: compile(content, path, "exec"))
+    nodes = neighbour_modules.syntax_nodes(content)
+    words = {getattr(node, field, "") for node in nodes for field in ("name", "id", "asname")}
+    words |= {node.value for node in nodes if isinstance(node, ast.Constant)}
+    if words.isdisjoint((name, "*", "__getattr__")):
+        raise _no_function(path, name)
+
+
+def _no_function(path: Path, name: str) -> Mistake:
+    return Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
+
+
 def _digest(path: Path) -> str:
     """Return the digest of the file, and of those that it imports from beside it, if any."""
     digest = hashlib.sha256(read_source(path))
@@ -369,7 +395,7 @@ def load(config: OwnConfig, seed: int, *, initialise: bool = True) -> Parts:
         call_user_code(path, "the file", run)
         build = getattr(module, name, None)
         if not callable(build):
-            raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
+            raise _no_function(path, name)
         returned = call_user_code(path, f"{name}()", build)
         folder = current_folder()
     files = set(map(str, neighbour_modules.files_beside(path, read_source)))

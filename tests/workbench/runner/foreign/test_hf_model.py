@@ -60,13 +60,16 @@ def test_a_wrong_source_is_a_sentence(installed, source, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "is not JSON"), ("[]", "has no model_type"), ('{"model_type": 3}', "no model_type")],
-)
-def test_a_file_that_is_no_configuration_is_a_sentence(tmp_path, text, words):
+    [("{", "is not JSON"), ("[]", "has no model_type"), ('{"model_type": 3}', "no model_type"),
+     ("[" * 100_000, "is not JSON")],
+)  # fmt: skip
+def test_a_file_that_is_no_configuration_is_a_sentence(installed, tmp_path, text, words):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=words):
         hf_model.sequence(f"hf:{path}")
+    (problem,) = resolve.availability(named(f"hf:{path}"), CPU).problems
+    assert words in problem and ("name the config" in problem or "for example" in problem)
 
 
 @pytest.mark.parametrize("positions", ["many", [1], -1, 1, 2.5])
@@ -169,8 +172,19 @@ def write_config(folder: Path, **fields: object) -> str:
             {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
             "ViTForImageClassification is no model of text tokens",
         ),
-        ({"model_type": "nonsense"}, "Unrecognized model identifier: nonsense"),
-        ({"model_type": "llama", "num_attention_heads": 3}, "not a multiple of"),
+        ({"model_type": "nonsense"}, "has no model_type 'nonsense', and no code of"),
+        ({"model_type": "llama", "num_attention_heads": 3}, "replace one of its fields"),
+        ({"model_type": "llama", "architectures": "Llama"}, "architectures = 'Llama' is no list"),
+        ({"model_type": "llama", "vocab_size": 0}, "a vocabulary needs at least 1 token"),
+        ({"model_type": "llama", "hidden_size": 1 << 20}, "of free memory; make the model smaller"),
+        (
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+            "on text tokens alone: ValueError: You must specify",
+        ),
+        (
+            {"model_type": "gpt2", "n_positions": 6, "n_layer": 1},
+            "wpe has positions for 6 tokens, but an input has 8; add the option sequence=6",
+        ),
     ],
 )
 def test_a_configuration_without_a_language_model_is_a_short_sentence(tmp_path, fields, words):
@@ -181,7 +195,9 @@ def test_a_configuration_without_a_language_model_is_a_short_sentence(tmp_path, 
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name", ["BertModel", "BertForSequenceClassification", "BertForTokenClassification"]
+)
 def test_a_model_without_logits_of_tokens_runs_forward_and_has_no_loss(tmp_path, name):
     source = write_config(tmp_path, model_type="bert", architectures=[name])
     parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
@@ -189,6 +205,26 @@ def test_a_model_without_logits_of_tokens_runs_forward_and_has_no_loss(tmp_path,
     output = parts.module(tokens)
     with pytest.raises(ConfigurationError, match="has no logits of each token"):
         parts.loss(output, tokens)
+
+
+@needs_transformers
+def test_logits_are_the_only_output_whatever_a_configuration_requests(tmp_path):
+    requested = {"output_hidden_states": True, "output_attentions": True, "return_dict": False}
+    source = write_config(tmp_path, model_type="llama", **requested)
+    parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
+    assert [*parts.module(parts.make_inputs(1))] == ["logits"]
+
+
+@needs_transformers
+def test_only_positions_of_tokens_limit_a_sequence(tmp_path):
+    """The positions of an image are not those of an input of text."""
+    text = {**SMALL, "model_type": "llama", "vocab_size": 64}
+    vision = {**SMALL, "model_type": "clip_vision_model", "image_size": 4, "patch_size": 2}
+    fields = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    source = write_config(tmp_path, model_type="llava", vision_config=vision, **fields)
+    parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
+    tokens = parts.make_inputs(1)
+    assert parts.loss(parts.module(tokens), tokens).isfinite()
 
 
 @needs_transformers

@@ -382,3 +382,15 @@ def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled):
     first, (second,) = compile_evidence
     assert not first and second.status == "no effect"
     assert "gave up and continued in eager mode" in second.text
+
+
+def test_hooks_of_a_first_call_are_the_reason_why_nothing_is_checked(write):
+    """An attribute that says they are there is carried to the reference, which has none."""
+    body = (
+        "if not self.has_hook:\n"
+        "            self.layer.register_forward_hook(lambda module, inputs, y: 2 * y)\n"
+        "            self.has_hook = True\n"
+        "        return self.layer(x)"
+    )
+    _, result = checked(write(body, members="self.has_hook = False"))
+    assert result.ok is None and result.text.endswith("calls of the model register hooks")

@@ -7,15 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from built import stepped
+from built import owned, stepped
 
 import kernels
 from kernels.core import measured
 from kernels.core.implementation_timing import Cost, Measurement
 from models.execution.cuda_graph import CaptureError
+from workbench.runner.config.resolve import resolve
 from workbench.runner.distributed import world
+from workbench.runner.failures import Mistake
 from workbench.runner.toggles import cuda_graphs
 from workbench.runner.toggles.cuda_graphs import _CapturedStep
+from workbench.runner.variants.build import Build
 
 
 def test_an_uncaptured_step_chooses_kernels_like_the_captured_one():
@@ -52,9 +55,9 @@ def graphs(monkeypatch) -> list[SimpleNamespace]:
     return captured
 
 
-def captured_step(step=lambda: torch.zeros(()), warm_up_steps=3) -> _CapturedStep:
+def captured_step(step=lambda: torch.zeros(()), warm_up_steps=3, model=None) -> _CapturedStep:
     phases = SimpleNamespace(during=lambda phase: contextlib.nullcontext())
-    return _CapturedStep(step, phases, warm_up_steps)
+    return _CapturedStep(step, phases, warm_up_steps, model)
 
 
 def test_a_step_runs_in_python_only_until_it_is_captured(graphs):
@@ -63,6 +66,39 @@ def test_a_step_runs_in_python_only_until_it_is_captured(graphs):
     for _ in range(4):
         step()
     assert len(runs) == 5 + 1 and step.replays == graphs[0].replays == 4
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "written into"])
+def test_a_step_that_replaces_the_memory_of_a_parameter_is_refused(graphs, is_replaced):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        weight = model[0].weight
+        if is_replaced:
+            weight.data = weight / weight.norm()
+        else:
+            weight.copy_(weight / weight.norm())
+        return torch.zeros(())
+
+    captured = captured_step(step, model=model)
+    refusal = pytest.raises(Mistake, match=r"new memory to 0\.weight.*with copy_, or switch CUDA")
+    with refusal if is_replaced else contextlib.nullcontext():
+        captured()
+    assert (captured.graph is None) == is_replaced
+
+
+def test_the_model_of_a_user_is_watched_while_its_step_is_captured(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\ndef build():\n"
+        "    return torch.nn.Linear(2, 2), torch.zeros(1, 2), lambda y, x: y.sum()\n"
+    )
+    situation = resolve(owned(path), torch.device("cpu"))
+    build = Build(situation, SimpleNamespace(), model=torch.nn.Linear(2, 2))
+    cuda_graphs.TOGGLE.apply("on", build)
+    (wrap,) = build.step_wrappers
+    assert wrap(lambda: None)._model is build.model
 
 
 def test_the_graph_is_freed_before_its_ranks_end_and_captured_again_after_it(graphs):

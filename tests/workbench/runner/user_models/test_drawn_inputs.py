@@ -188,3 +188,24 @@ def test_jagged_inputs_run_with_their_flops_unknown(tmp_path):
     result = comparison.check(arm, arm.situation)
     assert result.ok is True, result.text
     assert "model_flops" not in arm.record.facts
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "(torch.randn(batch, 3, 8), torch.randn(2, batch, 8))",
+        "(torch.randn(batch, 3, 8), torch.randn(4, batch, 8))",  # as many layers as rows
+        "(torch.randn(batch, 3, 8), torch.zeros(4, 4))",
+    ],
+)
+def test_ranks_split_only_inputs_whose_first_dimension_is_the_batch(written, inputs):
+    """The state of a recurrent layer has its layers first."""
+    with pytest.raises(Mistake, match="let make_inputs return such tensors, and let the module"):
+        drawn(written(inputs)).part(0, 2)
+
+
+@pytest.mark.parametrize("inputs", ["torch.randn(batch, 8)", "torch.randn(4, 8)[:batch]"])
+def test_ranks_split_rows_also_if_no_larger_batch_can_be_drawn(written, inputs):
+    inputs = f"({inputs} if batch == 4 else {{}}['no other size'],)"
+    (rows,) = drawn(written(inputs)).part(1, 2).inputs
+    assert rows.shape == (2, 8)

@@ -230,6 +230,8 @@ MISTAKES = {
     "it is not a regular file": (".", None),
     "has no function build(); it must return (module, make_inputs)": ("mine.py", "x = 1\n"),
     "has no function other()": ("mine.py:other", LINEAR),
+    "line 1: '(' was never closed; correct the file": ("mine.py", "x = (\n"),
+    "line 1: 'return' outside function; correct the file": ("mine.py", "return 3\n"),
     "returned NoneType; expected (module, make_inputs)": ("mine.py", "def build(): pass\n"),
     "returned 1 value; expected": ("mine.py", "def build(): return (1,)\n"),
     "returned int for the module; expected a torch.nn.Module": (
@@ -273,7 +275,6 @@ RAISING = {
         "def build():\n    def inner():\n        raise ValueError('first\\nsecond')\n    inner()\n"
     ),
     "line 2: the file raised SystemExit: 3": "import sys\nsys.exit(3)\n",
-    "line 1: '(' was never closed": "x = (\n",
     "line 4: make_inputs(4) raised IndexError": LINEAR.replace("torch.randn(batch, 3)", "[][0]"),
 }
 
@@ -304,7 +305,7 @@ def test_what_its_forward_raises_is_told_as_of_any_model_and_the_runner_stays(ru
 
 
 def test_nothing_of_a_file_runs_when_it_is_only_checked(tmp_path, write):
-    path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef build(): pass\n")
     assert resolve.availability(owned(path), CPU).problems == []
     assert not (tmp_path / "ran").exists()
     problem = resolve.availability(owned(path, settings={"sequence": 7}), CPU).problems[0]

@@ -92,6 +92,6 @@ def test_data_that_end_are_named_as_the_reason(tmp_path):
 def test_a_binary_file_has_no_line(tmp_path):
     path = tmp_path / "own.py"
     path.write_bytes(b"\0")
-    with pytest.raises(OwnModelError) as raised:
+    with pytest.raises(Mistake) as raised:
         fresh(FAMILY.configure("file", {"source": str(path)}))
-    assert str(raised.value).startswith(f"{path}: source code string")
+    assert str(raised.value).startswith(f"own: {path}: source code string")

@@ -17,7 +17,7 @@ from process_end import assert_end
 from runner_driver import Driver
 
 from workbench import protocol
-from workbench.runner.failures import OwnModelError
+from workbench.runner.failures import Mistake
 from workbench.runner.user_models import user_model
 
 PROJECT = Path(__file__).parents[3] / "examples" / "project"
@@ -125,7 +125,7 @@ def test_a_file_that_nests_too_deeply_is_one_sentence(write, kind, imported):
     path = write(NESTED[kind])
     if imported:
         path = write("import mine\n", "importing.py")
-    with pytest.raises(OwnModelError) as raised:
+    with pytest.raises(Mistake) as raised:
         load(path)
     sentence = str(raised.value)
     assert "nest" in sentence and "\n" not in sentence and len(sentence) < 300, sentence
