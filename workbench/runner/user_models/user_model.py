@@ -167,9 +167,11 @@ class OwnModel(Model):
         return aliased(self)
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Return only the parameters: every structure has its own buffers."""
-        state = self.state_dict(keep_vars=True)
-        return {name: tensor for name, tensor in state.items() if isinstance(tensor, nn.Parameter)}
+        """Return only the parameters: every structure has its own buffers.
+
+        A state dict may lack some: hooks of a module can remove frozen ones.
+        """
+        return dict(self.named_parameters(remove_duplicate=False))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -53,3 +53,16 @@ def test_modules_that_differ_are_the_reason_why_nothing_is_checked(runner: Drive
     ledger = runner.session.segments[-1].ledger
     assert numerics.mark(ledger) == "unknown"
     assert "two builds of the model differ: 1 is " in numerics.text(ledger)
+
+
+def test_a_state_dict_without_frozen_parameters_is_no_difference(runner: Driver, tmp_path):
+    module = """torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    module[0].weight.requires_grad_(False)
+    module.register_state_dict_post_hook(lambda _, state, prefix, *__: drop(state, prefix))"""
+    drop = "\ndef drop(state, prefix):\n    del state[prefix + '0.weight']\n"
+    chosen = configuration(tmp_path, module)
+    path = tmp_path / "mine.py"
+    path.write_text(path.read_text() + drop)
+    runner.start(chosen, steps=3, check="last")
+    assert runner.finish().reason == "done"
+    assert numerics.mark(runner.session.segments[-1].ledger) == "right"
