@@ -190,7 +190,7 @@ def test_a_plot_appears_when_its_first_data_arrives(qtbot, panel, show, workspac
     telemetry, session.telemetry = session.telemetry, {}
     show(session)
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
-    assert panel.charts["power"].reason == "No power: this session has no telemetry."
+    assert panel.charts["power"].reason == "This session has no telemetry."
     session.telemetry = telemetry
     workspace.session.dataArrived.emit()  # once: nothing need follow for it to be seen
     qtbot.waitUntil(lambda: panel.charts["power"].reason is None)
