@@ -29,8 +29,8 @@ class Bar(QFrame):
         self._buttons: dict[str, QPushButton] = {}
         self._acts: dict[str, Callable[[], None]] = {}
         self._lines = _widgets.tight(QVBoxLayout(), 4)
-        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a button, where there is one line
-        self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
+        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a single button
+        self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # several buttons
         self.close_button = QToolButton()
         self.close_button.setToolTip("Dismiss")
         self.close_button.setAccessibleName("Dismiss")
@@ -72,7 +72,8 @@ class Bar(QFrame):
             line = _widgets.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
-        beside = len(lines) == 1 and len(self._acts) < 2
+        # A single button does not move when there are more lines: the mouse may be on its way.
+        beside = len(self._acts) < 2
         self._show_buttons(
             tuple(self._acts), self._buttons_beside if beside else self._buttons_below
         )
@@ -86,10 +87,12 @@ class Bar(QFrame):
             while layout.takeAt(0):
                 pass
         before, self._buttons = self._buttons, {}
+        one_line = self._lines.count() == 1
+        alignment = Qt.AlignmentFlag.AlignVCenter if one_line else Qt.AlignmentFlag.AlignTop
         for text in texts:
             button = before.pop(text, None) or self._make_button(text)
             self._buttons[text] = button
-            row.addWidget(button)
+            row.addWidget(button, 0, alignment)
             button.show()
         self._buttons_below.addStretch(1)
         if any(button.hasFocus() for button in before.values()):
