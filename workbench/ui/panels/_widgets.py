@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QSplitter,
+    QStyle,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -378,6 +379,33 @@ def column(host: QWidget) -> QVBoxLayout:
     inner.setContentsMargins(12, 8, 12, 12)
     inner.setSpacing(8)
     return inner
+
+
+class FormColumn(QWidget):
+    """Scrolling column of controls of fixed width.
+
+    It is ``width`` pixels wide in small type, and ``growth`` times as much wider as larger type is.
+    It is never narrower than its controls, which the column would cut off.
+    """
+
+    def __init__(self, width: int, growth: float) -> None:
+        super().__init__()
+        self._width, self._growth = width, growth
+        self.rows = column(self)
+        self._body = self.rows.parentWidget()
+        self._body.installEventFilter(self)
+        fonts.follow(self, self._fit)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Follow the controls, which need more room with other texts or in larger type."""
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._fit()
+        return super().eventFilter(watched, event)
+
+    def _fit(self) -> None:
+        bar = self.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent)
+        needed = self._body.minimumSizeHint().width() + bar
+        self.setFixedWidth(max(needed, fonts.in_type(self._width, self.font(), self._growth)))
 
 
 def settle(widget: QWidget) -> None:

@@ -34,7 +34,7 @@ from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._segment_model import Group, SegmentModel
+from workbench.ui.panels._segment_model import OPTIONAL, RESERVE, Group, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -223,7 +223,8 @@ class SegmentsPanel(QWidget):
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
-                self._names.set_columns([1], self.model.optional_columns())
+                optional, reserve = map(self.model.columns_named, (OPTIONAL, RESERVE))
+                self._names.set_columns([1], optional, reserve)
             self._show_selection()
             self._scroll_to_running()
         if self._stale or session is not self._session.shown:
