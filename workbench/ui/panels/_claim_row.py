@@ -55,7 +55,7 @@ class ClaimRow:
         self._experiment = row.experiment
         self._shown: object = None
 
-    def place(self, grid: QGridLayout, line: int, *, narrow: bool) -> None:
+    def arrange(self, grid: QGridLayout, line: int, *, narrow: bool) -> None:
         """Lay out the widgets from a line of the grid on; a narrow panel has two lines of texts."""
         grid.addWidget(self.mark, line, 0, _TOP)
         grid.addWidget(self.word, line, 1, 1, 2 if narrow else 1, _TOP)

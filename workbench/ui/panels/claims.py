@@ -190,7 +190,7 @@ class ClaimsPanel(QWidget):
             self._grid.addWidget(widget, line, 0, 1, COLUMNS)
             line += 1
             for row in (row for key, row in self.rows.items() if key[0] == document):
-                row.place(self._grid, line, narrow=narrow)
+                row.arrange(self._grid, line, narrow=narrow)
                 line += LINES
 
     def resizeEvent(self, event: QResizeEvent) -> None:
