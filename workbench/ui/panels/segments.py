@@ -90,7 +90,7 @@ class SegmentsPanel(QWidget):
         self.note = _widgets.note(tone="warning")
         self.note.setContentsMargins(8, 2, 8, 2)
         self.note.hide()
-        layout = _widgets.tight(QVBoxLayout(self), 0)
+        self._column = layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._left_out = _widgets.note()
         self._left_out.hide()
@@ -237,6 +237,8 @@ class SegmentsPanel(QWidget):
             return
         if (row := self.model.row_of(count - 1)) is not None:
             self._scrolled_to = count
+            self._column.activate()  # a note below may be new
+            self.table.doItemsLayout()  # or its range is that of the rows before
             self.table.scrollTo(self.model.index(row, 0))
 
     def _failed(self, error: Exception, detail: str) -> None:
