@@ -345,10 +345,13 @@ class FittedScrollArea(QScrollArea):
         self.setWidget(self._held)
 
     def sizeHint(self) -> QSize:
-        """Return the body's height at the current width; 0 while it is hidden."""
-        body = self._held
+        """Return the body's height at the current width; 0 while it is hidden.
+
+        Beside a scroll bar the body needs more, without which Qt would keep the bar.
+        """
+        body, width = self._held, self.viewport().width()
         wrapped = body.hasHeightForWidth()
-        height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
+        height = body.heightForWidth(width) if wrapped else body.sizeHint().height()
         return QSize(body.sizeHint().width(), height)
 
     def minimumSizeHint(self) -> QSize:
@@ -358,7 +361,10 @@ class FittedScrollArea(QScrollArea):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Ask for another height when the body has other lines, or comes and goes."""
-        if event.type() in _SNUG_EVENTS:
+        is_wider = (
+            isinstance(event, QResizeEvent) and event.oldSize().width() != event.size().width()
+        )
+        if is_wider or event.type() in _SNUG_EVENTS:
             self.updateGeometry()
         return super().eventFilter(watched, event)
 
