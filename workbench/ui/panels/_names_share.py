@@ -8,8 +8,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, QTimer
 from PySide6.QtWidgets import QHeaderView, QTableView
 
 _HEADING_PX = 20  # left and right of a heading
-LETTERS = 18  # letters of a name that come before reserve columns
-LEAST_LETTERS = 12  # least letters of a name; with less room, the table scrolls sideways
+LETTERS = 12  # least letters of a name; with less room, the table scrolls sideways
 ROOMY = 26  # letters of a name that come before optional columns
 
 
@@ -67,9 +66,8 @@ class NamesShare(QObject):
         if not self._names or max(self._names) >= header.count():
             return
         metrics = self._view.fontMetrics()
-        icon_px, letter_px = max(0, self._view.iconSize().width()), metrics.averageCharWidth()
-        self._hide(icon_px + LETTERS * letter_px)
-        least = icon_px + LEAST_LETTERS * letter_px
+        least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
+        self._hide(least)
         fixed = (column for column in range(header.count()) if column not in self._names)
         room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
         for name in self._names:
