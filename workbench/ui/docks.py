@@ -74,6 +74,7 @@ class DockArea(QMainWindow):
         self._place()
         self._fresh = self.saveState()
         self._width, self._left = self.width(), LEFT_MOST
+        self._left_of = self._width  # width of the area for which that of the forms was chosen
         self._left_least = 0
         self._fit_type()
         theme.changed.connect(self._fit_type)  # the font may be another, too
@@ -84,7 +85,10 @@ class DockArea(QMainWindow):
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give additional width to the plots: Qt would give half of it to the forms."""
+        """Give width that is added to the plots; what is taken away, both sides lose.
+
+        Qt would give half of it to the forms.
+        """
         super().resizeEvent(event)
         self._keep_left()
         self._width = self.width()  # set last: sizes that a small window forces are no choice
@@ -94,14 +98,15 @@ class DockArea(QMainWindow):
         """Remember the width that the user, or a restored layout, gives the forms."""
         resized = event.type() == QEvent.Type.Resize and self._width == self.width()
         if resized and not self.docks["build"].isFloating():
-            self._left = self.docks["build"].width()
+            self._left, self._left_of = self.docks["build"].width(), self.width()
         return super().eventFilter(watched, event)
 
     def _keep_left(self) -> None:
         docks = self.docks
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
-        self._divide(self._left)
+        share = min(1.0, self.width() / self._left_of)  # a smaller window narrows both sides
+        self._divide(max(self._left_least, round(share * self._left)))
 
     def _fit_type(self) -> None:
         """Widen or narrow the forms as the font requires; their width stays a choice."""

@@ -104,3 +104,15 @@ def test_the_forms_are_as_wide_after_many_resizes_as_before(qtbot, window):
         qtbot.waitUntil(lambda size=size: window.dock_area.width() == size[0])
     QCoreApplication.processEvents()
     assert abs(build.width() - before) <= 2
+
+
+def test_the_forms_do_not_take_most_of_a_window_that_becomes_smaller(qtbot, window):
+    window.resize(1440, 900)
+    window.reset_layout()
+    docks, width = window.dock_area.docks, window.dock_area.width
+    qtbot.waitUntil(lambda: 400 < docks["build"].width() <= 480)
+    before = docks["build"].width()
+    window.resize(900, 600)
+    qtbot.waitUntil(lambda: width() == 900 and docks["build"].width() < 0.4 * width())
+    window.resize(1440, 900)
+    qtbot.waitUntil(lambda: abs(docks["build"].width() - before) <= 2)
