@@ -32,7 +32,7 @@ LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
 LEFT_GROWTH = 0.45  # share of the font's growth: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
-BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
+BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; growth with the font
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
@@ -76,6 +76,8 @@ class DockArea(QMainWindow):
         self._width, self._left = self.width(), LEFT_MOST
         self._left_of = self._width  # width of the area for which that of the forms was chosen
         self._left_least = 0
+        self._height, self._build = self.height(), self._build_default()  # of area and form
+        self._build_before = self._build
         self._fit_type()
         theme.changed.connect(self._fit_type)  # the font may be another, too
         self.docks["build"].installEventFilter(self)
@@ -85,20 +87,25 @@ class DockArea(QMainWindow):
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give width that is added to the plots; what is taken away, both sides lose.
+        """Give width that is added to the plots, and height that is taken to the toggles.
 
-        Qt would give half of it to the forms.
+        Both sides lose width that is taken away. Qt would divide each change equally.
         """
         super().resizeEvent(event)
         self._keep_left()
-        self._width = self.width()  # set last: sizes that a small window forces are no choice
+        self._keep_build()
+        # Set last: sizes that a small window forces are no choice.
+        self._width, self._height = self.width(), self.height()
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Remember the width that the user, or a restored layout, gives the forms."""
-        resized = event.type() == QEvent.Type.Resize and self._width == self.width()
-        if resized and not self.docks["build"].isFloating():
-            self._left, self._left_of = self.docks["build"].width(), self.width()
+        """Remember the size that the user, or a restored layout, gives the forms."""
+        build = self.docks["build"]
+        if event.type() == QEvent.Type.Resize and not build.isFloating():
+            if self._width == self.width():
+                self._left, self._left_of = build.width(), self.width()
+            if (self._width, self._height) == (self.width(), self.height()):
+                self._build = build.height()
         return super().eventFilter(watched, event)
 
     def _keep_left(self) -> None:
@@ -108,9 +115,21 @@ class DockArea(QMainWindow):
         share = min(1.0, self.width() / self._left_of)  # a smaller window narrows both sides
         self._divide(max(self._left_least, round(share * self._left)))
 
+    def _keep_build(self) -> None:
+        """Keep the height of the form: the toggles below it scroll anyway."""
+        forms = [self.docks["build"], self.docks["toggles"]]
+        if all(self.dockWidgetArea(dock) == LEFT_AREA and not dock.isFloating() for dock in forms):
+            build = round(min(self._build, BUILD_SHARE * self.height()))
+            toggles = self.height() - build - self._separator_px()
+            self.resizeDocks(forms, [build, toggles], Qt.Orientation.Vertical)
+
+    def _separator_px(self) -> int:
+        separator = QStyle.PixelMetric.PM_DockWidgetSeparatorExtent
+        return self.style().pixelMetric(separator, None, self)
+
     def _fit_type(self) -> None:
-        """Widen or narrow the forms as the font requires; their width stays a choice."""
-        before = self._left_least
+        """Change the size of the forms as the font requires; it stays a choice."""
+        before, build = self._left_least, self._build_default()
         self._left_least = fonts.in_type(LEFT_LEAST, QApplication.font(), LEFT_GROWTH)
         if before == self._left_least:
             return
@@ -122,6 +141,13 @@ class DockArea(QMainWindow):
             most = max(self._left_default(), round(self._left * min(1.0, factor)))
             self._left = min(round(self._left * factor), most)
             self._keep_left()
+            self._build = round(self._build * build / self._build_before)
+            self._keep_build()
+        self._build_before = build
+
+    def _build_default(self) -> int:
+        """Return the default height of the form, if there is room."""
+        return fonts.in_type(BUILD_HEIGHT, QApplication.font(), BUILD_GROWTH)
 
     def _left_default(self) -> int:
         """Return the default width of the forms."""
@@ -134,8 +160,7 @@ class DockArea(QMainWindow):
 
         Qt shrinks both if they and the separator are wider than the area.
         """
-        separator = QStyle.PixelMetric.PM_DockWidgetSeparatorExtent
-        right = self.width() - left - self.style().pixelMetric(separator, None, self)
+        right = self.width() - left - self._separator_px()
         docks = [self.docks["build"], self.docks["live"]]
         self.resizeDocks(docks, [left, right], Qt.Orientation.Horizontal)
 
@@ -172,7 +197,8 @@ class DockArea(QMainWindow):
         down = Qt.Orientation.Vertical
         docks, height = self.docks, self.height()
         self._divide(self._left_default())
-        build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
+        self._build = self._build_default()
+        build = round(min(self._build, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import (
 )
 
 from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.docks import LEFT_LEAST
+from workbench.ui.docks import BUILD_HEIGHT, LEFT_LEAST
 from workbench.ui.panels._chart import Chart
 from workbench.ui.window import MainWindow
 
@@ -116,3 +116,15 @@ def test_the_forms_do_not_take_most_of_a_window_that_becomes_smaller(qtbot, wind
     qtbot.waitUntil(lambda: width() == 900 and docks["build"].width() < 0.4 * width())
     window.resize(1440, 900)
     qtbot.waitUntil(lambda: abs(docks["build"].width() - before) <= 2)
+
+
+def test_the_form_keeps_its_height_in_a_lower_window_and_the_toggles_scroll(qtbot, window):
+    window.resize(1440, 900)
+    window.reset_layout()
+    area, build = window.dock_area, window.dock_area.docks["build"]
+    qtbot.waitUntil(lambda: abs(build.height() - BUILD_HEIGHT) < 30)
+    before = build.height()
+    for height in (860, 780, 700, 900):
+        window.resize(1440, height)
+        qtbot.waitUntil(lambda height=height: height - 200 < area.height() < height)
+        qtbot.waitUntil(lambda: abs(build.height() - before) <= 2)
