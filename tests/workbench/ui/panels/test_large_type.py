@@ -14,6 +14,7 @@ from workbench.client.recorder import Recorder
 from workbench.theming import fonts, stylesheet
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels._widgets import FormColumn, Mark
+from workbench.ui.panels.empty import Empty
 
 
 @pytest.fixture
@@ -178,3 +179,14 @@ def test_claims_do_not_scroll_sideways_in_large_type(qtbot, complete_window, cho
     qtbot.waitUntil(lambda: bar.maximum() == 0 and row.claim.y() > row.word.y())
     choose_points(9)
     qtbot.waitUntil(lambda: row.word.y() == row.claim.y())
+
+
+def test_the_sentence_of_an_empty_panel_is_complete_when_its_type_grows(qtbot, workspace):
+    page = Empty(workspace.theme, "verdict", "No verdict yet", "Run a configuration. " * 8)
+    qtbot.addWidget(page)
+    page.resize(600, 400)
+    page.show()
+    label, font = page._sentence, page.font()
+    font.setPointSizeF(18)
+    page.setFont(font)
+    qtbot.waitUntil(lambda: label.height() >= label.heightForWidth(label.width()))

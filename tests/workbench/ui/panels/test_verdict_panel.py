@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -11,7 +12,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QLabel, QToolButton
 
-from sessions.model import Session
+from sessions.model import Order, Session
 from sessions.numbers import margin_text
 from sessions.verdicts.verdict_words import interim_headline
 from workbench import calibration, protocol
@@ -87,6 +88,16 @@ def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
+
+
+def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed):
+    verdicts, session = changed.workspace.verdicts, changed.workspace.session.recorder.session
+    before, last = verdicts.before(), session.segments[-1]
+    count = len(session.segments)
+    batch_3 = msgspec.structs.replace(last.configuration, settings={"batch": 3})
+    session.orders.append(Order(start_s=1e6, command={"type": "validate"}, segments=count))
+    session.segments.append(dataclasses.replace(last, index=count, configuration=batch_3))
+    assert verdicts.before() == before
 
 
 def test_a_comparison_without_a_ratio_has_no_verdict_yet(judged):
