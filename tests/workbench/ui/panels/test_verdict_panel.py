@@ -25,6 +25,7 @@ from workbench.plots._narrowing import Same, hatch
 from workbench.theming.theme import DARK
 from workbench.titles import Titles
 from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.state import config_edit
 
@@ -384,3 +385,15 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
 def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, text):
     (entry,) = Same(region, Style(DARK)).entries()
     assert entry.name == f"the same: ±{text} %"
+
+
+def test_the_plot_in_front_is_exported(qtbot, ready, judged, monkeypatch):
+    exported = []
+    monkeypatch.setattr(Chart, "export_plot", lambda chart: exported.append(chart.plot.name))
+    ready.resize(1600, 1000)
+    ready.workspace.session.sessionChanged.emit()
+    ready.workspace.session.comparisonsChanged.emit()
+    ready.dock_area.bring("verdict")
+    qtbot.waitUntil(ready.verdict.chart.is_seen)
+    ready.export_plot()
+    assert exported == ["verdict"]
