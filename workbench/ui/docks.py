@@ -76,8 +76,8 @@ class DockArea(QMainWindow):
         self._width, self._left = self.width(), LEFT_MOST
         self._left_of = self._width  # width of the area for which that of the forms was chosen
         self._left_least = 0
-        self._height, self._build = self.height(), self._build_default()  # of area and form
-        self._build_before = self._build
+        self._height, self._build = self.height(), self._build_default()
+        self._build_before = self._build  # default height of the form in the type before
         self._fit_type()
         theme.changed.connect(self._fit_type)  # the font may be another, too
         self.docks["build"].installEventFilter(self)

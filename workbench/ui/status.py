@@ -129,7 +129,10 @@ class StatusBar(QStatusBar):
             text = ": ".join(filter(None, (task, progress.text)))
         has_text = busy or self._run.state == "running"  # beside its steps
         text = clip(self._session.titled(text), _LONGEST_TEXT)
-        self._progress_text.say(f"· {text}" if text and has_text else "")
+        text = text if has_text and text != word else ""
+        repeats = text.startswith(word)  # Starting the runner
+        self.runner.setVisible(not repeats)
+        self._progress_text.say(text if repeats or not text else f"· {text}")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))

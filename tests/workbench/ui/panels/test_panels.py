@@ -233,6 +233,19 @@ def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
     assert ready.status._facts["device"].text() == "NVIDIA H200"
 
 
+def test_the_status_bar_says_nothing_twice(ready):
+    status, line = ready.status, ready.status._progress_text
+    for state, text, shown in (
+        ("starting", "Starting the runner", "Starting the runner"),
+        ("building", "Building", ""),
+        ("running", "Alternating A and B", "· Alternating A and B"),
+    ):
+        ready.workspace.router.route(protocol.State(state=state, text=text))
+        ready.workspace.run.stateChanged.emit()
+        assert line._whole == shown
+        assert status.runner.isVisible() == (not shown.startswith("Starting"))
+
+
 def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
     ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
