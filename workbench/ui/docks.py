@@ -68,7 +68,9 @@ class DockArea(QMainWindow):
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)
         for dock in self.docks.values():
-            dock.topLevelChanged.connect(lambda _, d=dock: QTimer.singleShot(0, d, lambda: fit(d)))
+            dock.topLevelChanged.connect(
+                lambda _, d=dock: QTimer.singleShot(0, d, lambda: self._settle_dock(d))
+            )
             for moved in (dock.topLevelChanged, dock.dockLocationChanged, dock.visibilityChanged):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
@@ -163,6 +165,13 @@ class DockArea(QMainWindow):
         right = self.width() - left - self._separator_px()
         docks = [self.docks["build"], self.docks["live"]]
         self.resizeDocks(docks, [left, right], Qt.Orientation.Horizontal)
+
+    def _settle_dock(self, dock: QDockWidget) -> None:
+        """Bring a dock that floats onto the screen; give a docked one the keyboard that it lost."""
+        fit(dock)
+        is_docked = dock.isVisible() and not dock.isFloating()
+        if is_docked and QApplication.focusWidget() is None:
+            self.enter(dock.objectName())
 
     def fit_floating(self) -> None:
         """Bring the floating docks of a restored layout onto the screen."""

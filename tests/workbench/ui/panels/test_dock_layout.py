@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import (
+    QApplication,
     QDockWidget,
     QLabel,
 )
@@ -128,3 +129,17 @@ def test_the_form_keeps_its_height_in_a_lower_window_and_the_toggles_scroll(qtbo
         window.resize(1440, height)
         qtbot.waitUntil(lambda height=height: height - 200 < area.height() < height)
         qtbot.waitUntil(lambda: abs(build.height() - before) <= 2)
+
+
+def test_a_dock_that_is_docked_again_has_the_keyboard(qtbot, ready):
+    ready.activateWindow()
+    qtbot.waitUntil(ready.isActiveWindow)
+    area, dock = ready.dock_area, ready.dock_area.docks["toggles"]
+    area.enter("toggles")
+    dock.setFloating(True)
+    qtbot.wait(50)
+    if focus := QApplication.focusWidget():
+        focus.clearFocus()
+    dock.setFloating(False)
+    ready.activateWindow()
+    qtbot.waitUntil(lambda: area.current() == "toggles")
