@@ -29,6 +29,7 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
+SMALL_SHARE = 0.4  # largest share of a window that became smaller, unless the user chose more
 LEFT_GROWTH = 0.45  # share of the font's growth: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
@@ -89,9 +90,10 @@ class DockArea(QMainWindow):
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give width that is added to the plots, and height that is taken to the toggles.
+        """Change the width of the plots and the height of the toggles.
 
-        Both sides lose width that is taken away. Qt would divide each change equally.
+        The forms become narrower only where they would take most of a small window. Qt would
+        divide each change equally.
         """
         super().resizeEvent(event)
         self._keep_left()
@@ -114,8 +116,9 @@ class DockArea(QMainWindow):
         docks = self.docks
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
-        share = min(1.0, self.width() / self._left_of)  # a smaller window narrows both sides
-        self._divide(max(self._left_least, round(share * self._left)))
+        share = max(SMALL_SHARE, self._left / self._left_of)
+        most = max(self._left_least, round(share * self.width()))
+        self._divide(min(self._left, most))
 
     def _keep_build(self) -> None:
         """Keep the height of the form: the toggles below it scroll anyway."""

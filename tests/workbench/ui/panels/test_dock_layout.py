@@ -114,7 +114,7 @@ def test_the_forms_do_not_take_most_of_a_window_that_becomes_smaller(qtbot, wind
     qtbot.waitUntil(lambda: 400 < docks["build"].width() <= 480)
     before = docks["build"].width()
     window.resize(900, 600)
-    qtbot.waitUntil(lambda: width() == 900 and docks["build"].width() < 0.4 * width())
+    qtbot.waitUntil(lambda: width() == 900 and docks["build"].width() < 0.41 * width())
     window.resize(1440, 900)
     qtbot.waitUntil(lambda: abs(docks["build"].width() - before) <= 2)
 
