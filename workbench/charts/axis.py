@@ -169,10 +169,11 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         painter.setFont(font)
         painter.setPen(shade(style.theme.muted))
         free_from = -math.inf  # where the text before ends
+        drawn = self.boundingRect() | area  # Qt clips what is outside
         for pixel, text in zip(pixels, texts, strict=True):
             if self.orientation == "bottom":
                 width = metrics.horizontalAdvance(text)
-                left = pixel - width / 2
+                left = max(drawn.left(), min(pixel - width / 2, drawn.right() - width))
                 if left < free_from:
                     continue
                 free_from = left + width + _APART

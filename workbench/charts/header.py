@@ -100,8 +100,7 @@ class Header(QGraphicsWidget):
 
     def _rooms(self, corners: list[tuple[float, float]]) -> list[float]:
         """Return the right end of each entry: the next entry in its row, or the row's end."""
-        width = self.size().width()
-        ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in corners]
+        ends = [self._row_end(y) for _, y in corners]
         for index, ((_, y), (x, below)) in enumerate(itertools.pairwise(corners)):
             if y == below:
                 ends[index] = x - _GAP_PX
@@ -120,12 +119,21 @@ class Header(QGraphicsWidget):
     def _row_px(self) -> float:
         return QFontMetricsF(self._style.font()).height() + 2
 
+    def _shown_title(self) -> str:
+        """Return the title as it fits beside the room that stays free."""
+        metrics = QFontMetricsF(self._style.font(bold=True))
+        return metrics.elidedText(self.title, Qt.TextElideMode.ElideRight, self._row_end(0.0))
+
+    def _row_end(self, y: float) -> float:
+        """Return the right end of the row at ``y``."""
+        return max(0.0, self.size().width() - (self.spare_px if y == 0 else 0.0))
+
     def _place(self) -> int:
         """Place all entries with their names at the current cap; return the number of rows."""
         metrics = QFontMetricsF(self._style.font())
         bold = QFontMetricsF(self._style.font(bold=True))
-        width, row_px = self.size().width(), self._row_px()
-        x = bold.horizontalAdvance(self.title) + _GAP_PX if self.title else 0.0
+        row_px = self._row_px()
+        x = bold.horizontalAdvance(self._shown_title()) + _GAP_PX if self.title else 0.0
         if self.subtitle:
             x += metrics.horizontalAdvance(self.subtitle) + _GAP_PX
         row = 0
@@ -134,7 +142,7 @@ class Header(QGraphicsWidget):
         self._corners = []
         for entry in self._entries:
             need = self._entry_width(entry, metrics)
-            if x > 0 and x + need > width - (self.spare_px if row == 0 else 0.0):
+            if x > 0 and x + need > self._row_end(row):
                 x, row = 0.0, row + 1
             self._corners.append((x, row * row_px))
             x += need + _GAP_PX
@@ -152,10 +160,11 @@ class Header(QGraphicsWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         painter.setFont(style.font(bold=True))
         painter.setPen(shade(style.theme.text))
-        painter.drawText(QPointF(0, metrics.ascent()), self.title)
+        title = self._shown_title()
+        painter.drawText(QPointF(0, metrics.ascent()), title)
         if self.subtitle:
-            left = QFontMetricsF(style.font(bold=True)).horizontalAdvance(self.title) + 10
-            room = max(0.0, self.size().width() - left - self.spare_px)
+            left = QFontMetricsF(style.font(bold=True)).horizontalAdvance(title) + 10
+            room = max(0.0, self._row_end(0.0) - left)
             text = metrics.elidedText(self.subtitle, Qt.TextElideMode.ElideRight, room)
             painter.setFont(style.font())
             painter.setPen(shade(style.theme.muted))
@@ -170,6 +179,8 @@ class Header(QGraphicsWidget):
             left_out_text = (
                 f"and {self._left_out} more" if self._corners else counted(self._left_out, "curve")
             )
+            room = max(0.0, self._row_end(y) - x)
+            left_out_text = metrics.elidedText(left_out_text, Qt.TextElideMode.ElideRight, room)
             painter.drawText(QPointF(x, y + metrics.ascent()), left_out_text)
 
     def _read(self) -> None:

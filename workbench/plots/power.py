@@ -67,9 +67,9 @@ def can_show(runs: Sequence[Run]) -> str | None:
     """Return why there is nothing to show; None if a device reported its power."""
     devices_of_runs = [(run, device) for run in runs for device in devices(run)]
     if not devices_of_runs:
-        return "No power: this session has no telemetry."
+        return "This session has no telemetry."
     if not any(measured(run, device, "power_w") for run, device in devices_of_runs):
-        return "No power: the device of this session does not report it."
+        return "The device of this session does not report it."
     return None
 
 

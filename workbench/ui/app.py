@@ -110,7 +110,7 @@ def _offer(window: MainWindow, offer: tuple[list[Path], journal.Summary | None])
     older_note = older_note if older else ""
     banner = window.failures.show_banner(
         "info",
-        f"{when}: was not saved. Its journal has everything.{older_note}",
+        f"Not saved: {when}. Its journal has everything.{older_note}",
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
     banner.add("Recover", lambda: window.workspace.session.open(newest))

@@ -29,10 +29,11 @@ from workbench.ui.panels import _widgets
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
+SMALL_SHARE = 0.4  # largest share of a window that became smaller, unless the user chose more
 LEFT_GROWTH = 0.45  # share of the font's growth: the plots need room too
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # a narrower column would cut texts off
-BUILD_HEIGHT = 220  # fits the usual form; rarely used fields are folded
+BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; growth with the font
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
@@ -68,13 +69,18 @@ class DockArea(QMainWindow):
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)
         for dock in self.docks.values():
-            dock.topLevelChanged.connect(lambda _, d=dock: QTimer.singleShot(0, d, lambda: fit(d)))
+            dock.topLevelChanged.connect(
+                lambda _, d=dock: QTimer.singleShot(0, d, lambda: self._settle_dock(d))
+            )
             for moved in (dock.topLevelChanged, dock.dockLocationChanged, dock.visibilityChanged):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
         self._fresh = self.saveState()
         self._width, self._left = self.width(), LEFT_MOST
+        self._left_of = self._width  # width of the area for which that of the forms was chosen
         self._left_least = 0
+        self._height, self._build = self.height(), self._build_default()
+        self._build_before = self._build  # default height of the form in the type before
         self._fit_type()
         theme.changed.connect(self._fit_type)  # the font may be another, too
         self.docks["build"].installEventFilter(self)
@@ -84,28 +90,51 @@ class DockArea(QMainWindow):
         return QSize(640, 360)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give additional width to the plots: Qt would give half of it to the forms."""
+        """Change the width of the plots and the height of the toggles.
+
+        The forms become narrower only where they would take most of a small window. Qt would
+        divide each change equally.
+        """
         super().resizeEvent(event)
         self._keep_left()
-        self._width = self.width()  # set last: sizes that a small window forces are no choice
+        self._keep_build()
+        # Set last: sizes that a small window forces are no choice.
+        self._width, self._height = self.width(), self.height()
         self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Remember the width that the user, or a restored layout, gives the forms."""
-        resized = event.type() == QEvent.Type.Resize and self._width == self.width()
-        if resized and not self.docks["build"].isFloating():
-            self._left = self.docks["build"].width()
+        """Remember the size that the user, or a restored layout, gives the forms."""
+        build = self.docks["build"]
+        if event.type() == QEvent.Type.Resize and not build.isFloating():
+            if self._width == self.width():
+                self._left, self._left_of = build.width(), self.width()
+            if (self._width, self._height) == (self.width(), self.height()):
+                self._build = build.height()
         return super().eventFilter(watched, event)
 
     def _keep_left(self) -> None:
         docks = self.docks
         if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
             return
-        self._divide(self._left)
+        share = max(SMALL_SHARE, self._left / self._left_of)
+        most = max(self._left_least, round(share * self.width()))
+        self._divide(min(self._left, most))
+
+    def _keep_build(self) -> None:
+        """Keep the height of the form: the toggles below it scroll anyway."""
+        forms = [self.docks["build"], self.docks["toggles"]]
+        if all(self.dockWidgetArea(dock) == LEFT_AREA and not dock.isFloating() for dock in forms):
+            build = round(min(self._build, BUILD_SHARE * self.height()))
+            toggles = self.height() - build - self._separator_px()
+            self.resizeDocks(forms, [build, toggles], Qt.Orientation.Vertical)
+
+    def _separator_px(self) -> int:
+        separator = QStyle.PixelMetric.PM_DockWidgetSeparatorExtent
+        return self.style().pixelMetric(separator, None, self)
 
     def _fit_type(self) -> None:
-        """Widen or narrow the forms as the font requires; their width stays a choice."""
-        before = self._left_least
+        """Change the size of the forms as the font requires; it stays a choice."""
+        before, build = self._left_least, self._build_default()
         self._left_least = fonts.in_type(LEFT_LEAST, QApplication.font(), LEFT_GROWTH)
         if before == self._left_least:
             return
@@ -117,6 +146,13 @@ class DockArea(QMainWindow):
             most = max(self._left_default(), round(self._left * min(1.0, factor)))
             self._left = min(round(self._left * factor), most)
             self._keep_left()
+            self._build = round(self._build * build / self._build_before)
+            self._keep_build()
+        self._build_before = build
+
+    def _build_default(self) -> int:
+        """Return the default height of the form, if there is room."""
+        return fonts.in_type(BUILD_HEIGHT, QApplication.font(), BUILD_GROWTH)
 
     def _left_default(self) -> int:
         """Return the default width of the forms."""
@@ -129,10 +165,16 @@ class DockArea(QMainWindow):
 
         Qt shrinks both if they and the separator are wider than the area.
         """
-        separator = QStyle.PixelMetric.PM_DockWidgetSeparatorExtent
-        right = self.width() - left - self.style().pixelMetric(separator, None, self)
+        right = self.width() - left - self._separator_px()
         docks = [self.docks["build"], self.docks["live"]]
         self.resizeDocks(docks, [left, right], Qt.Orientation.Horizontal)
+
+    def _settle_dock(self, dock: QDockWidget) -> None:
+        """Bring a dock that floats onto the screen; give a docked one the keyboard that it lost."""
+        fit(dock)
+        is_docked = dock.isVisible() and not dock.isFloating()
+        if is_docked and QApplication.focusWidget() is None:
+            self.enter(dock.objectName())
 
     def fit_floating(self) -> None:
         """Bring the floating docks of a restored layout onto the screen."""
@@ -167,7 +209,8 @@ class DockArea(QMainWindow):
         down = Qt.Orientation.Vertical
         docks, height = self.docks, self.height()
         self._divide(self._left_default())
-        build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
+        self._build = self._build_default()
+        build = round(min(self._build, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
         lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)

@@ -14,6 +14,7 @@ from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import message_boxes, session_dialogs
 from workbench.ui.docks import DockArea
 from workbench.ui.panels import _widgets
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.failure import FailurePanel
 from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.panels.segments import SegmentsPanel
@@ -221,12 +222,24 @@ class PanelWindow(QMainWindow):
             self.dock_area.fit_floating()
 
     def export_plot(self) -> None:
-        """Write a plot to a file."""
-        self.live.export_plot()
+        """Write the plot in front to a file: of another panel, or else a live plot."""
+        chart = self._chart_in_front()
+        (self.live if chart is None else chart).export_plot()
 
     def copy_plot(self) -> None:
-        """Put a picture of the plots on the clipboard."""
-        self.live.copy_image()
+        """Put a picture of the plots in front on the clipboard."""
+        chart = self._chart_in_front()
+        (self.live if chart is None else chart).copy_image()
+
+    def _chart_in_front(self) -> Chart | None:
+        """Return the first plot with data that is seen; None if live plots are, or no plot."""
+        charts = [
+            chart
+            for chart in self.dock_area.findChildren(Chart)
+            if chart.reason is None and chart.is_seen()
+        ]
+        live = self.dock_area.docks["live"]
+        return None if any(map(live.isAncestorOf, charts)) else next(iter(charts), None)
 
     def show_help(self, name: str) -> None:
         """Open a page of the help."""

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
-from sessions.plain_text import clip
+from sessions.plain_text import capitalized, clip
 from sessions.sizes import size_text
 from workbench.client import runner_command
 from workbench.theming import fonts
@@ -123,11 +123,16 @@ class StatusBar(QStatusBar):
         progress = self._run.progress
         busy = progress is not None or self._run.state in ("starting", "building")
         fraction = None if progress is None else progress.fraction
-        task = "" if progress is None else _TASKS.get(progress.task, progress.task)
-        text = self._run.text if progress is None else f"{task} {progress.text}".strip()
+        text = self._run.text
+        if progress is not None:
+            task = capitalized(_TASKS.get(progress.task, progress.task))
+            text = ": ".join(filter(None, (task, progress.text)))
         has_text = busy or self._run.state == "running"  # beside its steps
         text = clip(self._session.titled(text), _LONGEST_TEXT)
-        self._progress_text.say(text if has_text else "")
+        text = text if has_text and text != word else ""
+        repeats = text.startswith(word)  # Starting the runner
+        self.runner.setVisible(not repeats)
+        self._progress_text.say(text if repeats or not text else f"· {text}")
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))

@@ -79,6 +79,7 @@ class MainWindow(PanelWindow):
         self.shortcutsWanted.connect(lambda: information.shortcuts(self, self.actions_.menus))
         self.tourWanted.connect(self.start_tour)
         workspace.session.sessionChanged.connect(self._show_title)
+        workspace.session.openingChanged.connect(self._show_title)
         workspace.run.stateChanged.connect(self._show_title)
         self._activated = False
         self._show_title()
@@ -216,7 +217,9 @@ class MainWindow(PanelWindow):
     def _show_title(self) -> None:
         session = self.workspace.session.shown
         origin = "" if self.workspace.session.live else "  (opened file)"
-        self._title.say(f"{session.title}{origin}")
+        opening = self.workspace.session.opening
+        text = f"{session.title}{origin}" if opening is None else f"Opening {opening.name} …"
+        self._title.say(text)
         run = self.workspace.run
         title = one_line(session.title, _LONGEST_TITLE)
         if run.active:

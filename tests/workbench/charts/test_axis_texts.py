@@ -18,10 +18,23 @@ def test_texts_of_ticks_never_overlap(qapp, font_px):
     style = screen_style(DARK, font_px)
     axis, painter = Axis("bottom", style), MagicMock()
     texts = ["1024", "2048", "4096", "8192", "16384", "32768"]
-    axis._draw_texts(painter, QRectF(0, 0, 200, 100), [20.0 * at for at in range(6)], texts)
+    axis._draw_texts(painter, QRectF(0, 0, 200, 100), [30.0 * at for at in range(6)], texts)
     metrics, end = QFontMetricsF(style.font()), float("-inf")
     drawn = [(call.args[0].x(), call.args[1]) for call in painter.drawText.call_args_list]
     assert drawn[0][1] == "1024" and len(drawn) > 1
     for left, text in drawn:
         assert left > end
         end = left + metrics.horizontalAdvance(text)
+
+
+@pytest.mark.parametrize("pixels", [[2.0, 100.0, 198.0], [0.0, 60.0, 200.0]])
+def test_the_first_and_the_last_text_of_an_axis_are_not_clipped(qapp, pixels):
+    style = screen_style(DARK, 13)
+    axis, painter = Axis("bottom", style), MagicMock()
+    texts = ["0:00", "1:00", "2:00"]
+    axis._draw_texts(painter, QRectF(0, 0, 200, 100), pixels, texts)
+    metrics = QFontMetricsF(style.font())
+    drawn = [(call.args[0].x(), call.args[1]) for call in painter.drawText.call_args_list]
+    assert [text for _, text in drawn] == texts
+    for left, text in drawn:
+        assert left >= 0 and left + metrics.horizontalAdvance(text) <= 200

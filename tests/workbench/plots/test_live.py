@@ -190,7 +190,7 @@ def test_a_plot_appears_when_its_first_data_arrives(qtbot, panel, show, workspac
     telemetry, session.telemetry = session.telemetry, {}
     show(session)
     qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
-    assert panel.charts["power"].reason == "No power: this session has no telemetry."
+    assert panel.charts["power"].reason == "This session has no telemetry."
     session.telemetry = telemetry
     workspace.session.dataArrived.emit()  # once: nothing need follow for it to be seen
     qtbot.waitUntil(lambda: panel.charts["power"].reason is None)
@@ -380,7 +380,7 @@ def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_curs
     monkeypatch.setattr(plot_export, "csv_bytes", write)
     monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
     usual = chart.cursor().shape()
-    chart.export(".csv") if to_a_file else chart.copy_data()
+    chart.export_plot(".csv") if to_a_file else chart.copy_data()
     chart.copy_data()
     assert chart.cursor().shape() == Qt.CursorShape.BusyCursor
     hold.set()
@@ -400,10 +400,10 @@ def test_what_hinders_the_writing_is_told(qtbot, tasks, monkeypatch, tmp_path):
     monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", shown)
     path = tmp_path / "no" / "such" / "folder.csv"
     monkeypatch.setattr("workbench.ui.panels._chart.message_boxes.file_to_write", lambda *_: path)
-    chart.export(".csv")
+    chart.export_plot(".csv")
     qtbot.waitUntil(lambda: len(warnings) == 1)
     assert "No step has been timed yet" in warnings[0][2]
     chart.runs = [Run(gpu_session(1, 50))]
-    chart.export(".csv")
+    chart.export_plot(".csv")
     qtbot.waitUntil(lambda: len(warnings) == 2)
     assert "choose another place" in warnings[1][2]

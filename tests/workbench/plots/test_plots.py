@@ -219,7 +219,7 @@ def test_telemetry_plots_say_that_a_session_has_none():
     assert PLOTS["utilization"].can_show([Run(session)]) == (
         "Utilization needs telemetry, but this session has none."
     )
-    assert PLOTS["power"].can_show([Run(session)]) == "No power: this session has no telemetry."
+    assert PLOTS["power"].can_show([Run(session)]) == "This session has no telemetry."
 
 
 values = st.sampled_from([np.nan, 0.0, 1e-3, 12.0, 31_000.0, 1e9])

@@ -53,16 +53,18 @@ def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, texts):
 
 
 class _RecordingPainter(QPainter):
-    """Painter that records which texts it draws, and at which heights."""
+    """Painter that records which texts it draws, at which heights, and where they end."""
 
     def __init__(self, on: QPixmap) -> None:
         super().__init__(on)
         self.baselines: list[float] = []
         self.texts: list[str] = []
+        self.ends: list[float] = []
 
     def drawText(self, position, text) -> None:
         self.baselines.append(position.y())
         self.texts.append(text)
+        self.ends.append(position.x() + QFontMetricsF(self.font()).horizontalAdvance(text))
         super().drawText(position, text)
 
 
@@ -71,3 +73,19 @@ def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, text):
     metrics = QFontMetricsF(Style(DARK).font())
     digits = digits_in(metrics.horizontalAdvance(text), metrics, MILLISECONDS, [1.62, 1.57])
     assert MILLISECONDS.text(1.62, digits) == text
+
+
+@pytest.mark.parametrize("width", [60.0, 150.0, 400.0])
+def test_no_text_of_a_header_lies_under_the_button_in_its_corner(qapp, width):
+    header = Header(Style(DARK))
+    header.title, header.subtitle, header.spare_px = "Validation loss", "moe train", 30.0
+    header.setGeometry(QRectF(0, 0, width, 40))
+    header.set_entries([Entry(f"arm {at}", "line", QPen(), QBrush()) for at in range(9)])
+    pixmap = QPixmap(int(width), 40)
+    painter = _RecordingPainter(pixmap)
+    header.paint(painter, None)
+    painter.end()
+    assert painter.texts[0][:1] == "V"
+    drawn = zip(painter.texts, painter.ends, painter.baselines, strict=True)
+    first_row = [end for text, end, baseline in drawn if text and baseline < 16]
+    assert first_row and max(first_row) <= width - 30

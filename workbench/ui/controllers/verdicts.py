@@ -6,6 +6,7 @@ import math
 
 from PySide6.QtCore import QObject, Signal
 
+from sessions import session_log
 from sessions.model import Configuration, PairedComparison
 from sessions.verdicts.background import is_background, newest_requested
 from sessions.verdicts.multiple_comparisons import side_by_side
@@ -121,10 +122,15 @@ class Verdicts(QObject):
         )
 
     def before(self) -> Configuration | None:
-        """Return the last configuration that ran and differs from the edited one."""
-        edited = self._configuration.edited
-        for segment in reversed(self._session.recorder.session.segments):
-            if edited is not None and not config_edit.ran_as(edited, segment.configuration):
+        """Return the last configuration that ran and differs from the edited one.
+
+        Variants that a study made, such as other batch sizes of a checklist, do not count.
+        """
+        edited, session = self._configuration.edited, self._session.recorder.session
+        made = session_log.study_segments(session)
+        for segment in reversed(session.segments):
+            ran_as_edited = edited is None or config_edit.ran_as(edited, segment.configuration)
+            if segment.index not in made and not ran_as_edited:
                 return segment.configuration
         return None
 

@@ -11,6 +11,7 @@ from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
 from workbench.ui.panels import _widgets
 
+_BESIDE = 80  # letters of a line that leaves room for a button
 Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
 
 
@@ -28,20 +29,22 @@ class Bar(QFrame):
         self._shown: object = None
         self._buttons: dict[str, QPushButton] = {}
         self._acts: dict[str, Callable[[], None]] = {}
-        self._lines = _widgets.tight(QVBoxLayout(), 4)
-        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a button, where there is one line
-        self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # and where there are more
+        self._first_line = _widgets.tight(QVBoxLayout(), 4)
+        self._lines = _widgets.tight(QVBoxLayout(), 4)  # the other lines
+        self._buttons_beside = _widgets.tight(QHBoxLayout(), 6)  # a button beside a short line
+        self._buttons_below = _widgets.tight(QHBoxLayout(), 6)  # other buttons
         self.close_button = QToolButton()
         self.close_button.setToolTip("Dismiss")
         self.close_button.setAccessibleName("Dismiss")
         self.close_button.clicked.connect(dismissed)
         head = _widgets.tight(QHBoxLayout(), 6)
-        head.addLayout(self._lines, 1)
+        head.addLayout(self._first_line, 1)
         head.addLayout(self._buttons_beside)
         head.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         layout = _widgets.tight(QVBoxLayout(self), 6)
         layout.setContentsMargins(10, 6, 6, 6)
         layout.addLayout(head)
+        layout.addLayout(self._lines)
         layout.addLayout(self._buttons_below)
         self.hide()
 
@@ -64,15 +67,18 @@ class Bar(QFrame):
         self.setProperty("tone", tone)
         self.style().unpolish(self)
         self.style().polish(self)
+        _widgets.clear(self._first_line)
         _widgets.clear(self._lines)
-        for text, mark, role in lines:
+        for row, (text, mark, role) in enumerate(lines):
             label = _widgets.note(
                 text, role if role in ("good", "warning", "bad", "accent") else ""
             )
             line = _widgets.marked(label, mark, theme, role) if mark else label
-            self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
+            layout = self._lines if row else self._first_line
+            layout.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
             line.show()
-        beside = len(lines) == 1 and len(self._acts) < 2
+        # A single button does not move when there are more lines: the mouse may be on its way.
+        beside = len(self._acts) < 2 and len(lines[0][0]) <= _BESIDE
         self._show_buttons(
             tuple(self._acts), self._buttons_beside if beside else self._buttons_below
         )

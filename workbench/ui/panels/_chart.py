@@ -122,6 +122,10 @@ class Chart(QWidget):
         """The reason why nothing is drawn, or None."""
         return self._reason
 
+    def is_seen(self) -> bool:
+        """Return True if a part of the plot is in front and not scrolled away."""
+        return not self._view.viewport().visibleRegion().isEmpty()
+
     def set_theme(self, theme: Theme) -> None:
         """Draw in these colours and the present type; a hidden plot is drawn when it is shown."""
         self._theme = theme
@@ -269,7 +273,7 @@ class Chart(QWidget):
         menu.addSeparator()
         for suffix in plot_export.SUFFIXES:
             name = suffix[1:].upper()
-            menu.addAction(f"Export {name} …", lambda s=suffix: self.export(s))
+            menu.addAction(f"Export {name} …", lambda s=suffix: self.export_plot(s))
         if self._reason is not None:
             for action in menu.actions():
                 action.setEnabled(False)
@@ -325,7 +329,7 @@ class Chart(QWidget):
 
         self._start(work, clipboard.setText)
 
-    def export(self, suffix: str = ".png") -> None:
+    def export_plot(self, suffix: str = ".png") -> None:
         """Ask for a file and write the plot to it."""
         kinds = {suffix: _FILTERS[suffix], **_FILTERS}
         title, suggestion = f"Export {self.plot.title}", f"{self.plot.name}{suffix}"

@@ -16,6 +16,9 @@ from workbench.ui.panels import _widgets
 
 COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
 STRETCH = (0, 0, 5, 4, 5, 0)
+LINES = 3  # grid lines for a claim: result, texts, reason; a wide panel joins the first two
+# First column and number of columns of the texts: claim, what the document says, measured.
+WIDE, NARROW = ((2, 1), (3, 1), (4, 1)), ((1, 2), (3, 1), (4, 2))
 WORD_WIDTH, TEXT_WIDTH = 96, 60  # pixels of the result; least pixels of a text
 MARKS = {  # by result: the word, its icon and its colour
     claims.HOLDS: ("Holds", "effective", "good"),
@@ -31,12 +34,16 @@ _TOP = Qt.AlignmentFlag.AlignTop
 
 
 class ClaimRow:
-    """The widgets of one claim, in two lines of a grid that it shares with the others."""
+    """The widgets of one claim, in ``LINES`` lines of a grid that it shares with the others.
 
-    def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
+    ``repeated``: the claim above has the same name, which is not shown a second time.
+    """
+
+    def __init__(self, row: Row, measure: Callable[[], None], *, repeated: bool) -> None:
         self.mark, self.word = _widgets.Mark(), QLabel()
         fonts.fix_width(self.word, WORD_WIDTH)
-        self.claim = _wrapped(capitalized(row.claim))
+        self.claim = _wrapped("" if repeated else capitalized(row.claim))
+        self.claim.setAccessibleName(capitalized(row.claim))
         self.claim.setToolTip(f"{row.row}: {row.how}")
         self.says, self.measured = _wrapped(row.says), _wrapped("")
         self.says.setProperty("muted", True)
@@ -47,10 +54,17 @@ class ClaimRow:
         self.button.clicked.connect(measure)
         self._experiment = row.experiment
         self._shown: object = None
-        cells = (self.mark, self.word, self.claim, self.says, self.measured, self.button)
-        for column, widget in enumerate(cells):
-            grid.addWidget(widget, line, column, _TOP)
-        grid.addWidget(self.reason, line + 1, 2, 1, COLUMNS - 2)
+
+    def arrange(self, grid: QGridLayout, line: int, *, narrow: bool) -> None:
+        """Lay out the widgets from a line of the grid on; a narrow panel has two lines of texts."""
+        grid.addWidget(self.mark, line, 0, _TOP)
+        grid.addWidget(self.word, line, 1, 1, 2 if narrow else 1, _TOP)
+        grid.addWidget(self.button, line, COLUMNS - 1, _TOP | Qt.AlignmentFlag.AlignRight)
+        texts = (self.claim, self.says, self.measured)
+        for text, (column, count) in zip(texts, NARROW if narrow else WIDE, strict=True):
+            grid.addWidget(text, line + narrow, column, 1, count, _TOP)
+        first = 1 if narrow else 2
+        grid.addWidget(self.reason, line + 2, first, 1, COLUMNS - first)
 
     def show(self, row: Row, why_not: str, theme: Theme) -> None:
         """Show the claim's current state; ``why_not``: why it cannot be measured now."""

@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, QTimer
 from PySide6.QtWidgets import QHeaderView, QTableView
 
 _HEADING_PX = 20  # left and right of a heading
-LETTERS = 18  # least letters of a name; with less room, the table scrolls sideways
+LETTERS = 12  # least letters of a name; with less room, the table scrolls sideways
 ROOMY = 26  # letters of a name that come before optional columns
 
 
@@ -23,6 +23,7 @@ class NamesShare(QObject):
         self._view = view
         self._names: Sequence[int] = ()
         self._optional: Sequence[int] = ()
+        self._reserve: Sequence[int] = ()
         self._needs: dict[int, int] = {}  # widths of these columns, in the font of the key
         self._font = ""
         self._later = QTimer(self)  # when the sections that were shown again have their sizes
@@ -31,14 +32,18 @@ class NamesShare(QObject):
         view.horizontalHeader().sectionResized.connect(self._resized)
         view.viewport().installEventFilter(self)
 
-    def set_columns(self, names: Sequence[int], optional: Sequence[int] = ()) -> None:
+    def set_columns(
+        self, names: Sequence[int], optional: Sequence[int] = (), reserve: Sequence[int] = ()
+    ) -> None:
         """Set the columns of names, and those that are hidden where there is no room for them.
 
-        The first optional column is hidden first.
+        Optional columns are hidden, the first one first, until names are roomy. Reserve columns
+        follow only where the table would scroll sideways otherwise.
         """
-        for column in set(self._optional) - set(optional):
+        for column in {*self._optional, *self._reserve} - {*optional, *reserve}:
             self._view.setColumnHidden(column, False)
-        self._names, self._optional, self._font = names, optional, ""
+        self._names, self._optional, self._reserve = names, optional, reserve
+        self._font = ""
         for name in names:
             mode = QHeaderView.ResizeMode.Interactive
             self._view.horizontalHeader().setSectionResizeMode(name, mode)
@@ -51,7 +56,7 @@ class NamesShare(QObject):
         return super().eventFilter(watched, event)
 
     def _resized(self, section: int) -> None:
-        if section in self._optional:
+        if section in (*self._optional, *self._reserve):
             self._later.start(0)
         elif section not in self._names:
             self._share()
@@ -69,20 +74,24 @@ class NamesShare(QObject):
             self._view.setColumnWidth(name, max(least, room // len(self._names)))
 
     def _hide(self, least: int) -> None:
-        """Hide optional columns until the names are complete, or have ``ROOMY`` letters."""
+        """Hide columns until the names are complete, or have their least width in pixels."""
         view, header = self._view, self._view.horizontalHeader()
-        varying = {*self._names, *self._optional}
+        varying = {*self._names, *self._optional, *self._reserve}
         if self._font != view.font().key():
             self._font = view.font().key()
             self._needs = {column: self._need(column) for column in varying}
         fixed = (column for column in range(header.count()) if column not in varying)
-        roomy = least * ROOMY // LETTERS
-        names_px = sum(max(least, min(roomy, self._needs[name])) for name in self._names)
-        room = view.viewport().width() - names_px - sum(map(header.sectionSize, fixed))
-        needed = sum(self._needs[column] for column in self._optional)
-        for column in self._optional:
-            view.setColumnHidden(column, needed > room)
-            needed -= self._needs[column]
+        room = view.viewport().width() - sum(map(header.sectionSize, fixed))
+        needed = sum(self._needs[column] for column in (*self._optional, *self._reserve))
+        for columns, most in (
+            (self._optional, least * ROOMY // LETTERS),
+            (self._reserve, least),
+        ):
+            names_px = sum(max(least, min(most, self._needs[name])) for name in self._names)
+            for column in columns:
+                hidden = needed > room - names_px
+                view.setColumnHidden(column, hidden)
+                needed -= self._needs[column] if hidden else 0
 
     def _need(self, column: int) -> int:
         """Return the width that a column needs, which a hidden one's header does not report."""

@@ -46,6 +46,7 @@ MEASURED = (
 )
 AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # the last columns, if the table has them
 OPTIONAL = ("p95", "Own", "Steps", SHARE)  # headings' first words; a narrow window hides them
+RESERVE = (*_PEAK_TITLES.values(), NUMBERS, "Median")  # a narrower one hides these, too
 INTERVAL = "95 % interval"
 _INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 OF_RATIO = (RATIO, INTERVAL)  # red where the numbers are wrong, however fast
@@ -211,15 +212,16 @@ class SegmentModel(QAbstractTableModel):
                 return _alignment(self._shown.numeric[section])
         return None
 
-    def optional_columns(self) -> list[int]:
-        """Return the columns that a narrow window hides, the first one first."""
+    def columns_named(self, words: Sequence[str]) -> list[int]:
+        """Return the columns whose headings begin with these words, in their order."""
         names = [heading.split()[0] for heading in self._shown.headings]
-        return [names.index(name) for name in OPTIONAL if name in names]
+        return [names.index(name) for name in words if name in names]
 
     def _hidden_text(self, row: int) -> str:
         """Return the cells of the columns that a narrow window may hide."""
         headings, cells = self._shown.headings, self._shown.cells[row]
-        pairs = (f"{headings[at]}: {cells[at]}" for at in self.optional_columns())
+        columns = self.columns_named((*OPTIONAL, *RESERVE))
+        pairs = (f"{headings[at]}: {cells[at]}" for at in columns)
         return ", ".join(pairs)
 
     def is_offer(self, index: Index) -> bool:

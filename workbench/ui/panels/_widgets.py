@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QSplitter,
+    QStyle,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -344,10 +345,13 @@ class FittedScrollArea(QScrollArea):
         self.setWidget(self._held)
 
     def sizeHint(self) -> QSize:
-        """Return the body's height at the current width; 0 while it is hidden."""
-        body = self._held
+        """Return the body's height at the current width; 0 while it is hidden.
+
+        Beside a scroll bar the body needs more, without which Qt would keep the bar.
+        """
+        body, width = self._held, self.viewport().width()
         wrapped = body.hasHeightForWidth()
-        height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
+        height = body.heightForWidth(width) if wrapped else body.sizeHint().height()
         return QSize(body.sizeHint().width(), height)
 
     def minimumSizeHint(self) -> QSize:
@@ -357,7 +361,10 @@ class FittedScrollArea(QScrollArea):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Ask for another height when the body has other lines, or comes and goes."""
-        if event.type() in _SNUG_EVENTS:
+        is_wider = (
+            isinstance(event, QResizeEvent) and event.oldSize().width() != event.size().width()
+        )
+        if is_wider or event.type() in _SNUG_EVENTS:
             self.updateGeometry()
         return super().eventFilter(watched, event)
 
@@ -378,6 +385,33 @@ def column(host: QWidget) -> QVBoxLayout:
     inner.setContentsMargins(12, 8, 12, 12)
     inner.setSpacing(8)
     return inner
+
+
+class FormColumn(QWidget):
+    """Scrolling column of controls of fixed width.
+
+    It is ``width`` pixels wide in small type, and ``growth`` times as much wider as larger type is.
+    It is never narrower than its controls, which the column would cut off.
+    """
+
+    def __init__(self, width: int, growth: float) -> None:
+        super().__init__()
+        self._width, self._growth = width, growth
+        self.rows = column(self)
+        self._body = self.rows.parentWidget()
+        self._body.installEventFilter(self)
+        fonts.follow(self, self._fit)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Follow the controls, which need more room with other texts or in larger type."""
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._fit()
+        return super().eventFilter(watched, event)
+
+    def _fit(self) -> None:
+        bar = self.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent)
+        needed = self._body.minimumSizeHint().width() + bar
+        self.setFixedWidth(max(needed, fonts.in_type(self._width, self.font(), self._growth)))
 
 
 def settle(widget: QWidget) -> None:

@@ -134,9 +134,8 @@ class AttributionPanel(QWidget):
 
     def _make_choices(self) -> QWidget:
         """Return the column of controls for a new attribution."""
-        side = QWidget()
-        fonts.fix_width(side, _CHOICES_PX, 0.5)
-        layout = _widgets.column(side)
+        side = _widgets.FormColumn(_CHOICES_PX, 0.5)
+        layout = side.rows
         layout.addWidget(_widgets.heading("Toggles to measure"))
         self._rows = _widgets.tight(QVBoxLayout(), 4)
         layout.addLayout(self._rows)

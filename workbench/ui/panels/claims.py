@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from PySide6.QtCore import QPoint, Qt, QTimer
-from PySide6.QtGui import QShowEvent
+from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
@@ -27,7 +27,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.reproductions import Reproductions
 from workbench.ui.panels import _widgets
-from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
+from workbench.ui.panels._claim_row import COLUMNS, LINES, NARROW, STRETCH, WIDE, ClaimRow
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.state.configuration import ConfigurationModel
@@ -36,7 +36,8 @@ from workbench.ui.state.session import SessionModel
 from workbench.ui.state.theme import ThemeModel
 
 PERIOD_MS = 200  # between two looks while something is measured
-_HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
+WIDE_PX = 570  # least width, in small type, of a list with a line for each claim
+_HEADINGS = ("Claim", "The document says", "Measured")
 
 
 class ClaimsPanel(QWidget):
@@ -59,6 +60,10 @@ class ClaimsPanel(QWidget):
         self.rows: dict[tuple[str, ...], ClaimRow] = {}
         self.run: dict[str, QPushButton] = {}  # by document
         self._counts: dict[str, QLabel] = {}
+        self._documents: dict[str, QWidget] = {}  # their headings
+        self._headings: list[QLabel] = []
+        self._grid: QGridLayout | None = None
+        self._narrow: bool | None = None
         self.headline = QLabel()
         self.headline.setFont(fonts.title())
         self.headline.setWordWrap(True)
@@ -98,6 +103,7 @@ class ClaimsPanel(QWidget):
         session.sessionChanged.connect(self._show_session)
         theme.changed.connect(self._show)
         self._show()
+        fonts.follow(self, self._arrange)
 
     def table(self) -> list[Row]:
         """Return the claims that have a result, for a copy of the table."""
@@ -137,41 +143,60 @@ class ClaimsPanel(QWidget):
         return button
 
     def _make_head(self) -> QVBoxLayout:
-        button_row = _widgets.tight(QHBoxLayout())
-        controls = (self.run_all, self.stop, self.budget, self.limit)
-        button_row.addLayout(WrappedRow(*controls))
-        button_row.addWidget(self.status, 1)
-        button_row.addWidget(self.copy)
         head = _widgets.tight(QVBoxLayout(), 6)
         head.setContentsMargins(12, 8, 12, 8)
         head.addWidget(self.headline)
-        head.addLayout(button_row)
+        head.addLayout(WrappedRow(self.run_all, self.stop, self.budget, self.limit, self.copy))
+        head.addWidget(self.status)
         return head
 
     # The list
 
     def _rebuild(self, rows: list[Row]) -> None:
-        """Lay out the claims, document by document."""
+        """Make the rows of the claims, document by document."""
         _widgets.clear(self._body)
         self.rows, self.run, self._counts = {}, {}, {}
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(8)
-        grid.setVerticalSpacing(4)
-        for column, stretch in enumerate(STRETCH):
-            grid.setColumnStretch(column, stretch)
-        for column, text in _HEADINGS.items():
-            heading = _widgets.heading(text)
+        self._documents = {name: self._make_document(name) for name in _documents_of(rows)}
+        self._headings = [_widgets.heading(text) for text in _HEADINGS]
+        for heading in self._headings:
             heading.setWordWrap(True)
-            grid.addWidget(heading, 0, column)
-        line = 1
-        for document in dict.fromkeys(row.document for row in rows):
-            grid.addWidget(self._make_document(document), line, 0, 1, COLUMNS)
-            line += 1
-            for row in (claim for claim in rows if claim.document == document):
-                self.rows[row.key] = ClaimRow(grid, line, row, self._measure(row))
-                line += 2
-        self._body.addLayout(grid)
+        above = None
+        for row in rows:
+            name = (row.document, row.experiment, row.claim)
+            self.rows[row.key] = ClaimRow(row, self._measure(row), repeated=name == above)
+            above = name
+        self._grid = QGridLayout()
+        self._grid.setHorizontalSpacing(8)
+        self._grid.setVerticalSpacing(4)
+        for column, stretch in enumerate(STRETCH):
+            self._grid.setColumnStretch(column, stretch)
+        self._body.addLayout(self._grid)
         self._body.addStretch(1)
+        self._narrow = None
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Lay out the list for this width and type: a narrow panel has more lines."""
+        narrow = self.width() < fonts.in_type(WIDE_PX, self.font())
+        if narrow == self._narrow or self._grid is None:
+            return
+        self._narrow = narrow
+        for heading, (column, count) in zip(
+            self._headings, NARROW if narrow else WIDE, strict=True
+        ):
+            self._grid.addWidget(heading, 0, column, 1, count)
+        line = 1
+        for document, widget in self._documents.items():
+            self._grid.addWidget(widget, line, 0, 1, COLUMNS)
+            line += 1
+            for row in (row for key, row in self.rows.items() if key[0] == document):
+                row.arrange(self._grid, line, narrow=narrow)
+                line += LINES
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Use more or fewer lines for a claim."""
+        super().resizeEvent(event)
+        self._arrange()
 
     def _make_document(self, name: str) -> QWidget:
         known = documents().get(name)
@@ -239,7 +264,9 @@ class ClaimsPanel(QWidget):
             button.setEnabled(not why_not)
             button.setToolTip(why_not)
         self.stop.setVisible(reproductions.measuring)
-        self.status.setText(self._progress() if reproductions.measuring else why_not)
+        status = self._progress() if reproductions.measuring else why_not
+        self.status.setText(status)
+        self.status.setVisible(bool(status))
         self.headline.setText(self._headline(rows, running))
         self.copy.setIcon(icon("copy", theme, "muted"))
         measured = any(row.final for row in rows)
@@ -259,3 +286,8 @@ class ClaimsPanel(QWidget):
         if self._run.progress is not None:
             return f"{self._run.progress.task.capitalize()}: {self._run.progress.text}"
         return self._run.text
+
+
+def _documents_of(rows: list[Row]) -> list[str]:
+    """Return the names of the documents, in the order of their claims."""
+    return list(dict.fromkeys(row.document for row in rows))

@@ -49,6 +49,8 @@ class Empty(QWidget):
             self._layout.addWidget(label, 0, Qt.AlignmentFlag.AlignHCenter)
         self._layout.addStretch(2)
         self.say(line, sentence)
+        for label in (self._line, self._sentence):
+            fonts.follow(label, self._fit_labels)
         theme.changed.connect(self._draw)
         self._draw()
 

@@ -190,7 +190,7 @@ class LivePanel(QWidget):
         """Ask for a file and write the topmost plot that has data."""
         chart = next((chart for chart in self.shown if chart.reason is None), None)
         if chart is not None:
-            chart.export()
+            chart.export_plot()
 
     def copy_image(self) -> None:
         """Copy a picture of all visible plots to the clipboard."""

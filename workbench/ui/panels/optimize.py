@@ -36,7 +36,6 @@ from sessions.studies.optimization.words import (
 )
 from sessions.tables import Table
 from workbench.plots import PLOTS, Run
-from workbench.theming import fonts
 from workbench.ui.controllers.optimizations import OBJECTIVES, Optimizations
 from workbench.ui.controllers.presets import Presets
 from workbench.ui.menus.option_picker import NoWheelComboBox
@@ -149,9 +148,8 @@ class OptimizePanel(QWidget):
         return box
 
     def _make_choices(self) -> QWidget:
-        side = QWidget()
-        fonts.fix_width(side, _CHOICES_PX, 0.25)
-        layout = _widgets.column(side)
+        side = _widgets.FormColumn(_CHOICES_PX, 0.25)
+        layout = side.rows
         layout.addWidget(_widgets.heading("Search for"))
         layout.addWidget(self.objective)
         for title, box in (("Memory", self.limit), ("Budget", self.budget)):

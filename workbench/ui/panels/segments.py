@@ -34,7 +34,7 @@ from workbench.theming import fonts
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._names_share import NamesShare
-from workbench.ui.panels._segment_model import Group, SegmentModel
+from workbench.ui.panels._segment_model import OPTIONAL, RESERVE, Group, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -90,7 +90,7 @@ class SegmentsPanel(QWidget):
         self.note = _widgets.note(tone="warning")
         self.note.setContentsMargins(8, 2, 8, 2)
         self.note.hide()
-        layout = _widgets.tight(QVBoxLayout(self), 0)
+        self._column = layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
         self._left_out = _widgets.note()
         self._left_out.hide()
@@ -223,7 +223,8 @@ class SegmentsPanel(QWidget):
             self._show_notes(table)
             self._pages.setCurrentIndex(1)
             if self.model.columnCount() > 1:
-                self._names.set_columns([1], self.model.optional_columns())
+                optional, reserve = map(self.model.columns_named, (OPTIONAL, RESERVE))
+                self._names.set_columns([1], optional, reserve)
             self._show_selection()
             self._scroll_to_running()
         if self._stale or session is not self._session.shown:
@@ -236,6 +237,8 @@ class SegmentsPanel(QWidget):
             return
         if (row := self.model.row_of(count - 1)) is not None:
             self._scrolled_to = count
+            self._column.activate()  # a note below may be new
+            self.table.doItemsLayout()  # or its range is that of the rows before
             self.table.scrollTo(self.model.index(row, 0))
 
     def _failed(self, error: Exception, detail: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import QSize
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
@@ -28,6 +31,19 @@ MINIMUM_HEIGHT = 120
 LEAST_PX = 64  # least height of the toggles below a bar: two toggles
 
 
+class _Body(QWidget):
+    """Host of the toggles that announces another size when its content has been laid out."""
+
+    def __init__(self, resized: Callable[[], None]) -> None:
+        super().__init__()
+        self._resized = resized
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Announce the size."""
+        super().resizeEvent(event)
+        self._resized()
+
+
 class TogglesPanel(QWidget):
     """Panel of the toggles: their options, and the evidence and verdicts on them."""
 
@@ -49,7 +65,9 @@ class TogglesPanel(QWidget):
         self._empty = Empty(
             theme, "toggle", "No toggles yet", "The runner lists its optimizations when it starts."
         )
-        self._body = QWidget()
+        self._body = _Body(self._keep_place)
+        self._top, self._has_bars = 0, False  # where the toggles begin, and if bars are above
+        self._chosen = ""  # the toggle that the user chose last
         self._pending = self._make_pending()
         layout = _widgets.tight(QVBoxLayout(self), 0)
         self._filter = Filter()
@@ -87,6 +105,24 @@ class TogglesPanel(QWidget):
         row = self.rows.get(name)
         if row is not None and (area := _widgets.area_of(row)) is not None:
             area.ensureWidgetVisible(row)
+
+    def _keep_place(self) -> None:
+        """Scroll by as much as the bars above grew: no toggle moves away under the mouse."""
+        before, top = self._top, self._body.y()
+        had_bars, has_bars = (
+            self._has_bars,
+            not (self.verdict.bar.isHidden() and self._pending.isHidden()),
+        )
+        self._top, self._has_bars = top, has_bars
+        if before == top or not self.rows or not (had_bars or has_bars):
+            return
+        area, row = _widgets.area_of(self._groups), self.rows.get(self._chosen)
+        assert area is not None
+        was_seen = row is not None and not row.visibleRegion().isEmpty()
+        bar = area.verticalScrollBar()
+        bar.setValue(bar.value() + top - before)
+        if row is not None and was_seen:  # a bar does not cover the toggle that it is about
+            area.ensureWidgetVisible(row, 0, 0)
 
     def _make_pending(self) -> QWidget:
         pending_bar = QWidget()
@@ -126,6 +162,7 @@ class TogglesPanel(QWidget):
         _widgets.settle(self._groups)  # or the rows are squeezed until the event loop goes on
 
     def _choose(self, name: str, option: str) -> None:
+        self._chosen = name
         self._configuration.set_toggle(name, option)
 
     def _set_filter(self, row_filter: Filter) -> None:

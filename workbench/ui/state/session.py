@@ -54,6 +54,7 @@ class SessionModel(QObject):
     sessionChanged = Signal()  # another session is shown, or it was renamed
     left = Signal()  # the live session of before is in ``previous``
     begun = Signal()  # an empty live session replaced the one before
+    openingChanged = Signal()  # a file is being read, or no longer
     savedChanged = Signal()  # the live session was saved, or has something that is not
     dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
     textChanged = Signal()  # more of what a model generates
@@ -78,7 +79,7 @@ class SessionModel(QObject):
         self.recorder = Recorder()
         self.shown: Session = self.recorder.session
         self.path: Path | None = None  # the file of the shown session
-        self._opening: Path | None = None  # the file that is to be shown
+        self.opening: Path | None = None  # the file that is being read to be shown
         self.saved = True  # nothing was measured or noted since the live session was saved
         self.journal: Journal | None = None
         self.previous: LiveSession | None = None  # the one that ``begin`` left
@@ -224,14 +225,23 @@ class SessionModel(QObject):
 
     def open(self, path: Path, then: Callable[[], None] | None = None) -> None:
         """Show the session of a file, or of a journal, once it is read; then call ``then``."""
-        self._opening = path
+        self._set_opening(path)
 
         def finish(session: Session) -> None:
             self._opened(session, path)
             if then is not None:
                 then()
 
-        self._tasks.start(lambda: session_files.read(path), finish, self._failures.report_unread)
+        def refuse(error: Exception, detail: str) -> None:
+            if path == self.opening:
+                self._set_opening(None)
+            self._failures.report_unread(error, detail)
+
+        self._tasks.start(lambda: session_files.read(path), finish, refuse)
+
+    def _set_opening(self, path: Path | None) -> None:
+        self.opening = path
+        self.openingChanged.emit()
 
     def save(self, path: Path, then: Callable[[], None] | None = None) -> None:
         """Write the shown session, as it is now, to a file; call ``then`` afterwards."""
@@ -273,7 +283,8 @@ class SessionModel(QObject):
         self.sessionChanged.emit()
 
     def _opened(self, session: Session, path: Path) -> None:
-        if path == self._opening:  # otherwise a new path was chosen during the read
+        if path == self.opening:  # otherwise a new path was chosen during the read
+            self._set_opening(None)
             self.path = path
             self.show(session)
 

@@ -53,10 +53,19 @@ def test_a_button_can_be_pressed_as_soon_as_its_bar_is_there(qtbot, bar, lines):
     assert pressed == ["Verdict", "Verdict"]
 
 
-def test_another_line_moves_the_buttons_at_once(bar):
+def test_more_lines_do_not_move_a_button(bar):
+    """The prediction comes while the mouse is on its way to the button of the offer."""
     bar.say("info", [MARKED], [("Verdict", lambda: None)], DARK)
-    bar.say("info", [MARKED, PLAIN], [("Verdict", lambda: None)], DARK)
-    assert is_completely_visible(only(bar))
+    before = only(bar).geometry().center()
+    bar.say("info", [MARKED, PLAIN, PLAIN], [("Verdict", lambda: None)], DARK)
+    assert only(bar).geometry().contains(before) and is_completely_visible(only(bar))
+
+
+def test_more_lines_move_several_buttons_at_once(bar):
+    buttons = [("Measure more", lambda: None), ("Details", lambda: None)]
+    for lines in ([MARKED], [MARKED, PLAIN]):
+        bar.say("info", lines, buttons, DARK)
+        assert all(map(is_completely_visible, bar.findChildren(QPushButton)))
 
 
 def test_a_bar_that_scrolls_scrolls_further_at_once(bar):

@@ -208,3 +208,14 @@ def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):
     panel._show()
     qtbot.wait(50)
     assert bar.value() == 0, "only once: where one has scrolled since, it stays"
+
+
+def test_claims_of_one_name_show_it_once(panel):
+    names = {}
+    for key, row in panel.rows.items():
+        names.setdefault(key[:3], []).append(row.claim)
+    repeated = [labels for labels in names.values() if len(labels) > 1]
+    assert repeated
+    for first, *next_labels in repeated:
+        assert first.text() and not any(label.text() for label in next_labels)
+        assert all(label.accessibleName() == first.text() for label in next_labels)

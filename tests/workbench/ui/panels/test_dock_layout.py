@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtWidgets import (
+    QApplication,
     QDockWidget,
     QLabel,
 )
 
 from workbench.ui.controllers.appearance import Appearance
-from workbench.ui.docks import LEFT_LEAST
+from workbench.ui.docks import BUILD_HEIGHT, LEFT_LEAST
 from workbench.ui.panels._chart import Chart
 from workbench.ui.window import MainWindow
 
@@ -104,3 +105,41 @@ def test_the_forms_are_as_wide_after_many_resizes_as_before(qtbot, window):
         qtbot.waitUntil(lambda size=size: window.dock_area.width() == size[0])
     QCoreApplication.processEvents()
     assert abs(build.width() - before) <= 2
+
+
+def test_the_forms_do_not_take_most_of_a_window_that_becomes_smaller(qtbot, window):
+    window.resize(1440, 900)
+    window.reset_layout()
+    docks, width = window.dock_area.docks, window.dock_area.width
+    qtbot.waitUntil(lambda: 400 < docks["build"].width() <= 480)
+    before = docks["build"].width()
+    window.resize(900, 600)
+    qtbot.waitUntil(lambda: width() == 900 and docks["build"].width() < 0.41 * width())
+    window.resize(1440, 900)
+    qtbot.waitUntil(lambda: abs(docks["build"].width() - before) <= 2)
+
+
+def test_the_form_keeps_its_height_in_a_lower_window_and_the_toggles_scroll(qtbot, window):
+    window.resize(1440, 900)
+    window.reset_layout()
+    area, build = window.dock_area, window.dock_area.docks["build"]
+    qtbot.waitUntil(lambda: abs(build.height() - BUILD_HEIGHT) < 30)
+    before = build.height()
+    for height in (860, 780, 700, 900):
+        window.resize(1440, height)
+        qtbot.waitUntil(lambda height=height: height - 200 < area.height() < height)
+        qtbot.waitUntil(lambda: abs(build.height() - before) <= 2)
+
+
+def test_a_dock_that_is_docked_again_has_the_keyboard(qtbot, ready):
+    ready.activateWindow()
+    qtbot.waitUntil(ready.isActiveWindow)
+    area, dock = ready.dock_area, ready.dock_area.docks["toggles"]
+    area.enter("toggles")
+    dock.setFloating(True)
+    qtbot.wait(50)
+    if focus := QApplication.focusWidget():
+        focus.clearFocus()
+    dock.setFloating(False)
+    ready.activateWindow()
+    qtbot.waitUntil(lambda: area.current() == "toggles")

@@ -6,14 +6,15 @@ import fake_session
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QApplication, QLineEdit, QTableView, QToolButton
+from PySide6.QtWidgets import QApplication, QLineEdit, QScrollArea, QTableView, QToolButton
 
 from sessions import numerics
 from sessions.model import Numerics, Session
 from workbench.client.recorder import Recorder
 from workbench.theming import fonts, stylesheet
 from workbench.ui.panels._verdicts_table import VerdictsTable
-from workbench.ui.panels._widgets import Mark
+from workbench.ui.panels._widgets import FormColumn, Mark
+from workbench.ui.panels.empty import Empty
 
 
 @pytest.fixture
@@ -138,3 +139,54 @@ def test_in_large_type_no_line_of_a_sweep_covers_another(qtbot, complete_window,
         return bottom <= panel.status.geometry().top()
 
     qtbot.waitUntil(is_apart)
+
+
+def test_segments_do_not_scroll_sideways_in_large_type(qtbot, ready, choose_points):
+    ready.workspace.session.show(fake_session.session())
+    ready.resize(1280, 800)
+    choose_points(18)
+    panel = ready.dock_area.docks["segments"].widget()
+    view = panel.table
+    qtbot.waitUntil(lambda: panel.model.rowCount() == 6)
+    qtbot.waitUntil(lambda: view.horizontalScrollBar().maximum() == 0)
+    heads = [panel.model.headerData(at, Qt.Orientation.Horizontal) for at in range(8)]
+    shown = [head for at, head in enumerate(heads) if not view.isColumnHidden(at)]
+    assert shown[-2:] == ["x step time", "95 % interval"]
+    assert "Median ms: " in panel.model.index(1, 1).data(Qt.ItemDataRole.ToolTipRole)
+    choose_points(9)
+    qtbot.waitUntil(lambda: not view.isColumnHidden(heads.index("Median ms")))
+
+
+@pytest.mark.parametrize("name", ["optimize", "attribution"])
+def test_the_controls_of_a_form_are_complete_in_large_type(
+    qtbot, complete_window, choose_points, name
+):
+    complete_window.resize(1280, 800)
+    complete_window.dock_area.bring(name)
+    choose_points(18)
+    form = complete_window.dock_area.docks[name].findChild(FormColumn)
+    (area,) = form.findChildren(QScrollArea)
+    qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width())
+
+
+def test_claims_do_not_scroll_sideways_in_large_type(qtbot, complete_window, choose_points):
+    complete_window.resize(1280, 800)
+    complete_window.dock_area.bring("claims")
+    panel = complete_window.claims
+    bar, row = panel._area.horizontalScrollBar(), next(iter(panel.rows.values()))
+    qtbot.waitUntil(lambda: row.word.y() == row.claim.y())
+    choose_points(18)
+    qtbot.waitUntil(lambda: bar.maximum() == 0 and row.claim.y() > row.word.y())
+    choose_points(9)
+    qtbot.waitUntil(lambda: row.word.y() == row.claim.y())
+
+
+def test_the_sentence_of_an_empty_panel_is_complete_when_its_type_grows(qtbot, workspace):
+    page = Empty(workspace.theme, "verdict", "No verdict yet", "Run a configuration. " * 8)
+    qtbot.addWidget(page)
+    page.resize(600, 400)
+    page.show()
+    label, font = page._sentence, page.font()
+    font.setPointSizeF(18)
+    page.setFont(font)
+    qtbot.waitUntil(lambda: label.height() >= label.heightForWidth(label.width()))

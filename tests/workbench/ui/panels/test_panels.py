@@ -94,7 +94,8 @@ def test_the_segments_table_condenses_what_differs(qtbot, ready):
     assert cells[0][1] == "baseline" and cells[1][1] == "Precision: AMP BF16"
     assert cells[2][1] == "Precision: AMP BF16 · Triton kernels, all: On"
     tip = model.index(2, 1).data(Qt.ItemDataRole.ToolTipRole)
-    settings, hidden = "precision=amp_bf16 · triton=on", "p95 ms: 27.18, Steps: 156"
+    settings = "precision=amp_bf16 · triton=on"
+    hidden = "p95 ms: 27.18, Steps: 156, Peak GiB: 27.4, Median ms: 26.68"
     assert tip.splitlines() == [cells[2][1], settings, hidden]
     assert float(cells[1][5]) == pytest.approx(0.5, abs=0.02)
     assert cells[1][6] == "unpaired"
@@ -232,6 +233,19 @@ def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
     assert ready.status._facts["device"].text() == "NVIDIA H200"
 
 
+def test_the_status_bar_says_nothing_twice(ready):
+    status, line = ready.status, ready.status._progress_text
+    for state, text, shown in (
+        ("starting", "Starting the runner", "Starting the runner"),
+        ("building", "Building", ""),
+        ("running", "Alternating A and B", "· Alternating A and B"),
+    ):
+        ready.workspace.router.route(protocol.State(state=state, text=text))
+        ready.workspace.run.stateChanged.emit()
+        assert line._whole == shown
+        assert status.runner.isVisible() == (not shown.startswith("Starting"))
+
+
 def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
     ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
@@ -249,13 +263,13 @@ def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
     ready.workspace.router.route(protocol.State(state="building", text="Building"))
     ready.workspace.router.route(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
     ready.workspace.run.stateChanged.emit()
-    qtbot.waitUntil(lambda: ready.status._progress_text.text() == "Compile 3 of 12")
+    qtbot.waitUntil(lambda: ready.status._progress_text.text() == "· Compile: 3 of 12")
     assert ready.status._progress.value() == 250
     assert ready.status._cancel.isVisible()
     assert ready.actions_["cancel"].isEnabled()
     ready.workspace.router.route(protocol.Progress(task="optimizing", text="1; compile=default"))
     ready.workspace.run.stateChanged.emit()
-    text = "optimizing 1; torch.compile: Default"
+    text = "· Optimizing: 1; torch.compile: Default"
     qtbot.waitUntil(lambda: ready.status._progress_text.text() == text)
 
 

@@ -1,5 +1,7 @@
 """Tests of the segments' table: groups of studies, the baseline, verdicts between any two rows."""
 
+import dataclasses
+
 import fake_session
 import pytest
 from PySide6.QtCore import Qt
@@ -114,3 +116,16 @@ def test_the_events_near_a_step_are_selected(ready):
     ready.workspace.session.eventsWanted.emit(session.segments[4].start_s + 0.31)
     row = panel._filtered.mapToSource(panel.table.currentIndex()).row()
     assert panel._model.entries[row].text == "a note"
+
+
+def test_the_segment_that_began_last_is_scrolled_to(qtbot, ready):
+    shown = ready.workspace.session
+    panel = ready.dock_area.docks["segments"].widget()
+    for segment in fake_session.session().segments * 3:
+        segments = shown.recorder.session.segments
+        segments.append(dataclasses.replace(segment, index=len(segments)))
+        shown.segmentsChanged.emit()
+        last = len(segments) - 1
+        qtbot.waitUntil(lambda last=last: panel.model.rowCount() > last and panel.current)
+        bottom = panel.table.rowViewportPosition(last) + panel.table.rowHeight(last)
+        assert bottom <= panel.table.viewport().height(), last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -11,7 +12,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QLabel, QToolButton
 
-from sessions.model import Session
+from sessions.model import Order, Session
 from sessions.numbers import margin_text
 from sessions.verdicts.verdict_words import interim_headline
 from workbench import calibration, protocol
@@ -24,6 +25,7 @@ from workbench.plots._narrowing import Same, hatch
 from workbench.theming.theme import DARK
 from workbench.titles import Titles
 from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.state import config_edit
 
@@ -87,6 +89,16 @@ def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
+
+
+def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed):
+    verdicts, session = changed.workspace.verdicts, changed.workspace.session.recorder.session
+    before, last = verdicts.before(), session.segments[-1]
+    count = len(session.segments)
+    batch_3 = msgspec.structs.replace(last.configuration, settings={"batch": 3})
+    session.orders.append(Order(start_s=1e6, command={"type": "validate"}, segments=count))
+    session.segments.append(dataclasses.replace(last, index=count, configuration=batch_3))
+    assert verdicts.before() == before
 
 
 def test_a_comparison_without_a_ratio_has_no_verdict_yet(judged):
@@ -373,3 +385,15 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
 def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, text):
     (entry,) = Same(region, Style(DARK)).entries()
     assert entry.name == f"the same: ±{text} %"
+
+
+def test_the_plot_in_front_is_exported(qtbot, ready, judged, monkeypatch):
+    exported = []
+    monkeypatch.setattr(Chart, "export_plot", lambda chart: exported.append(chart.plot.name))
+    ready.resize(1600, 1000)
+    ready.workspace.session.sessionChanged.emit()
+    ready.workspace.session.comparisonsChanged.emit()
+    ready.dock_area.bring("verdict")
+    qtbot.waitUntil(ready.verdict.chart.is_seen)
+    ready.export_plot()
+    assert exported == ["verdict"]

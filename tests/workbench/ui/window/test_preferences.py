@@ -108,7 +108,8 @@ def test_in_large_type_no_word_of_a_column_of_fixed_width_is_cut_off(qtbot, read
     build = ready.dock_area.docks["build"]
     words = QWidget(build)
     claim = claims.Row(document="a", experiment="b", row="A1", claim="c", says="2x", unit="x")
-    row = ClaimRow(QGridLayout(words), 0, claim, lambda: None)
+    row = ClaimRow(claim, lambda: None, repeated=False)
+    row.arrange(QGridLayout(words), 0, narrow=False)
     words.show()
     preferences.font_size.setValue(1.6 * QApplication.font().pointSizeF())
     preferences._accept()

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QScrollArea, QWidget
 from shown_window import opened
 
 from workbench.client.recorder import Recorder
+from workbench.theming.theme import DARK
 from workbench.ui.controllers.toggle_verdicts import ToggleVerdict
 from workbench.ui.docks import LEFT_SHARE
 from workbench.ui.menus.option_picker import NoWheelComboBox
@@ -73,6 +74,30 @@ def test_rows_have_their_room_as_soon_as_the_toggles_are_known(qtbot, panel):
     rows = [row for row in panel.rows.values() if row.isVisible()]
     assert len(rows) > 5
     assert all(row.height() >= row.minimumSizeHint().height() for row in rows)
+
+
+def test_a_bar_that_comes_grows_and_leaves_moves_no_toggle_under_the_mouse(qtbot, panel):
+    panel.resize(340, 330)
+    qtbot.waitUntil(lambda: len(visible_rows(panel)) > 4)
+    row, bar = visible_rows(panel)[-1], panel.verdict.bar
+    line, before = ("Compute: did it help?", "verdict", "accent"), row.mapTo(panel, QPoint())
+    for count in (1, 3, 2):
+        bar.say("info", [line] * count, [("Verdict", lambda: None)], DARK)
+        qtbot.wait(20)
+        assert bar.isVisible() and row.mapTo(panel, QPoint()) == before
+    bar.leave()
+    qtbot.wait(20)
+    assert row.mapTo(panel, QPoint()) == before
+
+
+def test_a_bar_does_not_cover_the_toggle_that_was_chosen(qtbot, panel):
+    panel.resize(340, 330)
+    qtbot.waitUntil(lambda: len(visible_rows(panel)) > 4)
+    row = visible_rows(panel)[0]
+    panel._choose(row.toggle.name, row.toggle.options[1].name)
+    panel.verdict.bar.say("info", [("It helps.", "", "")] * 3, [], DARK)
+    qtbot.wait(20)
+    assert row in visible_rows(panel)
 
 
 def test_fifteen_toggles_are_visible_and_nothing_is_squeezed(qtbot, window):
