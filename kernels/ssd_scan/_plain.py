@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.core.operator import accumulator, running_sum, without_autocast
-from kernels.ssd_scan._launch import CHUNK
+
+CHUNK = 256  # tokens: the default of the authors' library
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torch.dtype) -> Tensor:
@@ -29,11 +30,11 @@ def all_chunks(
     dt_softplus: bool = True,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute what ``ssd_scan.reference`` does, without a loop over chunks.
+    """Compute what ``ssd_scan.reference`` does, with a loop only over the states of chunks.
 
     Follows the listing of Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), section 6:
-    outputs within each of the Z chunks, the state that each chunk makes, and what remains of every
-    earlier state at the begin of each chunk. Heads are [G, R], with R heads in a group.
+    outputs within each of the Z chunks, the state that each chunk makes, and the effect of earlier
+    states on each chunk. Heads are [G, R], with R heads in a group.
     """
     batch, length, heads, _ = x_BLHP.shape
     narrow, wide = x_BLHP.dtype, accumulator(x_BLHP.dtype)
@@ -60,17 +61,16 @@ def all_chunks(
         left = (dt * (a[:, :, -1:] - a).to(wide).exp())[..., None]
         states = torch.einsum("bzsgrp,bzsgn->bzgrpn", (x * left).to(narrow), b).to(wide)
         if initial_state_BHPN is None:
-            first = torch.zeros_like(states[:, :1])
+            state = torch.zeros_like(states[:, 0])
         else:
-            first = initial_state_BHPN.to(wide).unflatten(1, per_group)[:, None]
-        states = torch.cat([first, states], 1)
-        total = running_sum(torch.nn.functional.pad(a[:, :, -1], (0, 0, 0, 0, 1, 0)))
-        later = torch.ones(len(total[0]), len(total[0]), dtype=torch.bool, device=x.device).triu(1)
-        remains = (total[:, :, None] - total[:, None]).to(wide)
-        remains = remains.masked_fill(later[..., None, None], -torch.inf).exp()
-        states = torch.einsum("bzkgr,bkgrpn->bzgrpn", remains, states)
-        before = torch.einsum("bztgn,bzgrpn->bztgrp", c, states[:, :-1].to(narrow))
+            state = initial_state_BHPN.to(wide).unflatten(1, per_group)
+        decays, earlier = a[:, :, -1].to(wide).exp()[..., None, None], []
+        for number in range(states.shape[1]):
+            earlier.append(state)
+            state = state * decays[:, number] + states[:, number]
+        start = torch.stack(earlier, 1).to(narrow)
+        before = torch.einsum("bztgn,bzgrpn->bztgrp", c, start)
         y = (y + before * a.to(wide).exp()[..., None]).flatten(3, 4).flatten(1, 2)[:, :length]
         if D_H is not None:
             y = y + x_BLHP * D_H.to(wide)[:, None]
-    return y.to(narrow), states[:, -1].flatten(1, 2)
+    return y.to(narrow), state.flatten(1, 2)

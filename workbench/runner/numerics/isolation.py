@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _NO_NUDGE = (0.0, 0)
 _OTHER_WEIGHTS = (0.1, 1)  # a nudge, so large that what depends on weights shows it
+_PACKAGES = {"torch", "workbench", "models", "kernels"}  # hooks from these are not the user's
 
 
 @contextlib.contextmanager
@@ -180,16 +181,24 @@ def _remembered(variant: Variant) -> Remembered:
 
 
 def _own_hooks(model: Model) -> int:
-    """Return how many hooks the model's modules have that neither torch nor a toggle registers."""
-    hooks = [
+    """Return how many hooks of the model's modules come from the packages of these modules.
+
+    Others may come from toggles, and belong to what is checked.
+    """
+    modules = list(model.modules())
+    packages = {_package(type(module)) for module in modules} - _PACKAGES
+    hooks = (
         getattr(hook, "func", hook)
-        for module in model.modules()
+        for module in modules
         for name, registered in vars(module).items()
         if name.endswith("_hooks") and isinstance(registered, dict)
         for hook in registered.values()
-    ]
-    sources = [str(getattr(hook, "__module__", "")).partition(".")[0] for hook in hooks]
-    return sum(source not in ("torch", "workbench", "models", "kernels") for source in sources)
+    )
+    return sum(_package(hook) in packages for hook in hooks)
+
+
+def _package(function: Any) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
 
 
 def _refuse_state_of_ranks(variant: Variant, changed: Mapping[str, Any]) -> None:
