@@ -43,7 +43,9 @@ def _call(
     length, keys = q.shape[2], k.shape[2]
     mask = None
     if causal or window is not None:
-        mask = _block_mask(length, keys, causal, window, str(q.device))
+        shape = (length, keys, causal, window, str(q.device))
+        traced = torch.compiler.is_dynamo_compiling()
+        mask = getattr(_MASKS, _named_mask(*shape)) if traced else _block_mask(*shape)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     run = flex_attention
     if q.is_cuda and not torch.compiler.is_compiling():
@@ -69,15 +71,23 @@ def _mask_mod(
     return seen
 
 
+class _Masks:
+    """Masks of compiled code as attributes: Dynamo traces an object only if it knows its place."""
+
+
+_MASKS = _Masks()
+
+
 @traced_as_constant
-def _block_mask(length: int, keys: int, causal: bool, window: int | None, device: str) -> BlockMask:
-    return _block_mask_once(length, keys, causal, window, device)
+def _named_mask(*shape: Any) -> str:
+    """Add a mask to ``_MASKS``; return its name there."""
+    name = "_".join(map(str, shape))
+    setattr(_MASKS, name, _block_mask(*shape))
+    return name
 
 
 @tensors_kept(64)
-def _block_mask_once(
-    length: int, keys: int, causal: bool, window: int | None, device: str
-) -> BlockMask:
+def _block_mask(length: int, keys: int, causal: bool, window: int | None, device: str) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(

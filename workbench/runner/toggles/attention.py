@@ -25,6 +25,7 @@ from sessions.model import Scalar
 from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.profiling import instrumented
+from workbench.runner.toggles import conflict
 from workbench.runner.toggles._kernel_toggle import (
     TITLES,
     against_off,
@@ -38,6 +39,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    Trait,
     effective,
     no_effect,
 )
@@ -78,6 +80,10 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             return NEEDS_GPU
         fix = "Choose Automatic, or run `workbench doctor` to see what it needs."
         return Blocked(reason, fix)
+    if option == "flex" and not situation.on_gpu:
+        wrong = "on the CPU, torch.compile refuses FlexAttention or gives it wrong results"
+        if compiled := conflict(situation, Trait.COMPILED, wrong):
+            return compiled
     workload, window = situation.workload, getattr(situation.config, "window", 0)
     wide = situation.on_gpu and situation.option("precision") in ("fp32", "tf32")
     demands = (workload.trains, _cached_queries(situation), window)

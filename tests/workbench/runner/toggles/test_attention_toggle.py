@@ -63,6 +63,17 @@ def test_flex_attention_is_blocked_where_chunks_of_a_prompt_attend_to_a_cache(ch
         assert "kv_length" in options["flex"].reason
 
 
+def test_flex_attention_is_blocked_in_a_compiled_model_on_the_cpu():
+    """PyTorch 2.15: HYDRA's numbers were wrong, and other graphs could not be compiled."""
+    requested = Configuration(
+        family="hydra", preset="tiny", settings={"batch": 1, "sequence": 8}, toggles={}
+    )
+    assert "flex" not in blocked(requested, "forward", compile="off")["attention"]
+    why = blocked(requested, "forward", compile="default")["attention"]["flex"]
+    assert "wrong results" in why.reason
+    assert why.set == {"compile": "off"}
+
+
 def test_a_backend_is_idle_where_adaptive_attention_has_its_own_kernel():
     arm = stepped(Configuration(family="adaattn", preset="tiny"), "forward")
     del arm.record.usage["attention"]
