@@ -203,9 +203,9 @@ def test_head_dimensions_that_the_efficient_backend_refuses_are_known_while_comp
 
 
 def test_a_mask_first_made_without_gradients_can_be_trained_with():
-    _flex._block_mask_once.cache_clear()
+    _flex._block_mask.cache_clear()
     with torch.inference_mode():
-        mask = _flex._block_mask_once(130, 130, True, None, "cpu")
+        mask = _flex._block_mask(130, 130, True, None, "cpu")
     assert not any(x.is_inference() for x in mask.as_tuple() if isinstance(x, torch.Tensor))
 
 
