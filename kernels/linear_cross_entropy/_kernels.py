@@ -199,7 +199,7 @@ _launch_scale = launcher(linear_cross_entropy_scale_kernel)
 def scale_by_triton(x: Tensor, factor: Tensor, share: Tensor | None) -> Tensor:
     """Multiply the contiguous ``x`` in place by scalars in FP32, and return it.
 
-    Nothing is read or written if the factor is 1, as that of the last loss of a backward pass is.
+    If the factor is 1, as after ``loss.backward()``, no gradient is read or written.
     """
     block = 4096
     programs = min(cdiv(x.numel(), block), 8 * sm_count(x.device.index))

@@ -194,9 +194,8 @@ def _check_memory(source: str, build: Callable[[], nn.Module]) -> None:
     if 4 * size > free:
         raise ConfigurationError(
             f"own: {source} has {counted(size, 'parameter')}, which need {size_text(4 * size)} in "
-            "FP32, but "
-            f"{host()} has {size_text(free)} of free memory; make the model smaller with :tiny or "
-            ":FIELD=VALUE"
+            f"FP32, but {host()} has {size_text(free)} of free memory; make the model smaller with "
+            ":tiny or :FIELD=VALUE"
         )
 
 
