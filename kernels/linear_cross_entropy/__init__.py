@@ -16,6 +16,10 @@ smallest numbers would become 0. The softmax is in FP32, the products in the inp
 ``chunked`` is the same in plain torch. ``triton`` is fast: a chunk has up to 2 GiB of logits.
 ``triton_small`` takes about as much memory as Liger: a chunk's logits are about as large as all of
 x. With 8,192 tokens, width 4096 and 128,256 words, both take 1,183 MB beyond the inputs.
+
+Rows of logits begin at multiples of ``ALIGNMENT`` numbers, and so many words are multiplied at a
+time: cuBLAS is slow for other sizes, and GPT-2 has 50,257 words and BERT 30,522. The last words are
+multiplied apart, with zeros after them.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ from kernels.measure import peers
 
 CHUNK_BYTES = 2 << 30  # logits per chunk: each reads and writes the weights' gradient once more
 FEWEST = 64  # tokens of a small chunk: fewer waste the matrix units
+ALIGNMENT = 64  # numbers; 128 bytes in 16 bits, a line of the cache
 REDUCTIONS = ("mean", "sum")
 
 
@@ -134,13 +139,16 @@ def reference(
 
 
 def _rows_torch(
-    logits: Tensor,
+    aligned: Tensor,
+    n_words: int,
     target_N: Tensor,
     losses_N: Tensor,
     share: Tensor | None,
     ignore_index: int,
     gradient: bool,
 ) -> None:
+    logits = aligned[:, :n_words]
+    aligned[:, n_words:] = 0
     counts_N1 = (target_N != ignore_index)[:, None]
     hit_N1 = torch.where(counts_N1, target_N[:, None], 0)
     logs = logits.to(losses_N.dtype).log_softmax(-1)
@@ -174,8 +182,50 @@ def _scale_torch(x: Tensor, dloss: Tensor, share: Tensor | None) -> Tensor:
 Chunk = Callable[[int, int, int, int], int]
 
 
+def _row_length(n_words: int) -> int:
+    """Return the distance of two rows of logits."""
+    return ALIGNMENT * cdiv(n_words, ALIGNMENT)
+
+
+def _aligned_parts(weight: Tensor) -> list[tuple[slice, Tensor]]:
+    """Return the columns of logits that are multiplied together, and their weights.
+
+    The small part is first, so that the sum of both products is rounded only once at its size. The
+    compiler gets one part, with a copy of the weights; it makes such copies itself.
+    """
+    n_words = weight.shape[0]
+    width = _row_length(n_words)
+    if width == n_words:
+        return [(slice(0, width), weight)]
+    begin = 0 if torch.compiler.is_compiling() else width - ALIGNMENT
+    last = torch.nn.functional.pad(weight[begin:], (0, 0, 0, width - n_words))
+    parts = [(slice(begin, width), last)]
+    return parts if begin == 0 else [*parts, (slice(0, begin), weight[:begin])]
+
+
+def _aligned_logits(x_CD: Tensor, parts: list[tuple[slice, Tensor]], width: int) -> Tensor:
+    """Return the logits [C, W]; those after the last word do not count."""
+    if len(parts) == 1:
+        return torch.nn.functional.linear(x_CD, parts[0][1])
+    aligned = x_CD.new_empty(x_CD.shape[0], width)
+    for columns, words in parts:
+        torch.mm(x_CD, words.T, out=aligned[:, columns])
+    return aligned
+
+
+def _multiplied(out: Tensor | None, a: Tensor, b: Tensor, add: bool) -> Tensor:
+    """Return ``a b``: in ``out`` if there is one, and with ``add`` added to it."""
+    if out is None:
+        return a @ b
+    if add:
+        return out.addmm_(a, b)
+    if torch.compiler.is_compiling():
+        return out.copy_(a @ b)
+    return torch.mm(a, b, out=out)
+
+
 def _fast_chunk(n_rows: int, dim: int, n_words: int, element: int) -> int:
-    return max(1, CHUNK_BYTES // (n_words * element))
+    return max(1, CHUNK_BYTES // (_row_length(n_words) * element))
 
 
 def _small_chunk(n_rows: int, dim: int, n_words: int, element: int) -> int:
@@ -191,10 +241,10 @@ def loss_memory(impl: str, *, n_rows: int, dim: int, n_words: int, element: int)
     """
     chunk_of = _fast_chunk if impl in ("triton", "chunked") else _small_chunk
     chunk = chunk_of(n_rows, dim, n_words, element)
-    logits = min(chunk, n_rows) * n_words
+    logits = min(chunk, n_rows) * _row_length(n_words)
     # Plain torch copies logits that are not FP32, and writes the softmax elsewhere.
     rows = logits * 4 * (2 if element < 4 else 1) if impl == "chunked" else 0
-    gradients = (n_rows + n_words) * dim * element
+    gradients = (n_rows + _row_length(n_words)) * dim * element
     # The first chunk computes its gradients after its softmax.
     return logits * element + (rows + gradients if n_rows > chunk else max(rows, gradients))
 
@@ -232,6 +282,7 @@ def _compute(
     target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
     losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
     chunk = way.chunk(n_rows, dim, n_words, x.element_size())
+    width, parts = _row_length(n_words), _aligned_parts(weight)
     dx = dweight = None
     if x_grad and n_rows > chunk:
         dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
@@ -245,21 +296,22 @@ def _compute(
                 part = slice(start, start + chunk)
                 x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
                 dx_CD = None if dx is None else dx[part]
-            logits = torch.nn.functional.linear(x_CD, weight)
-            way.rows(logits, target_C, losses_C, now, ignore_index, x_grad or weight_grad)
-            if dx_CD is not None and torch.compiler.is_compiling():
-                dx_CD.copy_(logits @ weight)
-            elif dx_CD is not None:
-                torch.mm(logits, weight, out=dx_CD)
-            elif x_grad:
-                dx = logits @ weight
-            if dweight is not None:
-                dweight.addmm_(logits.T, x_CD)
-            elif weight_grad:
-                dweight = logits.T @ x_CD
-            del logits  # before the next chunk's are made
+            aligned = _aligned_logits(x_CD, parts, width)
+            way.rows(aligned, n_words, target_C, losses_C, now, ignore_index, x_grad or weight_grad)
+            if weight_grad and len(parts) > 1 and dweight is None:
+                dweight = x_CD.new_empty(width, dim)
+            for columns, words in parts:
+                slopes = aligned[:, columns]
+                if x_grad:
+                    dx_CD = _multiplied(dx_CD, slopes, words, add=words is not parts[0][1])
+                if weight_grad:
+                    rows = None if dweight is None else dweight[columns]
+                    rows = _multiplied(rows, slopes.T, x_CD, add=start > 0)
+                    dweight = rows if dweight is None else dweight
+            dx = dx_CD if dx is None else dx
+            del aligned, slopes  # before the next chunk's are made
         loss = way.total(losses, share)
-    return loss, dx, dweight, later
+    return loss, dx, None if dweight is None else dweight[:n_words], later
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

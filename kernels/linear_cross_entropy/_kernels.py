@@ -15,6 +15,15 @@ from kernels.core.tuning import Tile, Tunable
 
 
 @triton.jit
+def _load_logits(logits_ptr, o_v, V: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr):
+    """Load logits in FP32; after the last word, which is in the ``LAST`` block, minus infinity."""
+    b_x = tl.load(logits_ptr + o_v, mask=o_v < WIDTH, other=float("-inf")).to(tl.float32)
+    if LAST and WIDTH > V:
+        b_x = tl.where(o_v < V, b_x, float("-inf"))
+    return b_x
+
+
+@triton.jit
 def linear_cross_entropy_row_kernel(
     logits_ptr,
     target_ptr,
@@ -23,6 +32,7 @@ def linear_cross_entropy_row_kernel(
     stride,
     ignore_index,
     V: tl.constexpr,
+    WIDTH: tl.constexpr,
     GRADIENT: tl.constexpr,
     HAS_SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -30,6 +40,8 @@ def linear_cross_entropy_row_kernel(
     """Process one token: store its loss, and replace its logits by their gradient.
 
     The gradient is that of the token's loss, with ``HAS_SHARE`` multiplied by the token's weight.
+    Rows have ``WIDTH`` numbers. What is after the V logits does not count, and its gradient is 0:
+    reading and writing it keeps the accesses wide, which a mask that ends at an odd V does not.
     """
     i_n = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + i_n)
@@ -41,8 +53,7 @@ def linear_cross_entropy_row_kernel(
     top = tl.full([], -3.4028234663852886e38, dtype=tl.float32)
     total = tl.zeros([], dtype=tl.float32)
     for start in tl.static_range(0, V, BLOCK):
-        b_x = tl.load(logits_ptr + start + o_v, mask=start + o_v < V, other=float("-inf"))
-        b_x = b_x.to(tl.float32)
+        b_x = _load_logits(logits_ptr, start + o_v, V, WIDTH, start + BLOCK > V)
         higher = tl.maximum(top, tl.max(b_x, axis=0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(b_x - higher), axis=0)
         top = higher
@@ -56,11 +67,11 @@ def linear_cross_entropy_row_kernel(
         tl.debug_barrier()
         share = tl.load(share_ptr) if HAS_SHARE else 1.0
         for start in tl.static_range(0, V, BLOCK):
-            m = start + o_v < V
             if V > BLOCK:
-                b_x = tl.load(logits_ptr + start + o_v, mask=m, other=0.0).to(tl.float32)
+                b_x = _load_logits(logits_ptr, start + o_v, V, WIDTH, start + BLOCK > V)
             b_d = tl.exp(b_x - top - log_total) - tl.where(start + o_v == target, 1.0, 0.0)
-            tl.store(logits_ptr + start + o_v, tl.where(counts, b_d * share, 0.0), mask=m)
+            b_d = tl.where(counts, b_d * share, 0.0)
+            tl.store(logits_ptr + start + o_v, b_d, mask=start + o_v < WIDTH)
 
 
 _launch_row = launcher(linear_cross_entropy_row_kernel)
@@ -91,19 +102,19 @@ _ROWS = Tunable(
 
 def rows_by_triton(
     logits: Tensor,
+    n_words: int,
     target_N: Tensor,
     losses_N: Tensor,
     share: Tensor | None,
     ignore_index: int,
     gradient: bool,
 ) -> None:
-    """Write losses of logits [N, V] to ``losses_N``; ``gradient``: replace logits by theirs.
+    """Write losses of logits [N, W] to ``losses_N``; ``gradient``: replace logits by theirs.
 
-    ``share``: a factor of all gradients, in FP32.
+    The first ``n_words`` of a row count. ``share``: a factor of all gradients, in FP32.
     """
-    n_words = logits.shape[1]
     key = (logits.get_device(), n_words, logits.dtype, gradient)
-    arguments = (logits, target_N, losses_N, share, ignore_index, gradient)
+    arguments = (logits, n_words, target_N, losses_N, share, ignore_index, gradient)
     block, warps = _ROWS.tile(key, rows_by_triton, *arguments)
     _launch_row(
         (logits.shape[0],),
@@ -114,6 +125,7 @@ def rows_by_triton(
         logits.stride(0),
         ignore_index,
         V=n_words,
+        WIDTH=logits.shape[1],
         GRADIENT=gradient,
         HAS_SHARE=share is not None,
         BLOCK=block,

@@ -156,6 +156,9 @@ LOSS_BUGS = {
         LOSS, "total = total * tl.exp(top - higher) + tl",
         "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
     ),
+    "linear_cross_entropy: numbers after the last word count": (
+        LOSS, 'b_x = tl.where(o_v < V, b_x, float("-inf"))', "b_x += 0.0", None,
+    ),
     "linear_cross_entropy: the mean is over all tokens": (
         LOSS, "((b_target != ignore_index) & m)", "m", None,
     ),

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 from subjects import DEVICE, implementations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels import OPS, linear_cross_entropy
+from kernels import OPS, Case, linear_cross_entropy
 from kernels.core.check import Exact
 from kernels.core.triton_helpers import missing
 
@@ -26,6 +27,27 @@ def test_the_chunks_together_are_the_whole(impl, tokens, monkeypatch):
     monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * n_words * tokens)
     wrong = [str(c) for c in Exact(OP, inputs).compare(OP.implementations[impl]) if not c.right]
     assert not wrong
+
+
+@pytest.mark.parametrize("words", [5, 64, 65, 1000])
+def test_sizes_of_products_are_aligned_for_any_number_of_words(words):
+    rows, dim = 16, 8
+    sizes = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
+                sizes.extend(size for factor in args[-2:] for size in factor.shape)
+                sizes.extend(factor.stride(0) for factor in args[-2:] if factor.stride(1) == 1)
+            return function(*args, **(kwargs or {}))
+
+    case = Case("aligned", {"rows": rows, "dim": dim, "words": words})
+    inputs = OP.inputs(case, DEVICE, torch.float32, 0)
+    leaves = {n: inputs[n].detach().requires_grad_() for n in ("x", "weight_VD")}
+    with Products():
+        linear_cross_entropy(**(inputs | leaves), impl="chunked").backward()
+    assert leaves["weight_VD"].grad.shape == (words, dim)
+    assert sizes and all(size in (rows, dim) or size % MODULE.ALIGNMENT == 0 for size in sizes)
 
 
 @pytest.mark.parametrize(("ahead", "rel"), [(13.0, 1e-3), (20.0, 0.25)])

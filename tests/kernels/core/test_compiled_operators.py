@@ -15,6 +15,7 @@ from kernels import OPS, Case, Operator
 from kernels.core import dispatch
 from kernels.core.check import Exact
 from kernels.core.triton_helpers import INSTALLED, INTERPRETED
+from kernels.linear_cross_entropy import ALIGNMENT
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
 CPU = torch.device("cpu")
@@ -121,10 +122,10 @@ def test_a_changed_choice_is_heeded_by_a_compiled_function():
     assert kernels.usage() == {"attention": {"manual": 1, "chunked": 1}}
 
 
-def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly():
-    inputs = OPS["linear_cross_entropy"].inputs(
-        OPS["linear_cross_entropy"].cases[0], CPU, torch.float32, 0
-    )
+@pytest.mark.parametrize("words", [1024, 1000])
+def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly(words):
+    case = Case("autocast", {"rows": 63, "dim": 100, "words": words})
+    inputs = OPS["linear_cross_entropy"].inputs(case, CPU, torch.float32, 0)
     x = inputs.pop("x").requires_grad_()
 
     def slope(call):
@@ -136,7 +137,10 @@ def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly():
         return kernels.linear_cross_entropy(x, **inputs, impl="chunked")
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
-    torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=0)
+    # Eagerly, the last words are a product of their own, and what it adds is rounded separately.
+    rounding = 0.0 if words % ALIGNMENT == 0 else torch.finfo(torch.bfloat16).eps
+    most = rounding * slope(call)[1].abs().max().item()
+    torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=most)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
