@@ -45,10 +45,11 @@ from kernels.core.operator import (
 )
 from kernels.core.triton_helpers import MAX_GRID, has_large_memory, missing, no_fp64
 from kernels.measure import peers
-from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
-from kernels.ssd_scan._launch import ScanMemory as ScanMemory
-from kernels.ssd_scan._launch import chunk_of as chunk_of
-from kernels.ssd_scan._launch import scan_memory as scan_memory
+from kernels.ssd_scan._division import CHUNK, chunks, tile
+from kernels.ssd_scan._division import ScanMemory as ScanMemory
+from kernels.ssd_scan._division import chunk_of as chunk_of
+from kernels.ssd_scan._division import scan_memory as scan_memory
+from kernels.ssd_scan._launch import Scan
 from kernels.ssd_scan._plain import all_chunks, step_sizes
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory

@@ -275,6 +275,13 @@ launch_scan = launcher(ssd_scan_kernel)
 
 
 @triton.jit
+def _segment(step, n_segments, n_heads, i_b, i_h, BACKWARD: tl.constexpr):
+    """Return the index of the segment that is joined in a step."""
+    i_s = n_segments - 1 - step if BACKWARD else step
+    return (i_b * n_segments + i_s) * n_heads + i_h
+
+
+@triton.jit
 def ssd_scan_join_kernel(
     first_ptr,
     states_ptr,
@@ -285,12 +292,13 @@ def ssd_scan_join_kernel(
     SIZE: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     BACKWARD: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Turn each segment's addition to the state, in place, into its initial state.
 
     ``last`` gets the final state. ``BACKWARD``: the segments follow one another from the last to
-    the first.
+    the first. ``TOGETHER`` segments are read at a time, because each read takes long.
     """
     i_h = tl.program_id(1).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
@@ -300,12 +308,24 @@ def ssd_scan_join_kernel(
     b_state = tl.zeros([BLOCK], dtype=tl.float32)
     if HAS_FIRST:
         b_state += tl.load(first_ptr + o_first, mask=m_e, other=0.0).to(tl.float32)
-    for step in range(0, n_segments):
-        i_s = n_segments - 1 - step if BACKWARD else step
-        i_state = (i_b * n_segments + i_s) * n_heads + i_h
-        b_add = tl.load(states_ptr + i_state * SIZE + o_e, mask=m_e, other=0.0)
-        tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=m_e)
-        b_state = b_state * tl.exp(tl.load(total_ptr + i_state)).to(tl.float32) + b_add
+    for start in range(0, n_segments, TOGETHER):
+        adds = ()
+        falls = ()
+        for k in tl.static_range(TOGETHER):  # read before any of them is written
+            step = start + k
+            i_state = _segment(step, n_segments, n_heads, i_b, i_h, BACKWARD)
+            size = tl.where(step < n_segments, SIZE, 0)
+            b_add = tl.load(states_ptr + i_state * SIZE + o_e, mask=o_e < size, other=0.0)
+            adds += (b_add,)  # type: ignore[assignment]
+            total = tl.load(total_ptr + tl.where(step < n_segments, i_state, i_b))
+            fall = tl.where(step < n_segments, tl.exp(total).to(tl.float32), 1.0)
+            falls += (fall,)  # type: ignore[assignment]
+        for k in tl.static_range(TOGETHER):
+            step = start + k
+            i_state = _segment(step, n_segments, n_heads, i_b, i_h, BACKWARD)
+            size = tl.where(step < n_segments, SIZE, 0)
+            tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=o_e < size)
+            b_state = b_state * falls[k] + adds[k]
     tl.store(last_ptr + o_first, b_state, mask=m_e)
 
 

@@ -272,8 +272,10 @@ BUGS = {
         SSD, "n_segments - 1 - step if BACKWARD else step", "step", SEGMENTS,
     ),
     "ssd_scan: a segment begins with what it ends with": (
-        SSD, "tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=m_e)",
-        "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
+        SSD, "o_e, b_state, mask=o_e < size", "o_e, b_state + adds[k], mask=o_e < size", SEGMENTS,
+    ),
+    "ssd_scan: only the first segments are joined": (
+        SSD, "range(0, n_segments, TOGETHER)", "range(0, TOGETHER, TOGETHER)", SEGMENTS,
     ),
     "ssd_scan: what passes through a chunk is missing from dA": (
         SSD_BACK, "b_fall += through * tl.exp(total", "b_fall += 0.0 * tl.exp(total",
