@@ -46,8 +46,8 @@ def tiles(
     device: int, dtype: torch.dtype, dim: int, causal: bool, narrow: bool, *_: Any
 ) -> list[Tile]:
     """Return candidates: keys per block and buffered blocks, by measurements on an H200."""
-    first = [(64, 4), (128, 2)] if narrow else [(128, 2), (64, 4)]
-    return [*first, *([(128, 3)] if dim <= 64 else [])]
+    wide = [(128, 3), (128, 2)] if dim <= 64 else [(128, 2)]
+    return [(64, 4), *wide] if narrow else [*wide, (64, 4)]
 
 
 FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
@@ -168,7 +168,7 @@ def forward(
     tile: Tile,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return the output and, with ``keep``, each row's log of the sum of exponentials."""
-    batch, heads, length, _ = q.shape
+    batch, heads, length, dim = q.shape
     keys, packed = k.shape[2], _packed(q, k)
     n, stages = tile
     out = by_tokens(q)
@@ -180,7 +180,7 @@ def forward(
         launch_forward((min(programs, sm_count(q.device.index)),),
             q, k, v, out, lse, batch, length, keys, window or 0, *head_strides(q, k, v, out),
             **_constants(q, k, causal, window, scale),
-            KEEP=keep, N=n, STAGES=stages, num_warps=WARPS,
+            KEEP=keep, N=n, STAGES=stages, TURNS=2 if dim <= 64 else 1, num_warps=WARPS,
         )  # fmt: skip
     return out, lse
 

@@ -9,7 +9,8 @@ those with most keys first.
 A group has ``R`` heads, a power of two, whose rows are packed; ``SHARE`` consecutive groups have
 the same keys and values. Blocks of keys are read from the last to the first. ``count`` is the
 number of blocks that a program has read: it decides which of the ``STAGES`` buffers a block is in,
-and the phase of that buffer's barriers.
+and the phase of that buffer's barriers. Queries have ``TURNS`` buffers: with two, those of the next
+tile are fetched while the values of this one are added.
 """
 
 from kernels._hopper import (
@@ -180,14 +181,13 @@ def _compute(
     batch, length, keys, window,
     GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Compute the rows of the group of warps ``WHICH``."""
     k_full, k_empty, v_full, v_empty = bars
     D: gl.constexpr = q_all.shape[4]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    q_smem = q_all.index(WHICH).reshape([HALF, D])
     o_box = o_all.index(WHICH)
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
@@ -201,7 +201,9 @@ def _compute(
         b_m = gl.full((HALF,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         b_l = gl.full((HALF,), 0.0, gl.float32, gl.SliceLayout(1, s_layout))
         b_acc = gl.zeros((HALF, D), gl.float32, o_layout)
-        mbarrier.wait(q_full.index(WHICH), i_t & 1)
+        i_q = 2 * (i_t % TURNS) + WHICH
+        q_smem = q_all.index(i_q).reshape([HALF, D])
+        mbarrier.wait(q_full.index(i_q), (i_t // TURNS) & 1)
         _await_keys(k_full, count, True, STAGES)
         b_s = _score(q_smem, k_smem, count, N, STAGES)
         b_s = multiplied(0, deps=(b_s,))
@@ -219,7 +221,7 @@ def _compute(
                     i_k > low, keys, window, SCALE, CAUSAL, WINDOW, PART != 1, N, STAGES,
                 )  # fmt: skip
                 count += 1
-        mbarrier.arrive(q_empty.index(WHICH), count=1)
+        mbarrier.arrive(q_empty.index(i_q), count=1)
         b_acc, b_p = _add_values(b_acc, b_p, v_smem, v_full, count - 1, STAGES)
         b_some = b_l > 0
         if KEEP:  # an infinite normaliser makes every weight of the backward pass zero
@@ -246,7 +248,7 @@ def _fetch_all(
     window,
     GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Fetch all blocks of the forward pass, in one warp."""
     k_full, k_empty, v_full, v_empty = bars
@@ -267,9 +269,10 @@ def _fetch_all(
             fetch(k_desc, from_keys, k_smem.index(stage), k_full.index(stage), BYTES)
             if i_k == end - 1:  # after the keys, which do not wait for the tile before
                 for i in gl.static_range(2):
-                    mbarrier.wait(q_empty.index(i), (i_t & 1) ^ 1)
+                    i_q = 2 * (i_t % TURNS) + i
+                    mbarrier.wait(q_empty.index(i_q), ((i_t // TURNS) & 1) ^ 1)
                     at = [i_b, (first + i * HALF) // R, i_g * R, 0]
-                    fetch(q_desc, at, q_all.index(i), q_full.index(i), HALF * D * 2)
+                    fetch(q_desc, at, q_all.index(i_q), q_full.index(i_q), HALF * D * 2)
             mbarrier.wait(v_empty.index(stage), before)
             fetch(v_desc, from_keys, v_smem.index(stage), v_full.index(stage), BYTES)
             count += 1
@@ -283,6 +286,7 @@ def attention_hopper_kernel(
     GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
     D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention like ``attention_forward_kernel``, without split keys.
 
@@ -295,11 +299,11 @@ def attention_hopper_kernel(
     o_desc = describe(out_ptr, batch, length, H, out_batch, out_token, out_head, D, HALF // R, R)
     k_desc = describe(k_ptr, batch, KEY_HEADS, keys, k_batch, k_head, k_token, D, 1, N)
     v_desc = describe(v_ptr, batch, KEY_HEADS, keys, v_batch, v_head, v_token, D, 1, N)
-    q_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], q_desc.layout)
+    q_all = gl.allocate_shared_memory(dtype, [2 * TURNS, 1, HALF // R, R, D], q_desc.layout)
     o_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], v_desc.layout)
-    q_full, q_empty = barriers(2, 1), barriers(2, 1)
+    q_full, q_empty = barriers(2 * TURNS, 1), barriers(2 * TURNS, 1)
     k_full, v_full = barriers(STAGES, 1), barriers(STAGES, 1)
     k_empty, v_empty = barriers(STAGES, 2), barriers(STAGES, 2)
     bars = (k_full, k_empty, v_full, v_empty)
@@ -308,16 +312,16 @@ def attention_hopper_kernel(
         (_compute, (
             0, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
             batch, length, keys, window,
-            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
+            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES, TURNS,
         )),
         (_compute, (
             1, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
             batch, length, keys, window,
-            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
+            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES, TURNS,
         )),
         (_fetch_all, (
             q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars,
             batch, length, keys, window,
-            GROUPS, TOGETHER, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
+            GROUPS, TOGETHER, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES, TURNS,
         )),
     ], [4, 1], [240, 24])  # fmt: skip
