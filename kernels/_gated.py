@@ -111,6 +111,16 @@ def activate(x, ACT: tl.constexpr, EXACT: tl.constexpr = True):
 
 
 @triton.jit
+def _row_and_column(n_columns, ONE_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a program's row and its first column; a division delays the first reads by 0.2 us."""
+    if ONE_ROW:
+        return tl.full([], 0, tl.int64), tl.program_id(0).to(tl.int64) * BLOCK
+    n_blocks = (n_columns - 1) // BLOCK + 1  # the sum in tl.cdiv overflows just below 2^31 columns
+    i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
+    return i_n, (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
+
+
+@triton.jit
 def _gated_activation_forward_kernel(
     gate_ptr,
     up_ptr,
@@ -118,13 +128,12 @@ def _gated_activation_forward_kernel(
     n_columns,
     gate_stride,
     up_stride,
+    ONE_ROW: tl.constexpr,
     PACKED: tl.constexpr,
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n_blocks = (n_columns - 1) // BLOCK + 1  # the sum in tl.cdiv overflows just below 2^31 columns
-    i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
-    i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
+    i_n, i_c = _row_and_column(n_columns, ONE_ROW, BLOCK)
     if PACKED:
         up_ptr = gate_ptr + n_columns
     o_c = tl.arange(0, BLOCK)
@@ -149,13 +158,12 @@ def _gated_activation_backward_kernel(
     dy_stride,
     gate_stride,
     up_stride,
+    ONE_ROW: tl.constexpr,
     PACKED: tl.constexpr,
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n_blocks = (n_columns - 1) // BLOCK + 1  # the sum in tl.cdiv overflows just below 2^31 columns
-    i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
-    i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
+    i_n, i_c = _row_and_column(n_columns, ONE_ROW, BLOCK)
     d_stride = tl.cast(n_columns, tl.int64)
     if PACKED:
         up_ptr = gate_ptr + n_columns
@@ -216,6 +224,7 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
             width,
             gate_stride,
             up_stride,
+            ONE_ROW=y.numel() == width,
             PACKED=packed,
             ACT=act,
             BLOCK=block,
@@ -254,6 +263,7 @@ def _backward(
             dy_stride,
             gate_stride,
             up_stride,
+            ONE_ROW=n_rows == 1,
             PACKED=up is None,
             ACT=act,
             BLOCK=block,
