@@ -112,7 +112,7 @@ def _forward_tiles(
 
     The first measured on an H200. A thread holds 32 numbers of a row, or 16 where rows are few.
     Many wide rows are read twice in shorter steps, which keeps the memory busier than one step with
-    a complete row in registers. With a residual they have Inductor's tile.
+    a complete row in registers.
     """
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
@@ -125,7 +125,8 @@ def _forward_tiles(
         step = min(4096, block // 2)
         steps = [(1, step, 16 if dim > WIDE else max(4, step // 512)), (1, step, 8)]
         if other is not None:
-            steps = [(1, min(2048, step), 16), *steps]
+            step = step if dim > WIDE else 2048
+            steps = [(1, min(step, block // 2), 8 if dim < 4096 else 16), *steps]
         is_faster = rows_class == "many" and (other is None or dim > 2048)
         tiles = [*steps, *tiles] if is_faster else [*tiles, *steps]
     return list(dict.fromkeys(tiles))
