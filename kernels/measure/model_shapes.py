@@ -91,6 +91,10 @@ MODELS: dict[str, ModelShape] = {
         hidden=4096, mlp=21504, gated=False, heads=32, kv_heads=8, rotary=False, vocabulary=131072,
         ssm_heads=128, groups=8,
     ),
+    "GPT-2": ModelShape(
+        hidden=768, mlp=3072, gated=False, heads=12, kv_heads=12, head_dim=64, rotary=False,
+        vocabulary=50257, rms=False,
+    ),
     "BERT base": ModelShape(
         hidden=768, mlp=3072, gated=False, heads=12, kv_heads=12, head_dim=64, rotary=False,
         vocabulary=30522, rms=False, encodes=_BERT,

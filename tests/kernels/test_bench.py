@@ -295,6 +295,23 @@ def test_launches_that_take_the_host_long_are_not_counted_as_time_of_the_gpu(hos
     assert results[0].us == pytest.approx([20.0] * len(results[0].us))
 
 
+def test_all_calls_have_equally_many_evictions_before_them(monkeypatch):
+    gpu = _SimulatedGpu(monkeypatch)
+    seen = []
+    real = rounds_module.times_us
+
+    def times_us(call, repeats, device, evictions):
+        seen.append((call, evictions))
+        return real(call, repeats, device, evictions)
+
+    monkeypatch.setattr(rounds_module, "times_us", times_us)
+    calls = [gpu.call(host_us, 20.0) for host_us in (5.0, 900.0)]
+    alternate(calls, "cuda", describe_failure=str)
+    timed = seen[len(calls) :]  # the first call of each only gives the size of its blocks
+    assert {call for call, _ in timed} == set(calls)
+    assert {evictions for _, evictions in timed} == {timing.evictions_to_hide(calls[1], "cuda")}
+
+
 def test_a_call_during_which_the_host_was_delayed_is_repeated(monkeypatch):
     gpu = _SimulatedGpu(monkeypatch)
     call = gpu.call(5.0, 20.0, delayed={2, 7}, delay_us=50_000.0)
