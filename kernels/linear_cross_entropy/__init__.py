@@ -284,6 +284,7 @@ def _compute(
     chunk = way.chunk(n_rows, dim, n_words, x.element_size())
     width, parts = _row_length(n_words), _aligned_parts(weight)
     dx = dweight = None
+    gradient = x_grad or weight_grad
     if x_grad and n_rows > chunk:
         dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
     with on_device(x), without_autocast(x):
@@ -297,10 +298,10 @@ def _compute(
                 x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
                 dx_CD = None if dx is None else dx[part]
             aligned = _aligned_logits(x_CD, parts, width)
-            way.rows(aligned, n_words, target_C, losses_C, now, ignore_index, x_grad or weight_grad)
+            way.rows(aligned, n_words, target_C, losses_C, now, ignore_index, gradient)
             if weight_grad and len(parts) > 1 and dweight is None:
                 dweight = x_CD.new_empty(width, dim)
-            for columns, words in parts:
+            for columns, words in parts if gradient else ():
                 slopes = aligned[:, columns]
                 if x_grad:
                     dx_CD = _multiplied(dx_CD, slopes, words, add=words is not parts[0][1])
@@ -308,8 +309,9 @@ def _compute(
                     rows = None if dweight is None else dweight[columns]
                     rows = _multiplied(rows, slopes.T, x_CD, add=start > 0)
                     dweight = rows if dweight is None else dweight
+                del slopes
             dx = dx_CD if dx is None else dx
-            del aligned, slopes  # before the next chunk's are made
+            del aligned  # before the next chunk's are made
         loss = way.total(losses, share)
     return loss, dx, None if dweight is None else dweight[:n_words], later
 
@@ -450,6 +452,7 @@ OP = Operator(
     ),
     gradients=("x", "weight_VD"),
     cases=(
+        Case("63x100 V1024", {"rows": 63, "dim": 100, "words": 1024}),
         Case("63x100 V1000", {"rows": 63, "dim": 100, "words": 1000}),
         Case("1x8 V2", {"rows": 1, "dim": 8, "words": 2}),
         Case("7x64 V70001 sum", {"rows": 7, "dim": 64, "words": 70001, "reduction": "sum"}),

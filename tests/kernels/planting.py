@@ -157,7 +157,8 @@ LOSS_BUGS = {
         "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
     ),
     "linear_cross_entropy: numbers after the last word count": (
-        LOSS, 'b_x = tl.where(o_v < V, b_x, float("-inf"))', "b_x += 0.0", None,
+        LOSS, 'b_x = tl.where(o_v < V, b_x, float("-inf"))', "b_x += 0.0",
+        {"rows": 2, "dim": 4, "words": 100},
     ),
     "linear_cross_entropy: the mean is over all tokens": (
         LOSS, "((b_target != ignore_index) & m)", "m", None,

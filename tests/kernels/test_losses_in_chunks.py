@@ -16,7 +16,7 @@ from kernels.core.triton_helpers import missing
 OP = OPS["linear_cross_entropy"]
 MODULE = sys.modules["kernels.linear_cross_entropy"]  # the package has the function of that name
 OURS = ("triton", "triton_small", "chunked", "torch")
-CASE = next(case for case in OP.cases if not case.bench)  # 63 tokens, some of which do not count
+CASE = next(case for case in OP.cases if case.name == "63x100 V1000")  # some tokens do not count
 
 
 @pytest.mark.parametrize("impl", sorted({*OURS} & {*implementations(OP)}))
