@@ -63,7 +63,7 @@ class ScriptWatch:
         reason = "cancelled"
         while not wire.cancelled.is_set():
             has_ended = (self._folder / ENDED).exists()  # read before the last entries
-            for entry in self._reader.read():
+            for entry in self._reader.read() + (self._reader.read_newest() if has_ended else []):
                 self._handle(entry)
             if has_ended:
                 reason = "done"
