@@ -37,6 +37,8 @@ _NO_MEMORY = (
 )
 # The lines that compilers print before the one that says what was wrong.
 _PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.]+:")
+# Inductor's reason, and the operator of its graph that it could not compile.
+_LOWERING = re.compile(r"LoweringException: (.+)\n\s*target: (\S+)")
 
 
 class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
@@ -274,7 +276,9 @@ def _source_location(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of a compiler's error that says what was wrong."""
+    """Return the first line of a compiler's error that says what was wrong, and its operator."""
+    if lowering := _LOWERING.match(str(error)):
+        return f"Inductor cannot compile {lowering[2]}: {lowering[1].rstrip('. ')}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not _PREAMBLE.fullmatch(line)]
     return (informative or lines or [type(error).__name__])[0]

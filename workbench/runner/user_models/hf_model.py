@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -40,6 +41,7 @@ _MOST_BYTES = 1_000_000
 _MOST_LETTERS = 300  # some error messages of transformers list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 _FEW_TOKENS = 8  # tokens of a first call, which shows if a model computes from tokens alone
+_OUT_OF_BOUNDS = re.compile(r"out of bounds for dimension \d+ with size (\d+)")
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 # Sizes of a tiny model, by the names that configurations give them. A field that is missing, None
@@ -141,14 +143,19 @@ def load(source: str, *, initialise: bool) -> Parts:
             raise ConfigurationError(
                 f"own: {source}: vocab_size = {vocabulary}; a vocabulary needs at least 1 token"
             )
+        trial = None
         if initialise:
-            with no_init_weights():
+            with no_init_weights(), torch.random.fork_rng(devices=[]):
                 _check_memory(source, functools.partial(kind._from_config, config))
+                trial = kind._from_config(config, dtype=torch.float32).eval()
+    if trial is not None:
+        with _explained(f"cannot run {source} on text tokens alone"):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                _try_tokens(source, trial, int(vocabulary), sequence)
+        del trial
+    with _explained(f"cannot build {source}"):
         with contextlib.nullcontext() if initialise else no_init_weights():
             module = kind._from_config(config, dtype=torch.float32)
-    if initialise:
-        with _explained(f"cannot run {source} on text tokens alone"):
-            _try_tokens(source, module, int(vocabulary), sequence)
     is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
     return Parts(
         module,
@@ -200,9 +207,10 @@ def _check_memory(source: str, build: Callable[[], nn.Module]) -> None:
 
 
 def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) -> None:
-    """Call a new model with a few tokens, or with as many as an input has if it refuses few.
+    """Call a model with a few tokens, or with as many as an input has if it refuses few.
 
-    Raises its error, or ``ConfigurationError`` if a table of positions has too few rows.
+    The calls may change the model. Raises its error, or ``ConfigurationError`` if it has positions
+    for fewer tokens than an input has.
     """
     tables = {
         name: table
@@ -215,24 +223,39 @@ def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) 
         for name, table in tables.items()
     ]
     try:
-        with torch.no_grad():
-            module(_draw(vocabulary, min(sequence, _FEW_TOKENS), 2))
+        module(_draw(vocabulary, min(sequence, _FEW_TOKENS), 2))
     except Exception as error:
         if sequence <= _FEW_TOKENS or lacks_memory(error):
             raise
-        with torch.no_grad():
-            module(_draw(vocabulary, sequence, 2))
+        module(_draw(vocabulary, sequence, 2))
     finally:
         for hook in hooks:
             hook.remove()
         for name in called:
-            _check_positions(source, name, tables[name], sequence)
+            table = tables[name]
+            first = 0 if table.padding_idx is None else table.padding_idx + 1
+            rows = table.num_embeddings - max(first, getattr(table, "offset", 0))
+            _check_positions(source, name, rows, sequence)
+    _try_last_positions(source, module, vocabulary, sequence)
 
 
-def _check_positions(source: str, name: str, table: nn.Embedding, sequence: int) -> None:
-    """Raise ``ConfigurationError`` if a table has positions for fewer tokens than a sequence."""
-    first = 0 if table.padding_idx is None else table.padding_idx + 1
-    rows = table.num_embeddings - max(first, getattr(table, "offset", 0))
+def _try_last_positions(source: str, module: nn.Module, vocabulary: int, sequence: int) -> None:
+    """Call a model with the last positions of an input, which it may look up in a buffer."""
+    count = min(sequence, _FEW_TOKENS)
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        return
+    positions = torch.arange(sequence - count, sequence).expand(2, count)
+    try:
+        module(_draw(vocabulary, count, 2), position_ids=positions)
+    except IndexError as error:
+        if limit := _OUT_OF_BOUNDS.search(str(error)):
+            _check_positions(source, type(module).__name__, int(limit[1]), sequence)
+    except Exception:  # noqa: BLE001 - a model may demand positions that begin at 0
+        return
+
+
+def _check_positions(source: str, name: str, rows: int, sequence: int) -> None:
+    """Raise ``ConfigurationError`` if there are positions for fewer tokens than a sequence."""
     if rows < sequence:
         raise ConfigurationError(
             f"own: {source}: {name} has positions for {counted(rows, 'token')}, but an input has "
