@@ -2,9 +2,9 @@
 
 ``hf:CONFIG[:OPTIONS]`` names a bundled configuration (a file in ``hf/``), a ``config.json`` or its
 folder. OPTIONS are separated by commas: ``tiny`` scales the model down for tests, ``sequence=N`` is
-the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. Without
-``sequence=N`` an input has 1,024 tokens, or fewer if the model has positions for fewer. No code of
-a configuration's folder runs.
+the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. An
+encoder and a decoder get so many tokens each. Without ``sequence=N`` an input has 1,024 tokens, or
+fewer if the model has positions for fewer. No code of a configuration's folder runs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _MOST_BYTES = 1_000_000
 _MOST_LETTERS = 300  # some error messages of transformers list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 _FEW_TOKENS = 8  # tokens of a first call, which shows if a model computes from tokens alone
+_DECODED = "decoder_input_ids"  # the argument of a decoder's tokens, where an encoder has others
+Inputs = Tensor | dict[str, Tensor]
 _OUT_OF_BOUNDS = re.compile(r"out of bounds for dimension \d+ with size (\d+)")
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -76,8 +78,8 @@ class Parts:
     """A model, its inputs for a batch and the loss, as a user's ``build()`` returns them."""
 
     module: nn.Module
-    make_inputs: Callable[[int], Tensor]
-    loss: Callable[[Any, Tensor], Tensor]
+    make_inputs: Callable[[int], Inputs]
+    loss: Callable[[Any, Inputs], Tensor]
     sequence: int
 
 
@@ -149,17 +151,23 @@ def load(source: str, *, initialise: bool) -> Parts:
                 _check_memory(source, functools.partial(kind._from_config, config))
                 trial = kind._from_config(config, dtype=torch.float32).eval()
     if trial is not None:
-        with _explained(f"cannot run {source} on text tokens alone"):
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                _try_tokens(source, trial, int(vocabulary), sequence)
+        with (
+            _explained(f"cannot run {source} on text tokens alone"),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            _try_tokens(source, trial, int(vocabulary), sequence)
         del trial
-    with _explained(f"cannot build {source}"):
-        with contextlib.nullcontext() if initialise else no_init_weights():
-            module = kind._from_config(config, dtype=torch.float32)
-    is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
+    with (
+        _explained(f"cannot build {source}"),
+        contextlib.nullcontext() if initialise else no_init_weights(),
+    ):
+        module = kind._from_config(config, dtype=torch.float32)
+    has_decoder = _has_decoder(module)
+    is_causal = has_decoder or "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
     return Parts(
         module,
-        functools.partial(_draw, int(vocabulary), sequence),
+        functools.partial(_draw, has_decoder, int(vocabulary), sequence),
         functools.partial(_token_loss, int(vocabulary), is_causal),
         sequence,
     )
@@ -170,8 +178,25 @@ def sequence(source: str) -> int:
     return fields_of(source)[1]
 
 
-def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
-    return torch.randint(vocabulary, (batch, length))
+def _has_decoder(module: nn.Module) -> bool:
+    """Return True if a model encodes tokens and decodes others."""
+    return _DECODED in inspect.signature(module.forward).parameters
+
+
+def _draw(has_decoder: bool, vocabulary: int, length: int, batch: int) -> Inputs:
+    """Return random tokens (batch, length), or those of an encoder and a decoder, by argument."""
+    if not has_decoder:
+        return torch.randint(vocabulary, (batch, length))
+    return {name: torch.randint(vocabulary, (batch, length)) for name in ("input_ids", _DECODED)}
+
+
+def _call(module: nn.Module, vocabulary: int, length: int, **options: Tensor) -> None:
+    """Call a model with two random inputs of ``length`` tokens."""
+    inputs = _draw(_has_decoder(module), vocabulary, length, 2)
+    if isinstance(inputs, Tensor):
+        module(inputs, **options)
+    else:
+        module(**inputs, **options)
 
 
 @contextlib.contextmanager
@@ -223,11 +248,11 @@ def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) 
         for name, table in tables.items()
     ]
     try:
-        module(_draw(vocabulary, min(sequence, _FEW_TOKENS), 2))
+        _call(module, vocabulary, min(sequence, _FEW_TOKENS))
     except Exception as error:
         if sequence <= _FEW_TOKENS or lacks_memory(error):
             raise
-        module(_draw(vocabulary, sequence, 2))
+        _call(module, vocabulary, sequence)
     finally:
         for hook in hooks:
             hook.remove()
@@ -246,7 +271,7 @@ def _try_last_positions(source: str, module: nn.Module, vocabulary: int, sequenc
         return
     positions = torch.arange(sequence - count, sequence).expand(2, count)
     try:
-        module(_draw(vocabulary, count, 2), position_ids=positions)
+        _call(module, vocabulary, count, position_ids=positions)
     except IndexError as error:
         if limit := _OUT_OF_BOUNDS.search(str(error)):
             _check_positions(source, type(module).__name__, int(limit[1]), sequence)
@@ -263,9 +288,10 @@ def _check_positions(source: str, name: str, rows: int, sequence: int) -> None:
         )
 
 
-def _token_loss(vocabulary: int, is_causal: bool, output: Any, tokens: Tensor) -> Tensor:
+def _token_loss(vocabulary: int, is_causal: bool, output: Any, inputs: Inputs) -> Tensor:
     """Return the loss of the next tokens, or else of the same tokens."""
     logits = _logits(output, vocabulary)
+    tokens = inputs if isinstance(inputs, Tensor) else inputs[_DECODED]
     if is_causal:
         logits, tokens = logits[:, :-1], tokens[:, 1:]
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
@@ -295,7 +321,10 @@ def _architecture(source: str, transformers: Any, fields: Mapping[str, Any]) -> 
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
     kinds = transformers.AutoModelForCausalLM._model_mapping
-    kind = kinds.get(type(transformers.AutoConfig.for_model(fields["model_type"])), None)
+    own = type(transformers.AutoConfig.for_model(fields["model_type"]))
+    kind = kinds.get(own, None)
+    if kind is None:  # an encoder and a decoder
+        kind = transformers.AutoModelForSeq2SeqLM._model_mapping.get(own, None)
     return kind[0] if isinstance(kind, tuple) else kind
 
 

@@ -178,8 +178,8 @@ def write_config(folder: Path, **fields: object) -> str:
         ({"model_type": "llama", "vocab_size": 0}, "a vocabulary needs at least 1 token"),
         ({"model_type": "llama", "hidden_size": 1 << 20}, "of free memory; make the model smaller"),
         (
-            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
-            "on text tokens alone: ValueError: You must specify",
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+            "WhisperForConditionalGeneration is no model of text tokens",
         ),
         (
             {"model_type": "gpt2", "n_positions": 6, "n_layer": 1},
@@ -225,6 +225,31 @@ def test_only_positions_of_tokens_limit_a_sequence(tmp_path):
     parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
     tokens = parts.make_inputs(1)
     assert parts.loss(parts.module(tokens), tokens).isfinite()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "t5", "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2},
+        {
+            "architectures": ["BartForConditionalGeneration"],
+            "model_type": "bart",
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+        },
+    ],
+)
+def test_an_encoder_and_a_decoder_run_train_and_are_right(runner: Driver, tmp_path, fields):
+    source = write_config(tmp_path, **fields)
+    for workload in ("forward", "train"):
+        runner.start(named(source, workload=workload), steps=3, check="last")
+        assert runner.finish().reason == "done"
+        ledger = runner.session.segments[-1].ledger
+        assert ledger[numerics.RIGHT] is True, ledger
 
 
 @needs_transformers
