@@ -22,7 +22,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ _MOST_LETTERS = 300  # some error messages of transformers list all of its model
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 _FEW_TOKENS = 8  # tokens of a first call, which shows if a model computes from tokens alone
 _DECODED = "decoder_input_ids"  # the argument of a decoder's tokens, where an encoder has others
-Inputs = Tensor | dict[str, Tensor]
+Inputs: TypeAlias = Tensor | dict[str, Tensor]
 _OUT_OF_BOUNDS = re.compile(r"out of bounds for dimension \d+ with size (\d+)")
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
