@@ -207,8 +207,9 @@ def trying_again(failure: Failure) -> str:
 
 
 def is_of_compiler(error: BaseException) -> bool:
-    """Return True if ``torch.compile`` failed."""
-    return type(error).__module__.startswith(_COMPILERS)
+    """Return True if ``torch.compile`` failed, or the code that it made refuses a call."""
+    is_refused = str(error).startswith("torch.compile with aot_autograd does not")
+    return is_refused or type(error).__module__.startswith(_COMPILERS)
 
 
 def is_of_triton(error: BaseException) -> bool:

@@ -117,7 +117,8 @@ class ScriptWatch:
 
     def _handle_memory(self, sizes: list[float] | None) -> None:
         if sizes is None:
-            self._memory = None if self._process is None else resident_bytes(self._process)
+            if self._process is not None:
+                self._memory = resident_bytes(self._process) or self._memory
             if self._telemetry is None and self._process is not None:
                 self._sample(ScriptHost(process=self._process))
             return

@@ -111,6 +111,17 @@ def test_an_operator_that_inductor_cannot_compile_is_named():
     )
 
 
+def test_a_second_derivative_that_compiled_code_refuses_is_an_error_of_compilation():
+    square = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError) as raised:
+        (gradient,) = torch.autograd.grad(square(x), x, create_graph=True)
+        gradient.sum().backward()
+    failure = explain(raised.value)
+    assert failure.kind == "compile"
+    assert failure.fix.startswith("Switch torch.compile off")
+
+
 def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
     with pytest.raises(Exception, match="print") as raised:
         compiled(own, compile_scope="fullgraph")
