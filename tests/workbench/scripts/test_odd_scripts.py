@@ -165,7 +165,6 @@ def test_the_last_steps_of_a_killed_script_are_recorded(run, write):
     assert result.code == 128 + signal.SIGKILL
     steps = result.session.segments[0].steps
     assert len(steps["t_s"]) == 20
-    assert np.all(steps["peak"] != 0)
     assert np.all(np.diff(steps["t_s"]) > 0)
 
 
