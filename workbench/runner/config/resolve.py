@@ -49,7 +49,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     if workload.name not in family.workloads:
         raise Mistake(
             f"workload: {family.name} has no workload {workload.name!r}; "
-            f"expected one of {family.workloads}"
+            f"expected one of {', '.join(family.workloads)}"
         )
     preset = configuration.preset or default_preset(family, device)
     base = family.configure(preset, configuration.model)
