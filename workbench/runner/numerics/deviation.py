@@ -108,7 +108,7 @@ def find_deviation(
     rounding = rounding_of(variant.weights_dtype, actual.all[output_index])
     tolerance = SLACK * least[output_index].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
-    if getattr(torch, name).itemsize <= variant.weights_dtype.itemsize:
+    if torch.finfo(getattr(torch, name)).eps >= rounding:
         tolerance += SLACK * nudges.nearest
         nudges = replace(nudges, aim=tolerance)
     if variant.quantization:

@@ -134,7 +134,7 @@ class Own(nn.Sequential):
         return super().forward(x)
 def build():
     layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), Norm())]
-    return Own(*layers), torch.randn(1, 20, 64)
+    return Own(*layers, nn.Linear(64, 64)), torch.randn(1, 20, 64)
 """
 
 
@@ -148,6 +148,16 @@ def test_a_reference_without_higher_precision_has_rounding_errors_too(tmp_path, 
     result = comparison.check(arm, arm.situation)
     assert result.reference == "float32"
     assert result.ok is (error == 0), result.text
+
+
+def test_a_reference_with_higher_precision_adds_no_rounding_errors(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(REFUSES_FP64)
+    result = check(build(path, precision="amp_bf16"))
+    assert result.ok and result.reference == "float32", result.text
+    bfloat16_eps = torch.finfo(torch.bfloat16).eps
+    # Without patches or compilation, the plain model makes the variant's own error.
+    assert result.tolerance == pytest.approx(2 * result.relative_error + bfloat16_eps)
 
 
 # Constants and state of every kind
