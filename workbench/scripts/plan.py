@@ -79,7 +79,8 @@ class ScriptPlan:
             if self._steps is not None and self._step_count() >= self._steps:
                 self._process.end()
             if self._seconds is not None and self._timer is None:
-                self._timer = threading.Timer(self._seconds, self._process.end)
+                seconds = min(self._seconds, threading.TIMEOUT_MAX)
+                self._timer = threading.Timer(seconds, self._process.end)
                 self._timer.daemon = True
                 self._timer.start()
         return ()
