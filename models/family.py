@@ -72,14 +72,15 @@ class Family:
         """
         if preset not in self.presets:
             raise ConfigurationError(
-                f"{self.name}: unknown preset {preset!r}; expected one of {tuple(self.presets)}"
+                f"{self.name}: unknown preset {preset!r}; expected one of "
+                + ", ".join(self.presets)
             )
         known = fields_of(self.config)
         values = {}
         for name, value in (overrides or {}).items():
             if name not in known:
                 raise ConfigurationError(
-                    f"{self.name}: unknown field {name!r}; expected one of {tuple(known)}"
+                    f"{self.name}: unknown field {name!r}; expected one of {', '.join(known)}"
                 )
             values[name] = read_value(self.name, known[name], value)
         config = dataclasses.replace(self.presets[preset], **values)

@@ -31,7 +31,9 @@ def compiled(
     if anything goes wrong or nothing was compiled.
     """
     if mode not in MODES:
-        raise ConfigurationError(f"torch.compile: unknown mode {mode!r}; expected one of {MODES}")
+        raise ConfigurationError(
+            f"torch.compile: unknown mode {mode!r}; expected one of {', '.join(MODES)}"
+        )
     fallback = "the model is unchanged: call it to run without compilation"
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     try:

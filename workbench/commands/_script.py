@@ -36,7 +36,8 @@ RUN_HELP = (
     "workbench run [-o FILE.h5] [--steps N] [--toggle NAME=OPTION ...] -- COMMAND runs an "
     "unchanged training script, for example `workbench run -o a.h5 -- python train.py --lr "
     "3e-4`. A step ends with each call of an optimizer, or with each iteration of `for batch in "
-    "workbench.watch(loader)`. The exit code is the script's. Settings of a script (--toggle or "
+    "workbench.watch(loader)`. --steps or --seconds ends the script; its seconds begin with its "
+    "first step. The exit code is the script's. Settings of a script (--toggle or "
     f"--set): {SETTINGS_HELP}."
 )
 AB_HELP = (

@@ -1,4 +1,7 @@
-"""List the toggles of a family: the options of each, and why some cannot be used here."""
+"""List the toggles of a family: the options of each, and why some cannot be used here.
+
+Your own model (--model) is built, because its modules decide on some options.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
+    print_status,
 )
 from workbench.commands._headless import query_runner
 from workbench.commands.run import configuration_arguments, configure
@@ -38,10 +42,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def question(catalogue: protocol.Catalogue) -> protocol.Command:
         answers.append(catalogue)
-        return protocol.Check(configuration=configure(catalogue, arguments))
+        return protocol.Inspect(configuration=configure(catalogue, arguments))
 
     reply = query_runner(question, protocol.Availability)
     if isinstance(reply, protocol.Failure):
+        if reply.kind == "model":  # the file's own error
+            print_status(f"The log:\n{reply.detail.rstrip()}")
+            raise Mistaken(reply.sentence_with_fix)
         raise Failed(reply.sentence_with_fix)
     if not isinstance(reply, protocol.Availability):
         raise Failed("the runner ended before it answered; `workbench doctor` shows the reason")

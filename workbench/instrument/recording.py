@@ -1,8 +1,9 @@
 """The recording of one process of a training script: steps, input wait, compiles, memory.
 
 Rows are buffered and appended to a file of this process four times a second. A file never blocks
-the script, and what was written survives the script's end, however it ends. The times are those of
-``perf_counter_ns``, a clock that all processes of a machine share.
+the script, and what was written survives the script's end, however it ends. Until then, the newest
+steps are in a file that is mapped into memory: a script that hangs or is killed writes no rows. The
+times are those of ``perf_counter_ns``, a clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import collections
 import contextlib
 import functools
 import json
+import mmap
 import os
+import struct
 import time
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 FOLDER = "WORKBENCH_RECORDING"  # variable: the folder of the recording
 SUFFIX = ".jsonl"  # suffix of a process's file in the folder
 ENDED = "ended"  # the file in it that holds the exit code of the script, once there is one
+NEWEST_SUFFIX = ".newest"  # suffix of the file that holds a process's newest steps in memory
+STEP = struct.Struct("=3q")  # a step in that memory: start, stop and input wait in ns
+NEWEST_STEPS = 4096  # steps that this memory holds
 STOPPED = "stopped"  # the file in it with the time after which no step is recorded, if there is one
 FLUSH_NS = 250_000_000
 _LEAVES = ("_exit", "execv", "execve")  # functions of ``os`` that end the program without handlers
@@ -46,6 +52,7 @@ class Recording:
         self._identity: tuple[int, int] | None = None  # device and number of the file
         self._has_stepped = False
         self._rows: collections.deque[Row] = collections.deque()
+        self._newest: NewestSteps | None = None
         self._last_ns = 0
         self._last_event: Any = None
         self._input_ns = 0
@@ -78,6 +85,8 @@ class Recording:
         if self._last_ns:
             self._rows.append((self._last_ns, ended_ns, self._input_ns, self._last_event, event))
             self._has_stepped = True
+            if self._newest is not None:
+                self._newest.add(self._last_ns, ended_ns, self._input_ns)
         self._last_ns, self._last_event, self._input_ns = ended_ns, event, 0
         self._thread = get_ident()
         if is_first or ended_ns >= self._flush_ns:
@@ -206,6 +215,9 @@ class Recording:
                 self._identity = _identity(self._file)
                 first = {"pid": os.getpid(), "rank": os.environ.get("RANK", "0")}
                 line = f"{json.dumps(first)}\n{line}"
+                self._newest = self._newest or NewestSteps.in_file(
+                    path[: -len(SUFFIX)] + NEWEST_SUFFIX
+                )
             os.write(self._file, line.encode() + b"\n")
         except OSError:  # the folder is gone, or the disk is full: record nothing more
             self._folder = os.devnull
@@ -216,8 +228,32 @@ class Recording:
             os.close(self._file)
         self._has_stepped = False
         self._file, self._last_ns, self._last_event, self.clock = -1, 0, None, None
+        self._newest = None
         self._rows.clear()
         self._flush_ns, self.waits_for_input, self._thread = 0, False, get_ident()
+
+
+class NewestSteps:
+    """The newest steps of a process, in memory that outlives it because it is a mapped file."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._offset = 0
+
+    @classmethod
+    def in_file(cls, path: str) -> NewestSteps | None:
+        """Return the memory of a new file; None if there is no space for it."""
+        size = NEWEST_STEPS * STEP.size
+        with contextlib.suppress(OSError, ValueError), open(path, "w+b") as file:  # noqa: PTH123
+            file.write(bytes(size))  # allocate: a full disk must not end the script later
+            file.flush()
+            return cls(mmap.mmap(file.fileno(), size))
+        return None
+
+    def add(self, start_ns: int, stop_ns: int, input_ns: int) -> None:
+        """Replace the oldest step."""
+        STEP.pack_into(self._memory, self._offset, start_ns, stop_ns, input_ns)
+        self._offset = (self._offset + STEP.size) % (NEWEST_STEPS * STEP.size)
 
 
 def _identity(file: int) -> tuple[int, int] | None:

@@ -271,6 +271,15 @@ class Check(Command, tag="check"):
     configuration: Configuration
 
 
+class Inspect(Command, tag="inspect"):
+    """Ask the same about a user's model as it is built: Availability answers, or a Failure.
+
+    Unlike Check it runs the model's file, so it ends a run.
+    """
+
+    configuration: Configuration
+
+
 class Pause(Command, tag="pause"):
     """Stop stepping between two steps, keeping everything built."""
 
@@ -314,6 +323,7 @@ AnyCommand = (
     | Apply
     | Baseline
     | Check
+    | Inspect
     | Pause
     | Resume
     | Stop

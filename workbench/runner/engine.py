@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sessions.model import Configuration
 from sessions.numbers import counted
 from sessions.sizes import size_text
 from workbench import plugins, protocol
@@ -92,6 +93,9 @@ class Engine:
             elif isinstance(command, protocol.Predict):
                 self._context.answer(command)
                 self._context.state("idle")
+            elif isinstance(command, protocol.Inspect):
+                self._inspect(command.configuration)
+                self._context.state("idle")
             elif isinstance(command, protocol.ClearTritonCache):
                 self._clear_triton_cache()
                 self._context.state("idle")
@@ -100,6 +104,16 @@ class Engine:
             # Apply, Pause, Resume and Stop were meant for a run that ended before they were read.
             command = passed_on or self._wire.next()
         return 0
+
+    def _inspect(self, configuration: Configuration) -> None:
+        """Send which options are blocked for a model as it is built, or why it cannot be built."""
+        try:
+            answer: protocol.Message = availability(
+                configuration, self._context.device, builds=True
+            )
+        except BaseException as error:  # noqa: BLE001 - a model's file may raise anything
+            answer = explain(error)
+        self._wire.send(answer)
 
     def _clear_triton_cache(self) -> None:
         """Clear Triton's cache, and report its size."""

@@ -37,6 +37,8 @@ _NO_MEMORY = (
 )
 # The lines that compilers print before the one that says what was wrong.
 _PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.]+:")
+# Inductor's reason, and the operator of its graph that it could not compile.
+_LOWERING = re.compile(r"LoweringException: (.+)\n\s*target: (\S+)")
 
 
 class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
@@ -205,8 +207,9 @@ def trying_again(failure: Failure) -> str:
 
 
 def is_of_compiler(error: BaseException) -> bool:
-    """Return True if ``torch.compile`` failed."""
-    return type(error).__module__.startswith(_COMPILERS)
+    """Return True if ``torch.compile`` failed, or the code that it made refuses a call."""
+    is_refused = str(error).startswith("torch.compile with aot_autograd does not")
+    return is_refused or type(error).__module__.startswith(_COMPILERS)
 
 
 def is_of_triton(error: BaseException) -> bool:
@@ -274,7 +277,9 @@ def _source_location(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of a compiler's error that says what was wrong."""
+    """Return the first line of a compiler's error that says what was wrong, and its operator."""
+    if lowering := _LOWERING.match(str(error)):
+        return f"Inductor cannot compile {lowering[2]}: {lowering[1].rstrip('. ')}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not _PREAMBLE.fullmatch(line)]
     return (informative or lines or [type(error).__name__])[0]

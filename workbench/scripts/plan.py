@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
-import time
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 
@@ -22,6 +22,8 @@ NOT_STARTED = 127  # the exit code of shells for a command that cannot be starte
 
 class ScriptPlan:
     """Runs the script once; ``steps`` and ``seconds`` end it earlier, if given.
+
+    ``seconds`` count from its first step: a script that hangs or waits afterwards is ended, too.
 
     ``exit_code`` is the script's. ``failure``: why it failed, if it did.
     """
@@ -42,7 +44,7 @@ class ScriptPlan:
         self._steps = steps
         self._seconds = seconds
         self._aside = aside
-        self._began_s = math.inf
+        self._timer: threading.Timer | None = None
         self._process: ScriptProcess | None = None
         self._session: Session | None = None
         self.exit_code = 0
@@ -71,10 +73,16 @@ class ScriptPlan:
         )
 
     def on_message(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
-        """End the script once it has made enough steps, or has run long enough."""
-        if isinstance(message, protocol.Steps) and self._is_enough():
+        """End the script once it has made enough steps; its seconds begin with the first one."""
+        if isinstance(message, protocol.Steps):
             assert self._process is not None
-            self._process.end()
+            if self._steps is not None and self._step_count() >= self._steps:
+                self._process.end()
+            if self._seconds is not None and self._timer is None:
+                seconds = min(self._seconds, threading.TIMEOUT_MAX)
+                self._timer = threading.Timer(seconds, self._process.end)
+                self._timer.daemon = True
+                self._timer.start()
         return ()
 
     def pending_messages(self) -> Iterable[protocol.AnyMessage]:
@@ -94,17 +102,13 @@ class ScriptPlan:
         process = self._process
         if process is not None:
             wait_for(process, is_interrupted=bool(why))
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer.join()  # it may be ending processes that the script started
             self.exit_code = process.exit_code
             self.failure = failed(self.exit_code, self._step_count()) if not why else None
             process.remove()
         return () if self.failure is None else (self.failure,)
-
-    def _is_enough(self) -> bool:
-        if self._began_s == math.inf:
-            self._began_s = time.monotonic()
-        if self._steps is not None and self._step_count() >= self._steps:
-            return True
-        return self._seconds is not None and time.monotonic() - self._began_s >= self._seconds
 
     def _step_count(self) -> int:
         assert self._session is not None

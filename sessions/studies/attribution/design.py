@@ -69,7 +69,7 @@ def subsets(
     Raises ``ValueError`` for an unknown mode, no toggle, or too many for a factorial.
     """
     if mode not in MODES:
-        raise ValueError(f"mode: unknown {mode!r}; expected one of {MODES}")
+        raise ValueError(f"mode: unknown {mode!r}; expected one of {', '.join(MODES)}")
     if count < 1:
         raise ValueError("name at least one toggle that can be switched")
     everything = frozenset(range(count))

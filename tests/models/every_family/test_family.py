@@ -58,8 +58,8 @@ def test_a_whole_number_may_come_as_a_float_from_a_wire():
 @pytest.mark.parametrize(
     ("preset", "overrides", "sentence"),
     [
-        ("giant", {}, "hydra: unknown preset 'giant'; expected one of ('tiny', 'small'"),
-        ("tiny", {"layers": 3}, "hydra: unknown field 'layers'; expected one of ('vocabulary'"),
+        ("giant", {}, "hydra: unknown preset 'giant'; expected one of tiny, small"),
+        ("tiny", {"layers": 3}, "hydra: unknown field 'layers'; expected one of vocabulary"),
         ("tiny", {"n_layers": "many"}, "hydra: n_layers = 'many' is not a whole number"),
         ("tiny", {"n_layers": 2.5}, "hydra: n_layers = 2.5 is not a whole number"),
         ("tiny", {"n_layers": True}, "hydra: n_layers = True is not a whole number"),

@@ -156,7 +156,7 @@ def test_without_the_extra_the_answer_says_how_to_install_it(monkeypatch, tmp_pa
     ("request_", "sentence"),
     [
         ({"family": "hydro"}, "family: unknown 'hydro'; expected one of "),
-        ({"preset": "big"}, "hydra: unknown preset 'big'; expected one of ("),
+        ({"preset": "big"}, "hydra: unknown preset 'big'; expected one of tiny, "),
         ({"model": {"dim": "x"}}, "hydra: dim = 'x' is not a whole number"),
         ({"sequence": 0}, "hydra: batch 2 and sequence 0 must be at least 1"),
         ({"batch": 10**9}, "hydra: 758,912 parameters with batch 1000000000"),

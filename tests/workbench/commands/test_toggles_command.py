@@ -82,6 +82,55 @@ def test_a_model_that_cannot_be_built_has_a_reason_instead_of_toggles(
     assert reason in printed.err and not printed.out
 
 
+OWN = """
+import signal
+import torch
+from torch import nn
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+def build():
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # only the main thread may
+    return nn.Sequential(nn.Conv1d(4, 4, 1), Norm()), torch.zeros(1, 4, 8)
+def fails():
+    raise OSError("no data here")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a model without linear layers, whose norm can be replaced."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+
+
+@pytest.mark.usefixtures("same_runner", "own")
+def test_modules_of_an_own_model_decide_on_its_options(capsys):
+    assert main(["toggles", "--model", "own.py", "--json"]) == 0
+    toggles = json.loads(capsys.readouterr().out)["toggles"]
+    blocked = {toggle["name"]: toggle["blocked"] for toggle in toggles}
+    assert not blocked["patch_rms_norm"]
+    for toggle, option in (("patch_swiglu", "on"), ("quantization", "int8_weight_only")):
+        assert blocked[toggle][option]["reason"] == "acts on no module of this model"
+
+
+@pytest.mark.usefixtures("same_runner", "own")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--model", "own.py:fails"), "own.py, line 15: fails() raised OSError: no data here."),
+        (("--model", "own.py", "--workload", "train"), "the training step needs a loss"),
+    ],
+)
+def test_an_own_model_that_cannot_be_built_or_trained_is_a_mistake(capsys, arguments, sentence):
+    assert main(["toggles", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and not printed.out
+
+
 @pytest.mark.usefixtures("same_runner")
 def test_options_that_cannot_be_combined_are_listed_with_the_reason(capsys):
     both = ["--toggle", "compile=default", "--toggle", "torchscript=trace"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from workbench.instrument.recording import Recording
+from workbench.instrument.recording import SUFFIX, NewestSteps, Recording
 from workbench.runner.script.reader import Reader
 
 LOOP = """
@@ -77,6 +79,12 @@ for _ in range(30):
     time.sleep(0.01)
     optimizer.step()
 """
+KILLED = """
+import os, signal, time, workbench
+for batch in workbench.watch(range(30)):
+    if batch == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 LEAVES_AT_ONCE = """
 import os, sys, workbench
 for batch in workbench.watch(range(30)):
@@ -142,7 +150,7 @@ def test_a_workbench_of_its_own_stays_the_scripts(record, write):
 def test_forks_and_workers_are_other_processes(record, write, tmp_path):
     """A fork inherits the recording and does not continue it; a spawned process has its own."""
     reader = record(write(PROCESSES))
-    texts = [path.read_text() for path in (tmp_path / "recording").iterdir()]
+    texts = [path.read_text() for path in (tmp_path / "recording").glob(f"*{SUFFIX}")]
     assert [text.count('"pid"') for text in texts] == [1, 1, 1]  # processes that stepped
     assert count_steps(reader) > 0
     assert reader.left_out == 2
@@ -150,6 +158,19 @@ def test_forks_and_workers_are_other_processes(record, write, tmp_path):
 
 def test_a_process_that_multiprocessing_forks_writes_its_last_steps(record, write):
     assert count_steps(record(write(FORKED))) == 30
+
+
+def test_the_last_steps_of_a_killed_script_are_recorded(run, write):
+    result = run("run", script=(write(KILLED),))
+    assert result.code == 128 + signal.SIGKILL
+    steps = result.session.segments[0].steps
+    assert len(steps["t_s"]) == 20
+    assert np.all(np.diff(steps["t_s"]) > 0)
+
+
+def test_a_full_disk_has_no_memory_for_the_newest_steps():
+    """Without space for it, a write into the mapped file would end the script."""
+    assert NewestSteps.in_file("/dev/full") is None
 
 
 @pytest.mark.parametrize(
@@ -168,14 +189,14 @@ def test_a_script_that_leaves_at_once_does_not_wait_for_its_gpu(tmp_path):
     recording._rows += [(1, 2, 0, finished, finished), (2, 3, 0, finished, unfinished)]
     recording._written_before(left.append)(0)
     assert left == [0]
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
     lines = map(json.loads, path.read_text().splitlines())
     assert [line["rows"] for line in lines if "rows" in line] == [[[1, 2, 0, 1.0]]]
 
 
 def test_a_watched_loader_can_be_copied_and_sent_to_another_process(record, write, tmp_path):
     record(write(COPIES))
-    lines = [line for path in (tmp_path / "recording").iterdir() for line in path.open()]
+    lines = [line for path in (tmp_path / "recording").glob(f"*{SUFFIX}") for line in path.open()]
     assert sum(len(json.loads(line).get("rows", [])) for line in lines) == 90
 
 

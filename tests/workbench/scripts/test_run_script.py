@@ -99,6 +99,22 @@ def test_enough_steps_end_a_script(run, write):
     assert len(result.session.segments[0].steps["t_s"]) >= 20
 
 
+def test_enough_seconds_end_a_script_that_no_longer_steps(run, write):
+    """It may hang, wait for input, or have finished its training."""
+    result = run(
+        "run", "--seconds", "0.5", script=(write(f"{LOOP}\ntime.sleep({HANG_S})\nsys.exit(3)"),)
+    )
+    assert result.code == 0
+    assert len(result.session.segments[0].steps["t_s"]) == 30
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_more_seconds_than_a_clock_can_count_end_no_script(run, write):
+    result = run("run", "--seconds", "1e300", script=(write(LOOP),))
+    assert result.code == 0
+    assert "Error" not in result.err
+
+
 def test_steps_after_enough_steps_are_not_recorded(run, write, tmp_path):
     """A script may handle SIGTERM and go on, for example to save a checkpoint."""
     result = run("run", "--steps", "20", script=(write(GOES_ON),))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
@@ -17,6 +19,7 @@ from runner_driver import Driver
 from sessions.model import Phase
 from workbench import protocol
 from workbench.instrument.recording import ENDED
+from workbench.runner.script.host import resident_bytes
 from workbench.scripts.configuration import configuration_of
 from workbench.scripts.plan import WATCHER
 
@@ -116,6 +119,15 @@ def test_a_segment_continues_with_another_process(watcher, tmp_path):
     (segment,) = watcher.session.segments
     assert segment.steps["block"].tolist() == [1] * 10 + [2] * 10
     assert len(watcher.session.studies) == 1
+
+
+def test_a_process_that_has_just_ended_has_unknown_memory():
+    """Its parent has not read its exit code yet."""
+    with subprocess.Popen(["true"]) as ended:
+        process = psutil.Process(ended.pid)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert resident_bytes(process) is None
 
 
 def notes(watcher: Driver) -> list[str]:

@@ -8,12 +8,18 @@ from typing import Any
 
 import msgspec
 
+from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.failures import Mistake
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import Toggle, all_toggles
 from workbench.runner.toggles._patch_toggle import brought
 from workbench.runner.user_models import user_model
+
+_NO_MODULES = Blocked(
+    "acts on no module of this model",
+    "The toggle's help, which --json prints, says what it recognizes.",
+)
 
 
 def why_blocked(name: str, option: str, situation: Situation) -> Blocked | None:
@@ -75,11 +81,14 @@ def require_unblocked(situation: Situation) -> None:
             raise Mistake(f"toggle {name}={option} cannot be used: {why.reason}. {why.fix}")
 
 
-def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
+def blocked_options(
+    situation: Situation, model: Model | None = None
+) -> dict[str, dict[str, Blocked]]:
     """Return every option that cannot be used in this situation, by toggle.
 
     If two options exclude each other and only one toggle knows why, both are blocked. A fix
-    names all toggles that it must change.
+    names all toggles that it must change. A user's ``model``, once it is built, blocks the options
+    that act on none of its modules.
     """
     blocked: dict[str, dict[str, Blocked]] = {}
     chosen = usable_choices(situation)
@@ -89,6 +98,10 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
             if why:
                 complete = _complete(why, name, option, situation, chosen)
                 blocked.setdefault(name, {})[option] = complete
+            elif (
+                model is not None and option != toggle.off and not toggle.has_modules(option, model)
+            ):
+                blocked.setdefault(name, {})[option] = _NO_MODULES
     return blocked
 
 

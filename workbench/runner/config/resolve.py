@@ -49,7 +49,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     if workload.name not in family.workloads:
         raise Mistake(
             f"workload: {family.name} has no workload {workload.name!r}; "
-            f"expected one of {family.workloads}"
+            f"expected one of {', '.join(family.workloads)}"
         )
     preset = configuration.preset or default_preset(family, device)
     base = family.configure(preset, configuration.model)
@@ -163,15 +163,26 @@ def report_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
         wire.send(protocol.Note(kind="warning", text=text))
 
 
-def availability(configuration: Configuration, device: torch.device) -> Availability:
-    """Return the blocked options of a configuration, and the problems that prevent its start."""
+def availability(
+    configuration: Configuration, device: torch.device, *, builds: bool = False
+) -> Availability:
+    """Return the blocked options of a configuration, and the problems that prevent its start.
+
+    ``builds``: build a user's model, whose modules decide on some options. What its file raises is
+    raised as ``OwnModelError``.
+    """
+    model = None
     try:
         situation = resolve(configuration, device)
         if situation.is_own_model:
             user_model.check_source(situation.config)
+            if builds:
+                model = user_model.fresh(situation.config)
+                if situation.workload.trains:
+                    model.require_loss()
     except ValueError as error:
         return Availability(configuration=configuration, blocked={}, problems=[str(error)])
-    blocked = blocked_options(situation)
+    blocked = blocked_options(situation, model)
     try:
         require_unblocked(situation)
         problems = []

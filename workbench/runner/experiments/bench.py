@@ -47,7 +47,9 @@ class BenchRun:
         models = self._command.model_shapes
         for name in names:
             if name not in kernels.OPS:
-                raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
+                raise Mistake(
+                    f"unknown operator {name!r}; expected one of {', '.join(sorted(kernels.OPS))}"
+                )
         dtype = self._dtype()
         if models is not None:
             shapes = {case.op for case in shape_cases(models)}
@@ -68,7 +70,9 @@ class BenchRun:
     def _dtype(self) -> torch.dtype:
         requested, device = self._command.dtype, self._context.device
         if requested and requested not in DTYPES:
-            raise Mistake(f"unknown dtype {requested!r}; expected one of {sorted(DTYPES)}")
+            raise Mistake(
+                f"unknown dtype {requested!r}; expected one of {', '.join(sorted(DTYPES))}"
+            )
         return DTYPES[requested] if requested else hardware.of(device).precision
 
     def _cases(self, name: str) -> tuple[Case, ...]:

@@ -132,7 +132,7 @@ class CompareRun:
         command, context = self._command, self._context
         check_comparison(command)
         if command.order not in ORDERS:
-            raise Mistake(f"order: unknown {command.order!r}; expected one of {ORDERS}")
+            raise Mistake(f"order: unknown {command.order!r}; expected one of {', '.join(ORDERS)}")
         if command.build_count < 0 or command.build_count == 2:
             raise Mistake(
                 f"build_count = {command.build_count}: expected 1 (build once), at least "

@@ -130,7 +130,7 @@ class ScaleRun:
         if not command.kinds or len(set(command.kinds)) < len(command.kinds):
             raise Mistake(f"kinds = {command.kinds}: name at least one kind, and each once")
         if command.mode not in MODES:
-            raise Mistake(f"mode: unknown {command.mode!r}; expected one of {MODES}")
+            raise Mistake(f"mode: unknown {command.mode!r}; expected one of {', '.join(MODES)}")
         for kind in command.kinds:
             require_kind(kind)
         if layout_of(base).ranks > 1:

@@ -114,7 +114,7 @@ def export(request: Request) -> Answer:
 
 def _family(name: str) -> Family:
     if name not in FAMILIES:
-        raise Mistake(f"family: unknown {name!r}; expected one of {tuple(FAMILIES)}")
+        raise Mistake(f"family: unknown {name!r}; expected one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 

@@ -2,7 +2,8 @@
 
 The reference is the plain model of the variant's own weights, every operator in PyTorch, in FP64
 where that fits, else in FP32. The tolerance is measured, not typed in: twice the error of the plain
-model in the variant's precision, plus one rounding of its dtype.
+model in the variant's precision, plus one rounding of its dtype. A reference that has only this
+precision shows no such error, so the effect of one rounding of every weight is added.
 
 If a variant is quantized, that plain model is quantized too, by the operator's definition. So the
 tolerance is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:

@@ -1,14 +1,15 @@
 """The deviation of a variant's outputs and loss from the reference's, and how large it may be.
 
 An output may be off by ``SLACK`` times the error of the plain model in the variant's precision, and
-one rounding of its dtype. Choices that rounding decides, and promises of a model that adapts,
-increase the tolerance.
+one rounding of its dtype. If the reference has only that precision, which hides the plain model's
+error, the effect of one rounding of every weight is added to it. Choices that rounding decides, and
+promises of a model that adapts, increase the tolerance.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -107,6 +108,9 @@ def find_deviation(
     rounding = rounding_of(variant.weights_dtype, actual.all[output_index])
     tolerance = SLACK * least[output_index].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, output_index)
+    if torch.finfo(getattr(torch, name)).eps >= rounding:
+        tolerance += SLACK * nudges.nearest
+        nudges = replace(nudges, aim=tolerance)
     if variant.quantization:
         rounded = distance(
             model.outputs(quantized=False).all[output_index], reference.all[output_index]

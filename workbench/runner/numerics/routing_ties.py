@@ -37,12 +37,16 @@ class Nudges:
     aim: float
 
     @cached_property
+    def nearest(self) -> float:
+        """Return how far one rounding of every weight moves the outputs, without ties."""
+        return min(self.moved((self.rounding, seed))[0] for seed in range(2))
+
+    @cached_property
     def size(self) -> float:
         """Return the size of the nudge that moves the outputs as far as ``aim``; 0 if none does."""
-        nearest = min(self.moved((self.rounding, seed))[0] for seed in range(2))
-        if not nearest > 0:
+        if not self.nearest > 0:
             return 0.0
-        return self.rounding * min(self.aim / nearest, _LARGEST)
+        return self.rounding * min(self.aim / self.nearest, _LARGEST)
 
     @cached_property
     def reach(self) -> _Moved:

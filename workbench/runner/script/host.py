@@ -49,11 +49,16 @@ def group_of(process: psutil.Process) -> int | None:
 
 
 def resident_bytes(process: psutil.Process) -> list[float] | None:
-    """Return resident bytes now, NaN, and the highest so far; None if the process has ended."""
+    """Return resident bytes now, NaN, and the highest so far; None if the process has ended.
+
+    A process that has ended stays for a moment, without memory.
+    """
     try:
         resident = float(process.memory_info().rss)
         status = Path(f"/proc/{process.pid}/status").read_bytes()
     except (psutil.Error, OSError):
         return None
     peak = re.search(rb"^VmHWM:\s+(\d+) kB", status, re.M)
+    if not resident:
+        return None
     return [resident, math.nan, 1024.0 * int(peak[1]) if peak else resident]

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.instrument.recording import STOPPED, SUFFIX
+from workbench.instrument.recording import NEWEST_SUFFIX, STEP, STOPPED, SUFFIX
 
 Entry = dict[str, Any]
 LONGEST_READ = 1 << 22  # bytes of one file at once
@@ -27,6 +27,7 @@ class Reader:
         self._waiting: dict[Path, list[Entry]] = {}  # entries of processes that have not stepped
         self._main: Path | None = None
         self._first_ns: dict[Path, int] = {}  # when a process began its first step
+        self._last_ns = 0  # when the last step that was read ended
         self._ranks: set[Path] = set()  # files of ranks above 0
         self.imported_torch = self.explicit = False
 
@@ -56,8 +57,29 @@ class Reader:
                 new += self._waiting.pop(path, []) + entries
             elif self._main is None and path not in self._ranks:
                 self._waiting.setdefault(path, []).extend(entries)
+        for row in (row for entry in new for row in entry.get("rows", [])):
+            if row[0] != "compile":
+                self._last_ns = max(self._last_ns, row[1])
+        return self._until_stopped(new)
+
+    def read_newest(self) -> list[Entry]:
+        """Return the last steps of a process that was ended before it wrote them to its file.
+
+        Their time on the GPU is unknown.
+        """
+        if self._main is None:
+            return []
+        with contextlib.suppress(OSError):
+            content = self._main.with_suffix(NEWEST_SUFFIX).read_bytes()
+            content = content[: len(content) // STEP.size * STEP.size]
+            steps = sorted(step for step in STEP.iter_unpack(content) if step[1] > self._last_ns)
+            return self._until_stopped([{"rows": [[*step, None] for step in steps]}])
+        return []
+
+    def _until_stopped(self, entries: list[Entry]) -> list[Entry]:
+        """Return entries without what was recorded after the recording had stopped."""
         stop_ns = number_in(self._folder / STOPPED)  # read after the entries, which may be later
-        return new if stop_ns is None else [_before(entry, stop_ns) for entry in new]
+        return entries if stop_ns is None else [_before(entry, stop_ns) for entry in entries]
 
     def _new_entries(self, path: Path) -> list[Entry]:
         """Return the lines that were finished since the last call."""

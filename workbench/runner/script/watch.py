@@ -63,7 +63,7 @@ class ScriptWatch:
         reason = "cancelled"
         while not wire.cancelled.is_set():
             has_ended = (self._folder / ENDED).exists()  # read before the last entries
-            for entry in self._reader.read():
+            for entry in self._reader.read() + (self._reader.read_newest() if has_ended else []):
                 self._handle(entry)
             if has_ended:
                 reason = "done"
@@ -117,7 +117,8 @@ class ScriptWatch:
 
     def _handle_memory(self, sizes: list[float] | None) -> None:
         if sizes is None:
-            self._memory = None if self._process is None else resident_bytes(self._process)
+            if self._process is not None:
+                self._memory = resident_bytes(self._process) or self._memory
             if self._telemetry is None and self._process is not None:
                 self._sample(ScriptHost(process=self._process))
             return

@@ -80,6 +80,12 @@ def patch_toggle(
         shown = ", ".join(f"{count} by {name}" for name, count in calls.items())
         return effective(f"replaced {applied.summary()}; calls of {operator}: {shown}")
 
+    def has_modules(option: str, model: Model) -> bool:
+        trial = patch(model)
+        count = len(trial.sites)
+        trial.undo()
+        return count > 0
+
     return Toggle(
         name=name,
         title=title,
@@ -91,6 +97,7 @@ def patch_toggle(
         evidence=evidence,
         blocked=blocked,
         brings=operator,
+        has_modules=has_modules,
         # The automatic choice may be a Triton kernel.
         traits={"on": (Trait.TRITON,)} if operator in with_triton() else {},
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from models import Footprint
+from models import Footprint, Model
 from sessions.model import Scalar
 from workbench.protocol import Blocked, Failure, OptionInfo, ToggleInfo
 from workbench.runner.interfaces import Situation as Situation  # for files of toggles
@@ -68,6 +68,11 @@ def never_blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
+def always_has_modules(option: str, model: Model) -> bool:
+    """Return True: the option does not depend on the modules of a model."""
+    return True
+
+
 class Alternative(NamedTuple):
     """The choices to make instead of an option that conflicts with another."""
 
@@ -111,6 +116,8 @@ class Toggle:
 
     Other packages read these fields:
 
+    * ``has_modules(option, model)``: True if a user's model, once it is built, has modules that the
+      option acts on.
     * ``traits``: properties of the steps, by option.
     * ``alternatives``: by option, what to choose if a trait conflicts with another toggle. The
       first alternative without the trait is used, or else the toggle's first option.
@@ -150,6 +157,7 @@ class Toggle:
     bundled: str = ""  # why it cannot act on a user's model; empty if it can
     operators: tuple[str, ...] = ()
     brings: str = ""  # the operator that it adds to a user's model
+    has_modules: Callable[[str, Model], bool] = always_has_modules
     includes: Collection[str] = ()  # operators that steps may not call then: it computes them too
     traits: Mapping[str, Collection[Trait]] = field(default_factory=dict)
     alternatives: Mapping[str, tuple[Alternative, ...]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ import kernels
 from kernels.measure import eight_bit
 from kernels.quantized_matmul import SCHEMES
 from models import Footprint
-from models.layers.quantized_linear import QuantizedLinear
+from models.layers.quantized_linear import QuantizedLinear, quantizable
 from sessions.numbers import counted
 from workbench.protocol import Blocked, Failure
 from workbench.runner.toggles._imagined import Imagined
@@ -178,6 +178,7 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    has_modules=lambda option, model: bool(quantizable(model, option)),
     presets={"low-memory": ("int8_weight_only",)},
     memory=lambda option, situation: {"quantization": "" if option == "none" else option},
     matrix_rate=lambda option, situation: eight_bit.unit_of(option, situation.device.type),

@@ -13,7 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.layers.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
+from models.layers.fake_quantized import (
+    SCHEME,
+    FakeQuantizedLinear,
+    fake_quantize,
+    fake_quantized,
+)
+from models.layers.quantized_linear import quantizable
 from sessions.numbers import counted
 from workbench.protocol import Blocked
 from workbench.runner.distributed.local_weights import local
@@ -87,5 +93,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    has_modules=lambda option, model: bool(quantizable(model, SCHEME)),
     memory=lambda option, situation: {"rounded": option != "off"},
 )

@@ -2,9 +2,9 @@
 
 ``hf:CONFIG[:OPTIONS]`` names a bundled configuration (a file in ``hf/``), a ``config.json`` or its
 folder. OPTIONS are separated by commas: ``tiny`` scales the model down for tests, ``sequence=N`` is
-the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. Without
-``sequence=N`` an input has 1,024 tokens, or fewer if the model has positions for fewer. No code of
-a configuration's folder runs.
+the number of tokens of an input, and ``FIELD=VALUE`` replaces a field of the configuration. An
+encoder and a decoder get so many tokens each. Without ``sequence=N`` an input has 1,024 tokens, or
+fewer if the model has positions for fewer. No code of a configuration's folder runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ _MOST_BYTES = 1_000_000
 _MOST_LETTERS = 300  # some error messages of transformers list all of its models
 _SEQUENCE, _TINY_SEQUENCE = 1024, 32
 _FEW_TOKENS = 8  # tokens of a first call, which shows if a model computes from tokens alone
+_DECODED = "decoder_input_ids"  # the argument of a decoder's tokens, where an encoder has others
+Inputs: TypeAlias = Tensor | dict[str, Tensor]
+_OUT_OF_BOUNDS = re.compile(r"out of bounds for dimension \d+ with size (\d+)")
 # Fields that say where a checkpoint came from, and in what precision it was saved.
 _OF_CHECKPOINT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 # Sizes of a tiny model, by the names that configurations give them. A field that is missing, None
@@ -74,8 +78,8 @@ class Parts:
     """A model, its inputs for a batch and the loss, as a user's ``build()`` returns them."""
 
     module: nn.Module
-    make_inputs: Callable[[int], Tensor]
-    loss: Callable[[Any, Tensor], Tensor]
+    make_inputs: Callable[[int], Inputs]
+    loss: Callable[[Any, Inputs], Tensor]
     sequence: int
 
 
@@ -141,18 +145,29 @@ def load(source: str, *, initialise: bool) -> Parts:
             raise ConfigurationError(
                 f"own: {source}: vocab_size = {vocabulary}; a vocabulary needs at least 1 token"
             )
+        trial = None
         if initialise:
-            with no_init_weights():
+            with no_init_weights(), torch.random.fork_rng(devices=[]):
                 _check_memory(source, functools.partial(kind._from_config, config))
-        with contextlib.nullcontext() if initialise else no_init_weights():
-            module = kind._from_config(config, dtype=torch.float32)
-    if initialise:
-        with _explained(f"cannot run {source} on text tokens alone"):
-            _try_tokens(source, module, int(vocabulary), sequence)
-    is_causal = "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
+                trial = kind._from_config(config, dtype=torch.float32).eval()
+    if trial is not None:
+        with (
+            _explained(f"cannot run {source} on text tokens alone"),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            _try_tokens(source, trial, int(vocabulary), sequence)
+        del trial
+    with (
+        _explained(f"cannot build {source}"),
+        contextlib.nullcontext() if initialise else no_init_weights(),
+    ):
+        module = kind._from_config(config, dtype=torch.float32)
+    has_decoder = _has_decoder(module)
+    is_causal = has_decoder or "ForCausalLM" in kind.__name__ or "LMHead" in kind.__name__
     return Parts(
         module,
-        functools.partial(_draw, int(vocabulary), sequence),
+        functools.partial(_draw, has_decoder, int(vocabulary), sequence),
         functools.partial(_token_loss, int(vocabulary), is_causal),
         sequence,
     )
@@ -163,8 +178,25 @@ def sequence(source: str) -> int:
     return fields_of(source)[1]
 
 
-def _draw(vocabulary: int, length: int, batch: int) -> Tensor:
-    return torch.randint(vocabulary, (batch, length))
+def _has_decoder(module: nn.Module) -> bool:
+    """Return True if a model encodes tokens and decodes others."""
+    return _DECODED in inspect.signature(module.forward).parameters
+
+
+def _draw(has_decoder: bool, vocabulary: int, length: int, batch: int) -> Inputs:
+    """Return random tokens (batch, length), or those of an encoder and a decoder, by argument."""
+    if not has_decoder:
+        return torch.randint(vocabulary, (batch, length))
+    return {name: torch.randint(vocabulary, (batch, length)) for name in ("input_ids", _DECODED)}
+
+
+def _call(module: nn.Module, vocabulary: int, length: int, **options: Tensor) -> None:
+    """Call a model with two random inputs of ``length`` tokens."""
+    inputs = _draw(_has_decoder(module), vocabulary, length, 2)
+    if isinstance(inputs, Tensor):
+        module(inputs, **options)
+    else:
+        module(**inputs, **options)
 
 
 @contextlib.contextmanager
@@ -200,9 +232,10 @@ def _check_memory(source: str, build: Callable[[], nn.Module]) -> None:
 
 
 def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) -> None:
-    """Call a new model with a few tokens, or with as many as an input has if it refuses few.
+    """Call a model with a few tokens, or with as many as an input has if it refuses few.
 
-    Raises its error, or ``ConfigurationError`` if a table of positions has too few rows.
+    The calls may change the model. Raises its error, or ``ConfigurationError`` if it has positions
+    for fewer tokens than an input has.
     """
     tables = {
         name: table
@@ -215,24 +248,39 @@ def _try_tokens(source: str, module: nn.Module, vocabulary: int, sequence: int) 
         for name, table in tables.items()
     ]
     try:
-        with torch.no_grad():
-            module(_draw(vocabulary, min(sequence, _FEW_TOKENS), 2))
+        _call(module, vocabulary, min(sequence, _FEW_TOKENS))
     except Exception as error:
         if sequence <= _FEW_TOKENS or lacks_memory(error):
             raise
-        with torch.no_grad():
-            module(_draw(vocabulary, sequence, 2))
+        _call(module, vocabulary, sequence)
     finally:
         for hook in hooks:
             hook.remove()
         for name in called:
-            _check_positions(source, name, tables[name], sequence)
+            table = tables[name]
+            first = 0 if table.padding_idx is None else table.padding_idx + 1
+            rows = table.num_embeddings - max(first, getattr(table, "offset", 0))
+            _check_positions(source, name, rows, sequence)
+    _try_last_positions(source, module, vocabulary, sequence)
 
 
-def _check_positions(source: str, name: str, table: nn.Embedding, sequence: int) -> None:
-    """Raise ``ConfigurationError`` if a table has positions for fewer tokens than a sequence."""
-    first = 0 if table.padding_idx is None else table.padding_idx + 1
-    rows = table.num_embeddings - max(first, getattr(table, "offset", 0))
+def _try_last_positions(source: str, module: nn.Module, vocabulary: int, sequence: int) -> None:
+    """Call a model with the last positions of an input, which it may look up in a buffer."""
+    count = min(sequence, _FEW_TOKENS)
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        return
+    positions = torch.arange(sequence - count, sequence).expand(2, count)
+    try:
+        _call(module, vocabulary, count, position_ids=positions)
+    except IndexError as error:
+        if limit := _OUT_OF_BOUNDS.search(str(error)):
+            _check_positions(source, type(module).__name__, int(limit[1]), sequence)
+    except Exception:  # noqa: BLE001 - a model may demand positions that begin at 0
+        return
+
+
+def _check_positions(source: str, name: str, rows: int, sequence: int) -> None:
+    """Raise ``ConfigurationError`` if there are positions for fewer tokens than a sequence."""
     if rows < sequence:
         raise ConfigurationError(
             f"own: {source}: {name} has positions for {counted(rows, 'token')}, but an input has "
@@ -240,9 +288,10 @@ def _check_positions(source: str, name: str, table: nn.Embedding, sequence: int)
         )
 
 
-def _token_loss(vocabulary: int, is_causal: bool, output: Any, tokens: Tensor) -> Tensor:
+def _token_loss(vocabulary: int, is_causal: bool, output: Any, inputs: Inputs) -> Tensor:
     """Return the loss of the next tokens, or else of the same tokens."""
     logits = _logits(output, vocabulary)
+    tokens = inputs if isinstance(inputs, Tensor) else inputs[_DECODED]
     if is_causal:
         logits, tokens = logits[:, :-1], tokens[:, 1:]
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
@@ -272,7 +321,10 @@ def _architecture(source: str, transformers: Any, fields: Mapping[str, Any]) -> 
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
     kinds = transformers.AutoModelForCausalLM._model_mapping
-    kind = kinds.get(type(transformers.AutoConfig.for_model(fields["model_type"])), None)
+    own = type(transformers.AutoConfig.for_model(fields["model_type"]))
+    kind = kinds.get(own, None)
+    if kind is None:  # an encoder and a decoder
+        kind = transformers.AutoModelForSeq2SeqLM._model_mapping.get(own, None)
     return kind[0] if isinstance(kind, tuple) else kind
 
 

@@ -138,11 +138,15 @@ class OwnModel(Model):
         """Return the module's output; a dict of its parameters is passed as keywords."""
         return self._arguments.call(self.module, inputs)
 
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the user's loss of the module's output."""
+    def require_loss(self) -> Callable[..., Any]:
+        """Return the user's loss; raise ``Mistake`` if ``build()`` returned none."""
         if self.own_loss is None:
             raise Mistake(f"own: the training step needs a loss; build() must return {_WITH_LOSS}")
-        value = self.own_loss(self(*batch), *batch)
+        return self.own_loss
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the user's loss of the module's output."""
+        value = self.require_loss()(self(*batch), *batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"loss() returned {shown}; expected a tensor with one number")

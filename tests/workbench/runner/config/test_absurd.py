@@ -47,7 +47,7 @@ ABSURD = [
     ),
     ({"family": "gpt-9"}, "family: unknown 'gpt-9'; expected one of "),
     ({"family": ""}, "family: unknown ''"),
-    ({"preset": "gigantic"}, "unknown preset 'gigantic'; expected one of ("),
+    ({"preset": "gigantic"}, "unknown preset 'gigantic'; expected one of tiny, "),
     ({"workload": "dream"}, "workload: unknown 'dream'; expected one of "),
     ({"toggles": {"turbo": "on"}}, "names; the nearest are triton"),
     (

@@ -178,8 +178,8 @@ def write_config(folder: Path, **fields: object) -> str:
         ({"model_type": "llama", "vocab_size": 0}, "a vocabulary needs at least 1 token"),
         ({"model_type": "llama", "hidden_size": 1 << 20}, "of free memory; make the model smaller"),
         (
-            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
-            "on text tokens alone: ValueError: You must specify",
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+            "WhisperForConditionalGeneration is no model of text tokens",
         ),
         (
             {"model_type": "gpt2", "n_positions": 6, "n_layer": 1},
@@ -225,6 +225,69 @@ def test_only_positions_of_tokens_limit_a_sequence(tmp_path):
     parts = user_model.load(user_model.FAMILY.configure("file", {"source": source}), 0)
     tokens = parts.make_inputs(1)
     assert parts.loss(parts.module(tokens), tokens).isfinite()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "t5", "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2},
+        {
+            "architectures": ["BartForConditionalGeneration"],
+            "model_type": "bart",
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+        },
+    ],
+)
+def test_an_encoder_and_a_decoder_run_train_and_are_right(runner: Driver, tmp_path, fields):
+    source = write_config(tmp_path, **fields)
+    for workload in ("forward", "train"):
+        runner.start(named(source, workload=workload), steps=3, check="last")
+        assert runner.finish().reason == "done"
+        ledger = runner.session.segments[-1].ledger
+        assert ledger[numerics.RIGHT] is True, ledger
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("gptj", {"n_positions": 16, "n_embd": 32, "n_head": 2, "rotary_dim": 8}),
+        ("codegen", {"n_positions": 16, "n_embd": 64, "n_head": 4, "rotary_dim": 8}),
+        ("ctrl", {"n_positions": 16, "n_embd": 32, "n_head": 2, "dff": 32}),
+    ],
+)
+def test_positions_in_a_buffer_limit_a_sequence(tmp_path, kind, fields):
+    fields |= {"n_layer": 1, "vocab_size": 64}
+    source = write_config(tmp_path, model_type=kind, **fields).removesuffix("8")
+    family = user_model.FAMILY
+    user_model.load(family.configure("file", {"source": f"{source}16"}), 0)
+    with pytest.raises(ConfigurationError, match="positions for 16 tokens, but an input has 17"):
+        user_model.load(family.configure("file", {"source": f"{source}17"}), 0)
+
+
+@needs_transformers
+def test_the_trial_of_a_model_changes_neither_its_state_nor_its_random_numbers(
+    tmp_path, monkeypatch
+):
+    """Rotations of long sequences are computed again when such a sequence is called."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    fields = {**SMALL, "vocab_size": 64, "attention_dropout": 0.5, "max_position_embeddings": 4}
+    source = write_config(tmp_path, model_type="llama", rope_parameters=scaling, **fields)
+    config = user_model.FAMILY.configure("file", {"source": source.replace("=8", "=32")})
+    states = []
+    for trial in (hf_model._try_tokens, lambda *_: None):
+        monkeypatch.setattr(hf_model, "_try_tokens", trial)
+        module = user_model.load(config, 0).module
+        rotation = module.model.rotary_emb
+        states.append((rotation.inv_freq, rotation.max_seq_len_cached, *module.parameters()))
+        assert all(part.training for part in module.modules())
+    for tried, untried in zip(*states, strict=True):
+        assert torch.equal(torch.as_tensor(tried), torch.as_tensor(untried))
 
 
 @needs_transformers

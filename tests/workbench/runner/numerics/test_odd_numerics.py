@@ -118,6 +118,48 @@ def test_a_tolerance_is_no_smaller_than_the_rounding_of_the_plain_model():
     assert result.ok and result.tolerance > 2 * result.relative_error / 2, result.text
 
 
+REFUSES_FP64 = """
+import torch
+from torch import nn
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+    def forward(self, x):
+        return self.weight * (x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+class Own(nn.Sequential):
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise TypeError("no float64")
+        return super().forward(x)
+def build():
+    layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), Norm())]
+    return Own(*layers, nn.Linear(64, 64)), torch.randn(1, 20, 64)
+"""
+
+
+@pytest.mark.parametrize("error", [0.0, 5e-6])
+def test_a_reference_without_higher_precision_has_rounding_errors_too(tmp_path, error):
+    """A replacement rounds otherwise, which is right; an error of many roundings is not."""
+    path = tmp_path / "mine.py"
+    path.write_text(REFUSES_FP64)
+    arm = build(path, patch_rms_norm="on")
+    arm.model.register_forward_hook(lambda module, inputs, output: output * (1 + error))
+    result = comparison.check(arm, arm.situation)
+    assert result.reference == "float32"
+    assert result.ok is (error == 0), result.text
+
+
+def test_a_reference_with_higher_precision_adds_no_rounding_errors(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(REFUSES_FP64)
+    result = check(build(path, precision="amp_bf16"))
+    assert result.ok and result.reference == "float32", result.text
+    bfloat16_eps = torch.finfo(torch.bfloat16).eps
+    # Without patches or compilation, the plain model makes the variant's own error.
+    assert result.tolerance == pytest.approx(2 * result.relative_error + bfloat16_eps)
+
+
 # Constants and state of every kind
 
 MODEL = """

@@ -98,6 +98,30 @@ def test_a_break_is_counted_with_its_line_and_its_reason(own):
     assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
 
 
+def test_an_operator_that_inductor_cannot_compile_is_named():
+    from torch._inductor.exc import InductorError
+
+    error = InductorError.__new__(InductorError)
+    reason = "LoweringException: AssertionError: All the buffers should be inputs"
+    error.args = (f"{reason}\n  target: flex_attention\n  args[0]: TensorBox(",)
+    failure = explain(error)
+    assert failure.sentence == (
+        "torch.compile failed: Inductor cannot compile flex_attention: AssertionError: All the "
+        "buffers should be inputs"
+    )
+
+
+def test_a_second_derivative_that_compiled_code_refuses_is_an_error_of_compilation():
+    square = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError) as raised:
+        (gradient,) = torch.autograd.grad(square(x), x, create_graph=True)
+        gradient.sum().backward()
+    failure = explain(raised.value)
+    assert failure.kind == "compile"
+    assert failure.fix.startswith("Switch torch.compile off")
+
+
 def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
     with pytest.raises(Exception, match="print") as raised:
         compiled(own, compile_scope="fullgraph")
