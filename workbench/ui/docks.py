@@ -26,6 +26,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
@@ -231,8 +232,13 @@ class DockArea(QMainWindow):
         if isinstance(focus, QTabBar) and focus in self._tab_bars():
             titles = {dock.windowTitle(): name for name, dock in self.docks.items()}
             return titles.get(_front(focus), "")
-        names = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
-        return next(names, "") if focus is not None else ""
+        dock = self.dock_around(focus)
+        return "" if dock is None else dock.objectName()
+
+    def dock_around(self, widget: QWidget | None) -> QDockWidget | None:
+        """Return the dock that contains a widget; None if no dock does."""
+        docks = self.docks.values() if widget is not None else ()
+        return next((dock for dock in docks if dock.isAncestorOf(widget)), None)
 
     def beside(self, by: int) -> str:
         """Return the name of the open panel ``by`` positions after the current panel."""
@@ -246,6 +252,8 @@ class DockArea(QMainWindow):
         """Bring a panel to the front and give it the keyboard, or its tab if it has no control."""
         dock = self.docks[name]
         self.bring(name)
+        if isinstance(panel := dock.widget(), LazyPanel):
+            panel.panel()  # otherwise it has no control yet
         dock.activateWindow()
         bars = [tab_bar for tab_bar in self._tab_bars() if dock.windowTitle() == _front(tab_bar)]
         stops: list[QWidget] = [*tab_order.chain([dock.widget()]), *bars]

@@ -89,11 +89,13 @@ class MainWindow(PanelWindow):
         """Move the keyboard focus through toolbar, banners and panels as they are laid out.
 
         Qt also asks for it where the focused widget was disabled or hidden: no other button takes
-        the focus then, because a person who presses Space means the one that is gone.
+        the focus then, because a person who presses Space means the one that is gone. The panel
+        takes it, or else the window.
         """
         focused = self.focusWidget()
         if focused is not None and not (focused.isEnabled() and focused.isVisible()):
-            self.setFocus()
+            dock = self.dock_area.dock_around(focused)
+            (self if dock is None or dock.isHidden() else dock.widget()).setFocus()
             return True
         panels = self.dock_area.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
