@@ -47,11 +47,12 @@ TABS = (
 
 @dataclass(frozen=True)
 class Panel:
-    """A dock: its name, its title, and the function that makes its widget."""
+    """A dock: its name, its title, the function that makes its widget, and words that find it."""
 
     name: str
     title: str
     make: Callable[[], QWidget]
+    words: str
 
 
 class DockArea(QMainWindow):
@@ -65,6 +66,7 @@ class DockArea(QMainWindow):
         self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
+        self.words = {panel.name: panel.words for panel in panels}
         self.panels = [dock.widget() for dock in self.docks.values()]
         self._settle = QTimer(self)
         self._settle.setSingleShot(True)

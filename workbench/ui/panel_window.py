@@ -28,7 +28,7 @@ class PanelWindow(QMainWindow):
     """Base of the main window; an action of a menu needs no more than this."""
 
     paletteWanted = Signal()
-    preferencesWanted = Signal()
+    preferencesWanted = Signal(str)  # the title of the field to show, or ""
     shortcutsWanted = Signal()
     tourWanted = Signal()
 

@@ -20,7 +20,7 @@ from workbench.ui import accessible_names
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import information
 from workbench.ui.docks import fit
-from workbench.ui.menus import menu_bar, tab_order
+from workbench.ui.menus import menu_bar, palette_entries, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
 from workbench.ui.notices import Notices
@@ -102,21 +102,25 @@ class MainWindow(PanelWindow):
 
     def show_palette(self) -> None:
         """Open the command palette."""
-        self.palette_.ask(self.actions_.entries)
+        submenus = palette_entries.list_submenus(self, self.actions_)
+        self.palette_.ask(lambda: [*palette_entries.list_entries(self, self.actions_), *submenus])
 
-    def show_preferences(self) -> None:
-        """Open the preferences."""
+    def show_preferences(self, field: str = "") -> None:
+        """Open the preferences, at the field of a title if there is one."""
         from workbench.ui.dialogs.preferences import Preferences
 
         workspace = self.workspace
-        Preferences(
+        preferences = Preferences(
             self.settings,
             self.appearance,
             workspace.verdicts,
             workspace.runs,
             self.actions_,
             self,
-        ).open()
+        )
+        preferences.open()
+        if field:
+            preferences.show_field(field)
 
     def changeEvent(self, event: QEvent) -> None:
         """Fit the screen at the first activation: the window manager has added its frame by then.
