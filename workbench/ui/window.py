@@ -158,9 +158,8 @@ class MainWindow(PanelWindow):
     def dropEvent(self, event: QDropEvent) -> None:
         """Open dropped files: show or compare sessions, choose a Python file as the model."""
         event.acceptProposedAction()
-        occupied = bool(
-            self.workspace.session.shown.segments or self.workspace.session.path is not None
-        )
+        session = self.workspace.session
+        occupied = bool(session.shown.segments or session.path or session.opening)
         for path in menu_bar.dropped(event.mimeData()):
             if path.suffix.lower() == menu_bar.MODEL_SUFFIX:
                 self._choose_model(path)

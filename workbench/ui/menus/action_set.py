@@ -31,6 +31,7 @@ class ActionSet(QObject):
             workspace.configuration.availabilityChanged,
             workspace.session.segmentsChanged,
             workspace.session.sessionChanged,
+            workspace.session.openingChanged,
             workspace.compared.changed,
             workspace.session.comparisonsChanged,
             workspace.session.followChanged,

@@ -55,6 +55,7 @@ class SessionModel(QObject):
     left = Signal()  # the live session of before is in ``previous``
     begun = Signal()  # an empty live session replaced the one before
     openingChanged = Signal()  # a file is being read, or no longer
+    openingLeft = Signal(object)  # the path of a file that will not be shown once it is read
     savedChanged = Signal()  # the live session was saved, or has something that is not
     dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
     textChanged = Signal()  # more of what a model generates
@@ -162,6 +163,7 @@ class SessionModel(QObject):
 
     def begin(self) -> None:
         """Begin another live session; the current one stays in its journal or file."""
+        self._leave_opening()
         self._forget_previous()
         if not self.recorder.session.segments or self._is_saved():
             self.close_journal()
@@ -219,7 +221,8 @@ class SessionModel(QObject):
             self.settle_baseline()
 
     def show_live(self) -> None:
-        """Show the session that is being recorded."""
+        """Show the session that is being recorded, also after a file in progress is read."""
+        self._leave_opening()
         self.path = self._live_path
         self.show(self.recorder.session)
 
@@ -238,6 +241,12 @@ class SessionModel(QObject):
             self._failures.report_unread(error, detail)
 
         self._tasks.start(lambda: session_files.read(path), finish, refuse)
+
+    def _leave_opening(self) -> None:
+        """Do not show the file that is being read: the live session was chosen since."""
+        if (path := self.opening) is not None:
+            self._set_opening(None)
+            self.openingLeft.emit(path)
 
     def _set_opening(self, path: Path | None) -> None:
         self.opening = path
