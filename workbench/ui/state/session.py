@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from sessions import numerics, session_log
-from sessions.model import Configuration, Event, Phase, Session
+from sessions.model import Configuration, Event, Phase, Segment, Session
 from sessions.plain_text import clip
 from sessions.storage import content
 from sessions.verdicts.work import INVALID
@@ -87,7 +87,7 @@ class SessionModel(QObject):
         self.baseline = 0  # index of the segment that ratios refer to
         self.baseline_chosen = False  # by the user
         self._scanned = 0  # segments without steady steps, before the last
-        self._baseline_settled = False  # the user chose it, or it has steady steps
+        self.baseline_settled = False  # the user chose it, or ran it and it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
         self.titles = Titles()
@@ -125,22 +125,28 @@ class SessionModel(QObject):
 
     def set_baseline(self, index: int) -> None:
         """Choose the segment that ratios refer to."""
-        self.baseline, self.baseline_chosen, self._baseline_settled = index, True, True
+        self.baseline, self.baseline_chosen, self.baseline_settled = index, True, True
         self.segmentsChanged.emit()
 
     def settle_baseline(self) -> None:
-        """Make the first segment with steady steps the baseline, unless the user chose one."""
-        if self._baseline_settled:
+        """Make the first segment with steady steps the baseline, unless the user chose one.
+
+        The first of a study gives way to the first that the user ran.
+        """
+        if self.baseline_settled:
             return
         segments = self.shown.segments
         first, self._scanned = self._scanned, max(0, len(segments) - 1)
-        for segment in segments[first:]:
-            if any(span.phase == Phase.STEADY for span in segment.phases):
-                self._baseline_settled = True
-                if segment.index != self.baseline:
-                    self.baseline = segment.index
-                    self.segmentsChanged.emit()
-                return
+        steady = [segment.index for segment in segments[first:] if _is_steady(segment)]
+        made = session_log.study_segments(self.shown) if steady else {}
+        own = next((index for index in steady if index not in made), None)
+        self.baseline_settled = own is not None
+        if own is None and (not steady or _is_steady(segments[self.baseline])):
+            return
+        baseline = steady[0] if own is None else own
+        if baseline != self.baseline:
+            self.baseline = baseline
+            self.segmentsChanged.emit()
 
     def select(self, index: int | None) -> None:
         """Select one segment in every panel, or none."""
@@ -213,7 +219,7 @@ class SessionModel(QObject):
         if session is not self.shown:
             self.shown = session
             self.baseline, self.selection = 0, None
-            self.baseline_chosen = self._baseline_settled = False
+            self.baseline_chosen = self.baseline_settled = False
             self._scanned = 0
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
@@ -412,3 +418,8 @@ class SessionModel(QObject):
         if self.journal is not None:
             self.journal.write(message)
         self.savedChanged.emit()
+
+
+def _is_steady(segment: Segment) -> bool:
+    """Return True if a segment has steady steps."""
+    return any(span.phase == Phase.STEADY for span in segment.phases)

@@ -24,6 +24,7 @@ from workbench.plots import PLOTS, Run
 from workbench.plots._narrowing import Same, hatch
 from workbench.theming.theme import DARK
 from workbench.titles import Titles
+from workbench.ui.menus.palette_entries import list_entries
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
@@ -85,18 +86,24 @@ def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
 def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     action = changed.actions_["verdict"]
     assert action.isEnabled()
-    entry = next(entry for entry in changed.actions_.entries() if entry.text.startswith("Verdict"))
+    entry = next(
+        entry
+        for entry in list_entries(changed, changed.actions_)
+        if entry.text.startswith("Verdict")
+    )
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
 
 
-def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed):
+@pytest.mark.parametrize(("kind", "claims"), [("validate", None), ("start", 0)])
+def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed, kind, claims):
     verdicts, session = changed.workspace.verdicts, changed.workspace.session.recorder.session
     before, last = verdicts.before(), session.segments[-1]
     count = len(session.segments)
     batch_3 = msgspec.structs.replace(last.configuration, settings={"batch": 3})
-    session.orders.append(Order(start_s=1e6, command={"type": "validate"}, segments=count))
+    order = Order(start_s=1e6, command={"type": kind}, segments=count, claims=claims)
+    session.orders.append(order)
     session.segments.append(dataclasses.replace(last, index=count, configuration=batch_3))
     assert verdicts.before() == before
 
