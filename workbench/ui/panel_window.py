@@ -218,7 +218,7 @@ class PanelWindow(QMainWindow):
     def restore_layout(self, name: str) -> None:
         """Restore the layout of the panels that was saved under a name."""
         if (state := self.settings.named_layout(name)) is not None:
-            self.dock_area.restoreState(state)
+            self.dock_area.restore_layout(state)
             self.dock_area.fit_floating()
 
     def export_plot(self) -> None:

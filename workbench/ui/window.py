@@ -143,7 +143,7 @@ class MainWindow(PanelWindow):
             event.ignore()
             return
         self.settings.save_layout("geometry", self.saveGeometry())
-        self.settings.save_layout("docks", self.dock_area.saveState())
+        self.settings.save_layout("docks", self.dock_area.save_layout())
         self.hide()
         self.status.close_timer()
         self.workspace.close()
@@ -240,8 +240,7 @@ class MainWindow(PanelWindow):
         if geometry is not None:
             self.restoreGeometry(geometry)
         self._restored_size = self.size()
-        if docks is not None:
-            self.dock_area.restoreState(docks)
+        if docks is not None and self.dock_area.restore_layout(docks):
             self.dock_area.fit_floating()
         else:
             self.dock_area.proportion()

@@ -54,7 +54,7 @@ def test_an_option_of_a_toggle_can_be_chosen_by_name(qtbot, ready):
 
 
 def test_evident_words_find_actions_panels_and_preferences(ready, settings):
-    settings.save_named_layout("wide", ready.dock_area.saveState())
+    settings.save_named_layout("wide", ready.dock_area.save_layout())
     window, actions = ready, ready.actions_
     entries = [*list_entries(window, actions), *list_submenus(window, actions)]
     for query, text in (

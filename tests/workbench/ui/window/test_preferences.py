@@ -153,7 +153,7 @@ def test_defaults_can_be_restored(ready, preferences):
 
 
 def test_a_layout_is_saved_under_a_name_and_restored(qtbot, ready, settings):
-    settings.save_named_layout("wide / plots", ready.dock_area.saveState())
+    settings.save_named_layout("wide / plots", ready.dock_area.save_layout())
     ready.dock_area.docks["events"].close()
     assert settings.named_layouts == ["wide / plots"]
     ready.restore_layout("wide / plots")
