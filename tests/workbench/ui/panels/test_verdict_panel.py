@@ -394,13 +394,26 @@ def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, text):
     assert entry.name == f"the same: ±{text} %"
 
 
-def test_the_plot_in_front_is_exported(qtbot, ready, judged, monkeypatch):
-    exported = []
-    monkeypatch.setattr(Chart, "export_plot", lambda chart: exported.append(chart.plot.name))
+@pytest.mark.parametrize("use", ["export_plot", "copy_plot"])
+def test_the_plot_in_front_is_exported_and_copied(qtbot, ready, judged, monkeypatch, use):
+    used = []
+    for name in ("export_plot", "copy_image"):
+        monkeypatch.setattr(Chart, name, lambda chart: used.append(chart.plot.name))
+        monkeypatch.setattr(ready.live, name, lambda: used.append("live"), raising=False)
     ready.resize(1600, 1000)
     ready.workspace.session.sessionChanged.emit()
     ready.workspace.session.comparisonsChanged.emit()
     ready.dock_area.bring("verdict")
-    qtbot.waitUntil(ready.verdict.chart.is_seen)
-    ready.export_plot()
-    assert exported == ["verdict"]
+    chart = ready.verdict.chart
+    qtbot.waitUntil(lambda: chart.is_seen() and chart.reason is None)
+    getattr(ready, use)()
+    monkeypatch.setattr(Chart, "reason", "Nothing to draw.")
+    getattr(ready, use)()
+    monkeypatch.setattr(Chart, "reason", None)
+    ready.dock_area.bring("live")
+    qtbot.waitUntil(lambda: not chart.is_seen())
+    getattr(ready, use)()
+    Chart(PLOTS["step_time"], DARK, ready.workspace.tasks, ready.live)
+    monkeypatch.setattr(Chart, "is_seen", lambda chart: True)
+    getattr(ready, use)()
+    assert used == ["verdict", "live", "live", "live"]
