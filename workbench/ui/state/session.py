@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
@@ -273,7 +274,9 @@ class SessionModel(QObject):
             if then is not None:
                 then()
 
-        self._tasks.write(write, finish, self._failures.report_unsaved)
+        has_journal = self.live and self.journal is not None
+        failed = partial(self._failures.report_unsaved, has_journal=has_journal)
+        self._tasks.write(write, finish, failed)
 
     def rename(self, title: str) -> None:
         """Give the shown session another title."""

@@ -114,6 +114,16 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_stays_unsaved(qtbot, r
     qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "was not saved" in ready.failures.banners[0].sentence.text()
     assert not ready.workspace.session.saved
+    assert ready.workspace.failures.recent[-1].fix.endswith("its journal is kept.")
+
+
+def test_a_new_title_of_a_deleted_file_is_not_saved_and_has_no_journal(qtbot, ready, saved):
+    ready.open_path(saved[0])
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    saved[0].unlink()
+    ready.workspace.session.rename("other")
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
+    assert ready.workspace.failures.recent[-1].fix == "Save it under another name."
 
 
 def test_title_and_notes_are_in_the_journal(qtbot, ready):
