@@ -94,20 +94,20 @@ def _toggle_check(window: PanelWindow) -> None:
     runs.set_checks_numbers(not runs.checks_numbers)
 
 
-def _is_opening(workspace: Workspace) -> str:
+def _opening(workspace: Workspace) -> str:
     """Return why the shown session is not to be changed: it is about to be another."""
     path = workspace.session.opening
     return "" if path is None else f"{path.name} is being opened."
 
 
 def _no_data(workspace: Workspace) -> str:
-    if reason := _is_opening(workspace):
+    if reason := _opening(workspace):
         return reason
     return "" if workspace.session.shown.segments else "Nothing has been measured yet."
 
 
 def _nothing_to_report(workspace: Workspace) -> str:
-    if reason := _is_opening(workspace):
+    if reason := _opening(workspace):
         return reason
     session = workspace.session.shown
     measured = session.segments or session.comparisons or session.studies
@@ -116,7 +116,7 @@ def _nothing_to_report(workspace: Workspace) -> str:
 
 def _not_live(workspace: Workspace) -> str:
     if workspace.session.live:
-        return _is_opening(workspace)
+        return _opening(workspace)
     return "Notes belong to the live session; this session is a file."
 
 
@@ -240,9 +240,9 @@ ACTIONS = (
     Action("save-as", "Save as …", "File", "save", _save_as, "Ctrl+Shift+S",
            "Write the session to another file", _nothing_to_report, group=1),
     Action("rename", "Rename session …", "File", "rename", _rename, "F2",
-           "Give the session another title", _is_opening, group=1, words="name"),
+           "Give the session another title", _opening, group=1, words="name"),
     Action("notes", "Session notes …", "File", "note", _edit_notes, "",
-           "Edit the notes for readers of this session", _is_opening, group=1),
+           "Edit the notes for readers of this session", _opening, group=1),
     Action("new", "New session", "File", "new", _begin_session, "Ctrl+Shift+N",
            "Begin another session; this session stays in its journal or file",
            _no_runner_wanted, group=1, words="start begin clear"),
