@@ -130,11 +130,11 @@ def _rows_so_far(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def not_saved(error: Exception, detail: str, has_journal: bool) -> protocol.Failure:
     """Return the failure of a session that could not be written."""
-    kept = "; its journal is kept" if has_journal else ""
+    addition = "; its journal is kept" if has_journal else ""
     return protocol.Failure(
         kind="mistake",
         sentence=f"The session was not saved: {error}",
-        fix=f"Save it under another name{kept}.",
+        fix=f"Save it under another name{addition}.",
         detail=detail,
     )
 
