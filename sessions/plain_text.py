@@ -13,9 +13,14 @@ import textwrap
 
 LONGEST_SHOWN = 2000  # characters of a text in a label, a cell or a banner
 REPLACEMENT = "\ufffd"
+NO_BREAK = "\u00a0"  # a space at which no line ends
 _KEPT = "\n\t"
 _FORMULAS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?%?", re.IGNORECASE)
+_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|°C|[x×BWJVs]|[mµun]s|min|h|[kKMGT]i?B|[kMGT]?W?h|[kMG]?Hz|m[JW]|kg|g|pt|px"
+    r"|[GT]?FLOPS?)(?:/\w+)?(?!\w))"
+)
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SEPARATORS = [0x2028, 0x2029]  # line ends to some programs and not to others
@@ -38,10 +43,15 @@ def plain(text: str) -> str:
     return "\r\n".join(part.translate(_REPLACED) for part in text.split("\r\n"))
 
 
+def unbroken(text: str) -> str:
+    """Return the text with spaces at which no line ends between a number and its unit."""
+    return _UNIT.sub(NO_BREAK, text)
+
+
 def wrapped(text: str, columns: int = 90, most: int = LONGEST_SHOWN) -> str:
     """Return the text in lines of at most ``columns`` characters, as tooltips show it."""
-    lines = plain(text[:most]).splitlines()
-    shown = "\n".join(_fill(line, columns) for line in lines)
+    lines = unbroken(plain(text[:most])).splitlines()
+    shown = "\n".join(_fill(line, columns) for line in lines).replace(NO_BREAK, " ")
     return f"{shown} …" if len(text) > most else shown
 
 

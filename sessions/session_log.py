@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sessions.columns import Columns, row_count
 from sessions.model import Event, Order, PairedComparison, Segment, Session
 from sessions.numbers import counted
+from sessions.plain_text import capitalized
 from sessions.verdicts.background import is_background
 from sessions.verdicts.verdict_words import summary_sentence
 
@@ -33,11 +34,14 @@ def segments_of(session: Session, order: int) -> list[Segment]:
 
 
 def study_segments(session: Session) -> dict[int, int]:
-    """Return the order that each segment of a study came of, by the segment's index."""
+    """Return the order that each segment of a study came of, by the segment's index.
+
+    Claims of documents are a study, whatever commands measure them.
+    """
     return {
         segment.index: index
         for index, order in enumerate(session.orders)
-        if order.command.get("type") in STUDIES
+        if order.claims is not None or order.command.get("type") in STUDIES
         for segment in segments_of(session, index)
     }
 
@@ -66,6 +70,8 @@ def order_title(session: Session, order: Order) -> str:
     studies = session.studies[order.studies :]
     if kind in STUDIES and studies:
         return f"{studies[0].kind.capitalize()}: {studies[0].title}"
+    if order.claims is not None:
+        return capitalized(session.studies[order.claims].title)
     return kind.capitalize() or "Command"
 
 

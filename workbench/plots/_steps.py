@@ -79,15 +79,11 @@ def series(runs: Sequence[Run]) -> list[Run]:
     if len(runs) != 1 or not alternating(runs[0]):
         return list(runs)
     (run,) = runs
-    segments = run.session.segments
     return [
         dataclasses.replace(
-            run,
-            label=run.titled(segments[index].title),
-            color=segments[index].index,
-            segments=(index,),
+            run, label=run.titled(segment.title), color=segment.index, segments=(segment.index,)
         )
-        for index in (range(len(segments)) if run.segments is None else run.segments)
+        for segment in run.chosen()
     ]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
@@ -26,6 +27,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.menus import tab_order
 from workbench.ui.panels import _widgets
+from workbench.ui.panels.lazy_panel import LazyPanel
 from workbench.ui.state.theme import ThemeModel
 
 LEFT_SHARE, LEFT_MOST = 1 / 3, 480  # share of the width; pixels
@@ -37,6 +39,7 @@ BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; grow
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
+_SIZES = re.compile(rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})\n")  # before the rest of a saved layout
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
@@ -46,11 +49,12 @@ TABS = (
 
 @dataclass(frozen=True)
 class Panel:
-    """A dock: its name, its title, and the function that makes its widget."""
+    """A dock: its name, its title, the function that makes its widget, and words that find it."""
 
     name: str
     title: str
     make: Callable[[], QWidget]
+    words: str
 
 
 class DockArea(QMainWindow):
@@ -64,6 +68,7 @@ class DockArea(QMainWindow):
         self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
+        self.words = {panel.name: panel.words for panel in panels}
         self.panels = [dock.widget() for dock in self.docks.values()]
         self._settle = QTimer(self)
         self._settle.setSingleShot(True)
@@ -75,15 +80,13 @@ class DockArea(QMainWindow):
             for moved in (dock.topLevelChanged, dock.dockLocationChanged, dock.visibilityChanged):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
-        self._fresh = self.saveState()
-        self._width, self._left = self.width(), LEFT_MOST
-        self._left_of = self._width  # width of the area for which that of the forms was chosen
+        # Width of the forms, and of the area for which it was chosen; height of the form.
+        self._left, self._left_of = LEFT_MOST, self.width()
         self._left_least = 0
-        self._height, self._build = self.height(), self._build_default()
-        self._build_before = self._build  # default height of the form in the type before
+        self._build = self._build_before = self._build_default()  # before: in the type before
+        self._fresh = self.save_layout()
         self._fit_type()
         theme.changed.connect(self._fit_type)  # the font may be another, too
-        self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
         """Return a small size: banners take room from the docks; the window never grows."""
@@ -98,23 +101,46 @@ class DockArea(QMainWindow):
         super().resizeEvent(event)
         self._keep_left()
         self._keep_build()
-        # Set last: sizes that a small window forces are no choice.
-        self._width, self._height = self.width(), self.height()
         self._settle.start(0)
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Remember the size that the user, or a restored layout, gives the forms."""
-        build = self.docks["build"]
-        if event.type() == QEvent.Type.Resize and not build.isFloating():
-            if self._width == self.width():
-                self._left, self._left_of = build.width(), self.width()
-            if (self._width, self._height) == (self.width(), self.height()):
-                self._build = build.height()
-        return super().eventFilter(watched, event)
+    def event(self, event: QEvent) -> bool:
+        """Remember the sizes that the user gives the forms: separators belong to the area."""
+        if event.type() == QEvent.Type.MouseButtonRelease:
+            self._remember_sizes()
+        return super().event(event)
+
+    def save_layout(self) -> QByteArray:
+        """Return the layout and the chosen sizes of the forms: Qt knows only the present sizes."""
+        sizes = f"{self._left} {self._left_of} {self._build}\n"
+        return QByteArray(sizes.encode() + self.saveState().data())
+
+    def restore_layout(self, layout: QByteArray) -> bool:
+        """Restore a layout with the sizes of the forms; return False if it is damaged."""
+        data = layout.data()
+        match = _SIZES.match(data)  # layouts of older versions have none
+        if not self.restoreState(data[match.end() if match else 0 :]):
+            return False
+        if match:
+            self._left, self._left_of, self._build = map(int, match.groups())
+        self._keep_left()
+        self._keep_build()
+        return True
+
+    def _remember_sizes(self) -> None:
+        """Take the present sizes of the forms as the user's choice."""
+        if self._is_left("build"):
+            self._left, self._left_of = self.docks["build"].width(), self.width()
+            if self._is_left("toggles"):
+                self._build = self.docks["build"].height()
+
+    def _is_left(self, name: str) -> bool:
+        """Return True if a dock is open in the area of the forms."""
+        dock = self.docks[name]
+        is_docked = not (dock.isFloating() or dock.isHidden())
+        return is_docked and self.dockWidgetArea(dock) == LEFT_AREA
 
     def _keep_left(self) -> None:
-        docks = self.docks
-        if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
+        if not self._is_left("build"):
             return
         share = max(SMALL_SHARE, self._left / self._left_of)
         most = max(self._left_least, round(share * self.width()))
@@ -123,7 +149,7 @@ class DockArea(QMainWindow):
     def _keep_build(self) -> None:
         """Keep the height of the form: the toggles below it scroll anyway."""
         forms = [self.docks["build"], self.docks["toggles"]]
-        if all(self.dockWidgetArea(dock) == LEFT_AREA and not dock.isFloating() for dock in forms):
+        if self._is_left("build") and self._is_left("toggles"):
             build = round(min(self._build, BUILD_SHARE * self.height()))
             toggles = self.height() - build - self._separator_px()
             self.resizeDocks(forms, [build, toggles], Qt.Orientation.Vertical)
@@ -183,7 +209,7 @@ class DockArea(QMainWindow):
 
     def arrange(self) -> None:
         """Restore the default layout."""
-        self.restoreState(self._fresh)
+        self.restore_layout(self._fresh)
         self.proportion()
 
     def proportion(self) -> None:
@@ -208,7 +234,8 @@ class DockArea(QMainWindow):
     def _resize(self) -> None:
         down = Qt.Orientation.Vertical
         docks, height = self.docks, self.height()
-        self._divide(self._left_default())
+        self._left, self._left_of = self._left_default(), self.width()
+        self._divide(self._left)
         self._build = self._build_default()
         build = round(min(self._build, BUILD_SHARE * height))
         self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
@@ -231,8 +258,13 @@ class DockArea(QMainWindow):
         if isinstance(focus, QTabBar) and focus in self._tab_bars():
             titles = {dock.windowTitle(): name for name, dock in self.docks.items()}
             return titles.get(_front(focus), "")
-        names = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
-        return next(names, "") if focus is not None else ""
+        dock = self.dock_around(focus)
+        return "" if dock is None else dock.objectName()
+
+    def dock_around(self, widget: QWidget | None) -> QDockWidget | None:
+        """Return the dock that contains a widget; None if no dock does."""
+        docks = self.docks.values() if widget is not None else ()
+        return next((dock for dock in docks if dock.isAncestorOf(widget)), None)
 
     def beside(self, by: int) -> str:
         """Return the name of the open panel ``by`` positions after the current panel."""
@@ -246,6 +278,8 @@ class DockArea(QMainWindow):
         """Bring a panel to the front and give it the keyboard, or its tab if it has no control."""
         dock = self.docks[name]
         self.bring(name)
+        if isinstance(panel := dock.widget(), LazyPanel):
+            panel.panel()  # otherwise it has no control yet
         dock.activateWindow()
         bars = [tab_bar for tab_bar in self._tab_bars() if dock.windowTitle() == _front(tab_bar)]
         stops: list[QWidget] = [*tab_order.chain([dock.widget()]), *bars]

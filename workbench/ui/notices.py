@@ -42,6 +42,7 @@ class Notices(QObject):
         self._tray: QSystemTrayIcon | None = None
         tasks.wrote.connect(self.show_written)
         session.left.connect(self._show_left)
+        session.openingLeft.connect(self._show_opening_left)
         run.stateChanged.connect(self._on_state_changed)
 
     def show_written(self, path: Path) -> None:
@@ -61,6 +62,10 @@ class Notices(QObject):
             text = f"New session. {title!r} was not saved."
         banner = self._show("left", text)
         banner.add("Undo", self._restore)
+
+    def _show_opening_left(self, path: Path) -> None:
+        text = f"The live session is shown. {path.name} was still being read."
+        self._show("opening", text).add("Open it", lambda: self._session.open(path))
 
     def _restore(self) -> None:
         self._run.restore_session(self._configuration.catalogue)

@@ -28,7 +28,7 @@ class PanelWindow(QMainWindow):
     """Base of the main window; an action of a menu needs no more than this."""
 
     paletteWanted = Signal()
-    preferencesWanted = Signal()
+    preferencesWanted = Signal(str)  # the title of the field to show, or ""
     shortcutsWanted = Signal()
     tourWanted = Signal()
 
@@ -147,43 +147,43 @@ class PanelWindow(QMainWindow):
 
     def judge(self) -> None:
         """Compare with the configuration before, and show the verdict as it comes."""
-        self.dock_area.bring("verdict")
+        self.enter("verdict")
         self.workspace.verdicts.against_before()
 
     def judge_longer(self) -> None:
         """Continue the undecided comparison."""
-        self.dock_area.bring("verdict")
+        self.enter("verdict")
         self.workspace.verdicts.measure_more()
 
     def calibrate(self) -> None:
         """Compare the configuration with itself, and store the difference as the noise floor."""
-        self.dock_area.bring("verdict")
+        self.enter("verdict")
         self.workspace.verdicts.calibrate()
 
     def attribute(self) -> None:
         """Show the attribution panel, where one is started."""
-        self.dock_area.bring("attribution")
+        self.enter("attribution")
 
     def search(self) -> None:
         """Show the panel that searches for the best configuration."""
-        self.dock_area.bring("optimize")
+        self.enter("optimize")
 
     def vary(self) -> None:
         """Show the sweep panel, where one is started."""
-        self.dock_area.bring("sweep")
+        self.enter("sweep")
 
     def reproduce(self) -> None:
         """Show the claims of the documents, where they are measured."""
-        self.dock_area.bring("claims")
+        self.enter("claims")
 
     def validate(self) -> None:
         """Start the validation checklist, and show its progress."""
-        self.dock_area.bring("checklist")
+        self.enter("checklist")
         self.workspace.checklists.check()
 
     def profile(self) -> None:
         """Profile the configuration, and show where its time and memory go."""
-        self.dock_area.bring("breakdown")
+        self.enter("breakdown")
         self.workspace.breakdowns.profile()
 
     def enter(self, name: str) -> None:
@@ -218,7 +218,7 @@ class PanelWindow(QMainWindow):
     def restore_layout(self, name: str) -> None:
         """Restore the layout of the panels that was saved under a name."""
         if (state := self.settings.named_layout(name)) is not None:
-            self.dock_area.restoreState(state)
+            self.dock_area.restore_layout(state)
             self.dock_area.fit_floating()
 
     def export_plot(self) -> None:

@@ -20,7 +20,7 @@ from workbench.ui import accessible_names
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.dialogs import information
 from workbench.ui.docks import fit
-from workbench.ui.menus import menu_bar, tab_order
+from workbench.ui.menus import menu_bar, palette_entries, tab_order
 from workbench.ui.menus.action_set import ActionSet
 from workbench.ui.menus.palette import CommandPalette
 from workbench.ui.notices import Notices
@@ -89,32 +89,38 @@ class MainWindow(PanelWindow):
         """Move the keyboard focus through toolbar, banners and panels as they are laid out.
 
         Qt also asks for it where the focused widget was disabled or hidden: no other button takes
-        the focus then, because a person who presses Space means the one that is gone.
+        the focus then, because a person who presses Space means the one that is gone. The panel
+        takes it, or else the window.
         """
         focused = self.focusWidget()
         if focused is not None and not (focused.isEnabled() and focused.isVisible()):
-            self.setFocus()
+            dock = self.dock_area.dock_around(focused)
+            (self if dock is None or dock.isHidden() else dock.widget()).setFocus()
             return True
         panels = self.dock_area.in_reading_order()
         return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
     def show_palette(self) -> None:
         """Open the command palette."""
-        self.palette_.ask(self.actions_.entries)
+        submenus = palette_entries.list_submenus(self, self.actions_)
+        self.palette_.ask(lambda: [*palette_entries.list_entries(self, self.actions_), *submenus])
 
-    def show_preferences(self) -> None:
-        """Open the preferences."""
+    def show_preferences(self, field: str = "") -> None:
+        """Open the preferences, at the field of a title if there is one."""
         from workbench.ui.dialogs.preferences import Preferences
 
         workspace = self.workspace
-        Preferences(
+        preferences = Preferences(
             self.settings,
             self.appearance,
             workspace.verdicts,
             workspace.runs,
             self.actions_,
             self,
-        ).open()
+        )
+        preferences.open()
+        if field:
+            preferences.show_field(field)
 
     def changeEvent(self, event: QEvent) -> None:
         """Fit the screen at the first activation: the window manager has added its frame by then.
@@ -137,7 +143,7 @@ class MainWindow(PanelWindow):
             event.ignore()
             return
         self.settings.save_layout("geometry", self.saveGeometry())
-        self.settings.save_layout("docks", self.dock_area.saveState())
+        self.settings.save_layout("docks", self.dock_area.save_layout())
         self.hide()
         self.status.close_timer()
         self.workspace.close()
@@ -152,9 +158,8 @@ class MainWindow(PanelWindow):
     def dropEvent(self, event: QDropEvent) -> None:
         """Open dropped files: show or compare sessions, choose a Python file as the model."""
         event.acceptProposedAction()
-        occupied = bool(
-            self.workspace.session.shown.segments or self.workspace.session.path is not None
-        )
+        session = self.workspace.session
+        occupied = bool(session.shown.segments or session.path or session.opening)
         for path in menu_bar.dropped(event.mimeData()):
             if path.suffix.lower() == menu_bar.MODEL_SUFFIX:
                 self._choose_model(path)
@@ -235,8 +240,7 @@ class MainWindow(PanelWindow):
         if geometry is not None:
             self.restoreGeometry(geometry)
         self._restored_size = self.size()
-        if docks is not None:
-            self.dock_area.restoreState(docks)
+        if docks is not None and self.dock_area.restore_layout(docks):
             self.dock_area.fit_floating()
         else:
             self.dock_area.proportion()

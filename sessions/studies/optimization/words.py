@@ -74,8 +74,11 @@ def changed_options(row: Mapping[str, Any]) -> set[str]:
     return set() if title == START else set(title.split(", "))
 
 
-def headline(study: Study) -> str:
-    """Return the gain of the best configuration; the words claim no more than its verdict."""
+def headline(study: Study, *, named: bool = True) -> str:
+    """Return the gain of the best configuration; the words claim no more than its verdict.
+
+    ``named``: they begin with the options of the configuration.
+    """
     candidates = rows(study, CANDIDATES)
     tried = sum(row["state"] == RACED and row["candidate"] != 0 for row in candidates)
     counted = f"{tried} other configuration{'' if tried == 1 else 's'} measured"
@@ -90,8 +93,9 @@ def headline(study: Study) -> str:
     gains = [row for row in rows(study, EFFECTS) if row["kind"] == GAIN]
     gain = {row["quantity"]: row for row in gains}
     if not study.facts.get("final") or "time" not in gain:
-        return f"best so far: {best['title']}, {counted}"
-    words = [f"{best['title']}: {_claim(study, gain['time'])}"]
+        return f"best so far: {best['title']}, {counted}" if named else f"{counted} so far"
+    claim = _claim(study, gain["time"])
+    words = [f"{best['title']}: {claim}" if named else claim]
     objective = str(study.request.get("objective"))
     if objective in (MEMORY, ENERGY) and objective in gain:
         words.insert(1, _objective_words(study, gain[objective], objective))

@@ -10,10 +10,12 @@ from synthetic import cpu_session, gpu_session
 from sessions.columns import Columns
 from sessions.model import STEP_COLUMNS, Session
 from workbench import plot_export
+from workbench.charts import runs
 from workbench.charts.layers.frame import Frame
 from workbench.charts.style import paper_style
 from workbench.plots import PLOTS, Run
 from workbench.plots._segments import Segments, alternating
+from workbench.plots._steps import series
 from workbench.theming.theme import DARK, PRINT
 from workbench.ui.panels._chart import Chart
 
@@ -133,3 +135,14 @@ def test_while_a_run_goes_on_the_strip_has_no_gap(qapp):
     stops = [stop for _, _, stop in strip._spans]
     starts = [start for _, start, _ in strip._spans]
     assert stops[:-1] == starts[1:]
+
+
+def test_segments_that_alternate_are_limited_and_hidden_as_others_are(monkeypatch):
+    """Each has layers of its own: 10,000 segments blocked the window for 20 s."""
+    run = Run(by_turns(gpu_session(4, 200)))
+    last = run.session.segments[-1].index
+    assert {segment.segments for segment in series([run])} >= {(0,), (last,)}
+    visible = series([run.changed(hidden=frozenset({0, last}))])
+    assert {segment.segments for segment in visible}.isdisjoint({(0,), (last,)})
+    monkeypatch.setattr(runs, "MOST_SEGMENTS", 2)
+    assert [segment.segments for segment in series([run])] == [(last - 1,), (last,)]

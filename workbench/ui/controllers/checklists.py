@@ -60,7 +60,8 @@ class Checklists(VerdictUser):
 
     def why_not(self) -> str:
         """Return why nothing can be checked; empty if a check is possible."""
-        pending = "A configuration is being checked." if self.checking else ""
+        is_pending = self._measurements.is_pending(protocol.Validate)
+        pending = "A configuration is being checked." if is_pending else ""
         return self._run.why_not("check", pending) or self._configuration.problem()
 
     def check(self) -> None:

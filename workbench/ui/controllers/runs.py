@@ -63,6 +63,6 @@ class Runs(QObject):
             pairing_share=self.pairing_share,
         )
         segments = session.recorder.session.segments
-        if session.live and session.baseline < len(segments):
+        if session.live and session.baseline_settled:  # not a study's
             command.baseline = segments[session.baseline].configuration
         return command if catalogue is None else calibration.respected(catalogue, command)

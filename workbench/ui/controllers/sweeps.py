@@ -125,9 +125,9 @@ class Sweeps(QObject):
 
     def why_not(self) -> str:
         """Return why no sweep can be run; empty if it is possible."""
-        if why := self._run.why_not(
-            "measure", "A sweep is being measured." if self.measuring else ""
-        ):
+        is_pending = self._measurements.is_pending(protocol.Sweep)
+        pending = "A sweep is being measured." if is_pending else ""
+        if why := self._run.why_not("measure", pending):
             return why
         if self._configuration.edited is None:
             return NOT_READY

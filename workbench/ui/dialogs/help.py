@@ -11,7 +11,7 @@ from workbench.ui.help_pages import FILES, PAGES
 from workbench.ui.panels import _widgets
 
 SIZE = (820, 600)
-LIST_PX = 190
+_TITLE_PX = 16  # beside a title: frame and margins
 
 
 class HelpDialog(QDialog):
@@ -24,8 +24,8 @@ class HelpDialog(QDialog):
         self.resize(*SIZE)
         self.titles = QListWidget()
         self.titles.setAccessibleName("Help pages")
-        fonts.fix_width(self.titles, LIST_PX)
         self.titles.addItems([page.title for page in PAGES])
+        fonts.follow(self.titles, self._fit_titles)
         self.page = QTextBrowser()
         self.page.setAccessibleName("Help page")
         self.page.setOpenLinks(False)
@@ -39,6 +39,10 @@ class HelpDialog(QDialog):
     def show_page(self, name: str) -> None:
         """Show a page by its name."""
         self.titles.setCurrentRow([page.name for page in PAGES].index(name))
+
+    def _fit_titles(self) -> None:
+        """Leave the page all the width that the titles do not need."""
+        self.titles.setFixedWidth(self.titles.sizeHintForColumn(0) + _TITLE_PX)
 
     def _show_row(self, row: int) -> None:
         self.page.setMarkdown(PAGES[row].markdown())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -118,6 +119,7 @@ def use_folder(path: Path | None) -> None:
 
 def folder() -> str:
     """Return the folder in which dialogs for files begin."""
-    if _folder is not None and _folder.is_dir():
+    # Not of Path, which raises if a name is too long or a folder may not be entered.
+    if _folder is not None and os.path.isdir(_folder):  # noqa: PTH112
         return str(_folder)
     return QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)

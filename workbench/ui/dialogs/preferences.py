@@ -60,7 +60,7 @@ class Preferences(QDialog):
         self._settings, self._appearance = settings, appearance
         self._verdicts, self._runs, self._actions = verdicts, runs, actions
         self._keys: dict[str, QKeySequenceEdit] = {}
-        tabs = QTabWidget()
+        self._tabs = tabs = QTabWidget()
         tabs.setDocumentMode(True)
         tabs.setAccessibleName("Pages of the preferences")
         tabs.addTab(self._make_general(), "General")
@@ -80,6 +80,16 @@ class Preferences(QDialog):
         layout.addWidget(buttons)
         self.resize(*_SIZE)
         self._check_keys()
+
+    def show_field(self, title: str) -> None:
+        """Show the page of a field, and give the field the keyboard."""
+        field = page = self.findChild(QWidget, _object_name(title))
+        assert isinstance(field, QWidget)
+        while page is not None and self._tabs.indexOf(page) < 0:
+            page = page.parentWidget()
+        if page is not None:
+            self._tabs.setCurrentWidget(page)
+        field.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def _make_general(self) -> QWidget:
         self.font_size = _number(FONT_POINTS, self._appearance.font_points, " pt", 1)
@@ -120,6 +130,7 @@ class Preferences(QDialog):
     def _make_shortcuts(self) -> QWidget:
         table = QTableWidget(len(ACTIONS), 2)
         table.setAccessibleName("Shortcuts")
+        table.setObjectName(_object_name("Shortcuts"))
         table.setHorizontalHeaderLabels(["Action", "Keys"])
         table.verticalHeader().hide()
         table.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
@@ -193,12 +204,16 @@ def _number(
     return box
 
 
+def _object_name(title: str) -> str:
+    return f"preference-{title.lower().replace(' ', '-')}"
+
+
 def _page(*rows: tuple[str, QWidget] | tuple[str, QWidget, QHBoxLayout]) -> QWidget:
     """Return a form; the third item of a row, if any, is the layout that contains its widget."""
     page = QWidget()
     form = QFormLayout(page)
     for title, widget, *layout in rows:
         widget.setAccessibleName(title)
-        widget.setObjectName(f"preference-{title.lower().replace(' ', '-')}")
+        widget.setObjectName(_object_name(title))
         form.addRow(title, layout[0] if layout else widget)
     return page

@@ -1,4 +1,4 @@
-"""The table of actions as QActions: in menus, in the toolbar and as entries of the palette."""
+"""The table of actions as QActions, in menus and in the toolbar."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QMenu, QToolBar, QToolButton
 
 from workbench.theming.icons import icon
-from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR, Action
-from workbench.ui.menus.palette import Entry
 from workbench.ui.panel_window import PanelWindow
-from workbench.ui.state import config_edit
 
 
 class ActionSet(QObject):
@@ -34,6 +31,7 @@ class ActionSet(QObject):
             workspace.configuration.availabilityChanged,
             workspace.session.segmentsChanged,
             workspace.session.sessionChanged,
+            workspace.session.openingChanged,
             workspace.compared.changed,
             workspace.session.comparisonsChanged,
             workspace.session.followChanged,
@@ -72,51 +70,6 @@ class ActionSet(QObject):
         assert isinstance(run, QToolButton)
         run.setProperty("primary", True)
         run.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-
-    def entries(self) -> list[Entry]:
-        """Return what the palette offers: actions, options of toggles, toggle sets, presets."""
-        workspace, theme = self._window.workspace, self._window.workspace.theme.current
-        entries = [
-            Entry(
-                action.now(workspace) or action.text,
-                self[action.id].trigger,
-                icon(action.icon, theme),
-                self[action.id].shortcut().toString(),
-                action.why_not(workspace),
-            )
-            for action in ACTIONS
-            if action.id != "palette"
-        ]
-        for name in CHOICES:
-            choose = self._chooser(self._window.set_theme, name)
-            entries.append(Entry(f"Theme: {name.capitalize()}", choose, icon("theme", theme)))
-        for name, dock in self._window.dock_area.docks.items():
-            enter = self._chooser(self._window.enter, name)
-            entries.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
-        catalogue, configuration = workspace.configuration.catalogue, workspace.configuration.edited
-        if catalogue is None or configuration is None:
-            return entries
-        for toggle in catalogue.toggles:
-            blocked = workspace.configuration.blocked(toggle.name)
-            for option in toggle.options:
-                why = blocked[option.name].reason if option.name in blocked else ""
-                if configuration.toggles.get(toggle.name) == option.name:
-                    why = "Already chosen."
-                choose = self._chooser(workspace.configuration.set_toggle, toggle.name, option.name)
-                text = f"{toggle.title}: {option.title}"
-                entries.append(Entry(text, choose, icon("toggle", theme), "", why))
-        why_not = workspace.presets.why_not()
-        for toggle_set in workspace.presets.offered:
-            choose = self._chooser(workspace.presets.apply, toggle_set)
-            text = f"Toggle set: {toggle_set.title}"
-            entries.append(Entry(text, choose, icon("preset", theme), "", why_not))
-        for name in workspace.presets.own:
-            choose = self._chooser(workspace.presets.apply_own, name)
-            entries.append(Entry(f"Toggle set: {name}", choose, icon("preset", theme), "", why_not))
-        for preset in config_edit.family_of(catalogue, configuration.family).presets:
-            choose = self._chooser(self._window.choose_preset, preset)
-            entries.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))
-        return entries
 
     def refresh(self) -> None:
         """Enable the actions that are possible now; the tool tip of the others says why not."""
@@ -165,7 +118,3 @@ class ActionSet(QObject):
             role = "on_accent" if action.id == "run" else "text"
             self[action.id].setIcon(icon(action.icon, theme, role))
         self.refresh()
-
-    @staticmethod
-    def _chooser(choose, *arguments: object):  # type: ignore[no-untyped-def]
-        return lambda: choose(*arguments)

@@ -23,7 +23,10 @@ def _plain(_: Workspace) -> str:
 
 @dataclass(frozen=True)
 class Action:
-    """Action of the user; ``why_not`` returns an empty text if it is possible now."""
+    """Action of the user; ``why_not`` returns an empty text if it is possible now.
+
+    ``words`` find it in the palette, as those of its text and its tip do.
+    """
 
     id: str
     text: str
@@ -36,6 +39,7 @@ class Action:
     now: Callable[[Workspace], str] = _plain  # text that replaces ``text`` at the moment
     checked: Callable[[Workspace], bool] | None = None
     group: int = 0  # groups of a menu are separated by lines
+    words: str = ""
 
 
 def _cannot_run(workspace: Workspace) -> str:
@@ -90,11 +94,21 @@ def _toggle_check(window: PanelWindow) -> None:
     runs.set_checks_numbers(not runs.checks_numbers)
 
 
+def _opening(workspace: Workspace) -> str:
+    """Return why the shown session is not to be changed: it is about to be another."""
+    path = workspace.session.opening
+    return "" if path is None else f"{path.name} is being opened."
+
+
 def _no_data(workspace: Workspace) -> str:
+    if reason := _opening(workspace):
+        return reason
     return "" if workspace.session.shown.segments else "Nothing has been measured yet."
 
 
 def _nothing_to_report(workspace: Workspace) -> str:
+    if reason := _opening(workspace):
+        return reason
     session = workspace.session.shown
     measured = session.segments or session.comparisons or session.studies
     return "" if measured else "Nothing has been measured yet."
@@ -102,7 +116,7 @@ def _nothing_to_report(workspace: Workspace) -> str:
 
 def _not_live(workspace: Workspace) -> str:
     if workspace.session.live:
-        return ""
+        return _opening(workspace)
     return "Notes belong to the live session; this session is a file."
 
 
@@ -203,7 +217,8 @@ def _no_runner_wanted(workspace: Workspace) -> str:
 
 
 def _live_already(workspace: Workspace) -> str:
-    return "The live session is shown." if workspace.session.live else ""
+    is_shown = workspace.session.live and workspace.session.opening is None
+    return "The live session is shown." if is_shown else ""
 
 
 def _jump(window: PanelWindow) -> None:
@@ -213,60 +228,68 @@ def _jump(window: PanelWindow) -> None:
 
 ACTIONS = (
     Action("open", "Open …", "File", "folder", _open_session, "Ctrl+O",
-           "Show the session of a file or journal"),
+           "Show the session of a file or journal", words="load h5 hdf5"),
     Action("open-trace", "Open trace …", "File", "folder", _open_trace, "",
-           "Show the Kineto trace or Nsight Compute report of another program"),
+           "Show the Kineto trace or Nsight Compute report of another program",
+           words="profiler chrome perfetto nsys ncu"),
     Action("open-model", "Open model …", "File", "folder", _open_model, "",
-           "Run your own model: a Python file whose build() returns it", _no_own_models),
+           "Run your own model: a Python file whose build() returns it", _no_own_models,
+           words="load pytorch module"),
     Action("save", "Save", "File", "save", _save, "Ctrl+S",
-           "Write the session to its file", _nothing_to_report, group=1),
+           "Write the session to its file", _nothing_to_report, group=1, words="store"),
     Action("save-as", "Save as …", "File", "save", _save_as, "Ctrl+Shift+S",
            "Write the session to another file", _nothing_to_report, group=1),
     Action("rename", "Rename session …", "File", "rename", _rename, "F2",
-           "Give the session another title", group=1),
+           "Give the session another title", _opening, group=1, words="name"),
     Action("notes", "Session notes …", "File", "note", _edit_notes, "",
-           "Edit the notes for readers of this session", group=1),
+           "Edit the notes for readers of this session", _opening, group=1),
     Action("new", "New session", "File", "new", _begin_session, "Ctrl+Shift+N",
            "Begin another session; this session stays in its journal or file",
-           _no_runner_wanted, group=1),
+           _no_runner_wanted, group=1, words="start begin clear"),
     Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
-           "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
+           "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2,
+           words="image picture chart save"),
     Action("report", "Report …", "File", "report", _report, "Ctrl+R",
            "Write one HTML page of the sessions: charts, tables, verdicts, evidence",
-           _nothing_to_report, group=2),
+           _nothing_to_report, group=2, words="export print share"),
     Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
-           "End the runner and close the window", group=3),
+           "End the runner and close the window", group=3, words="exit leave"),
     Action("undo", "Undo", "Edit", "undo", _undo, "Ctrl+Z",
            "Undo the last change of toggles", _no_undo,
-           now=_undo_text),
+           now=_undo_text, words="revert"),
     Action("redo", "Redo", "Edit", "redo", _redo, "Ctrl+Shift+Z",
            "Repeat the change of toggles that was undone", _no_redo,
-           now=_redo_text),
+           now=_redo_text, words="again"),
     Action("preferences", "Preferences …", "Edit", "preferences",
-           lambda w: w.preferencesWanted.emit(), "Ctrl+,",
-           "Font size, units, folders, defaults of verdicts, shortcuts", group=2),
+           lambda w: w.preferencesWanted.emit(""), "Ctrl+,",
+           "Font size, units, folders, defaults of verdicts, shortcuts", group=2,
+           words="settings options"),
     Action("note", "Add note …", "Edit", "note", _add_note, "Ctrl+N",
-           "Mark this moment of the timeline", _not_live, group=1),
+           "Mark this moment of the timeline", _not_live, group=1, words="bookmark marker comment"),
     Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
-           "Ctrl+Shift+C", "Copy an image of the plots to the clipboard", _no_data, group=1),
+           "Ctrl+Shift+C", "Copy an image of the plots to the clipboard", _no_data, group=1,
+           words="screenshot picture chart"),
     Action("run", "Run", "Run", "run", lambda w: w.workspace.runs.start(), "F5",
-           "Build the configuration and run it", _cannot_run),
+           "Build the configuration and run it", _cannot_run, words="start begin launch play"),
     Action("pause", "Pause", "Run", "pause", _pause, "F6",
-           "Pause the steps; the built model stays in memory", _cannot_pause, now=_pause_text),
+           "Pause the steps; the built model stays in memory", _cannot_pause, now=_pause_text,
+           words="resume continue"),
     Action("stop", "Stop", "Run", "stop", lambda w: w.workspace.run.stop(), "Shift+F5",
-           "End the run after the current step", _not_active),
+           "End the run after the current step", _not_active, words="finish"),
     Action("cancel", "Cancel", "Run", "cancel", lambda w: w.workspace.run_control.cancel(),
-           "Shift+Esc", "End the build or run immediately, by force if necessary", _not_active),
+           "Shift+Esc", "End the build or run immediately, by force if necessary", _not_active,
+           words="abort kill interrupt"),
     Action("restart", "Start a new runner", "Run", "restart", _start_runner,
-           "", "Replace the runner; the session continues", _no_runner_wanted, group=1),
+           "", "Replace the runner; the session continues", _no_runner_wanted, group=1,
+           words="restart reconnect process"),
     Action("palette", "Command palette", "View", "palette", lambda w: w.paletteWanted.emit(),
-           "Ctrl+Shift+P", "Find any command, toggle, set or preset by name"),
+           "Ctrl+Shift+P", "Find any command, toggle, set, preset, panel or preference"),
     Action("jump", "Jump to live", "View", "jump", _jump, "Ctrl+End",
-           "Follow the newest step again", group=1),
+           "Follow the newest step again", group=1, words="newest latest end"),
     Action("pause-view", "Pause view", "View", "view-pause",
            lambda w: w.workspace.session.set_follow(not w.workspace.session.follow), "Ctrl+Space",
            "Stop moving the plots; the run continues",
-           checked=lambda s: not s.session.follow, group=1),
+           checked=lambda s: not s.session.follow, group=1, words="freeze hold"),
     Action("show-live", "Show the live session", "View", "live", _show_live, "",
            "Close the opened file and show the session that is being recorded",
            _live_already, group=1),
@@ -277,35 +300,42 @@ ACTIONS = (
            "Move the keyboard focus to the previous panel", group=2),
     Action("float-panel", "Float panel, or dock it again", "View", "float",
            lambda w: w.float_panel(), "Ctrl+Shift+F",
-           "Detach the panel with the keyboard focus from the window, or dock it again", group=2),
+           "Detach the panel with the keyboard focus from the window, or dock it again", group=2,
+           words="undock window"),
     Action("close-panel", "Close panel", "View", "close", lambda w: w.close_panel(), "Ctrl+W",
            "Close the panel with the keyboard focus; this menu opens it again", group=2),
     Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
-           "Restore the default layout of the panels", group=3),
+           "Restore the default layout of the panels", group=3, words="arrange docks"),
     Action("verdict", "Verdict against the configuration before", "Run", "verdict",
            lambda w: w.judge(), "F8", "Run the configuration before the last change and this "
            "configuration in alternating blocks, until it is clear which is faster",
-           lambda s: s.verdicts.why_not_before(), group=2),
+           lambda s: s.verdicts.why_not_before(), group=2, words="compare faster slower benchmark"),
     Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
            "Extend the last comparison; its interval stays valid however often it is extended",
-           lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
+           lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2,
+           words="longer continue"),
     Action("calibrate", "Calibrate (A against A)", "Run", "verdict", lambda w: w.calibrate(), "",
            "Compare this configuration with itself to measure the machine's noise; verdicts claim "
-           "no smaller differences", lambda s: s.verdicts.why_not_calibrate(), group=2),
+           "no smaller differences", lambda s: s.verdicts.why_not_calibrate(), group=2,
+           words="floor"),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
-           "Measure how much time and memory each toggle saves, alone and combined", group=2),
+           "Measure how much time and memory each toggle saves, alone and combined", group=2,
+           words="waterfall"),
     Action("optimize", "Optimize …", "Run", "optimize", lambda w: w.search(), "Ctrl+F9",
-           "Search for the best configuration with correct results, and measure it again", group=2),
+           "Search for the best configuration with correct results, and measure it again", group=2,
+           words="best fastest autotune"),
     Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
-           "Measure how time and memory grow with the size of model or workload", group=2),
+           "Measure how time and memory grow with the size of model or workload", group=2,
+           words="scaling batch"),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
            "Check numbers, synchronization, graph, memory, speed-up and other batch sizes",
-           lambda s: s.checklists.why_not(), group=2),
+           lambda s: s.checklists.why_not(), group=2, words="correct accuracy numerics"),
     Action("claims", "Claims of the documents …", "Run", "claims", lambda w: w.reproduce(), "F10",
-           "Measure what each model family's document claims: holds, or does not hold", group=2),
+           "Measure what each model family's document claims: holds, or does not hold", group=2,
+           words="paper reproduce"),
     Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "Shift+F9",
            "Show where the time and the memory of a step go, module by module",
-           lambda s: s.breakdowns.why_not(), group=2),
+           lambda s: s.breakdowns.why_not(), group=2, words="profiler trace kernels"),
     Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
            "Compare the configurations before and after every change of a toggle, then continue "
            "with the changed configuration", checked=lambda s: s.verdict_prompt.automatic, group=2),
@@ -313,30 +343,35 @@ ACTIONS = (
            "Pause each new configuration once and compare its results with a reference in FP64 or "
            "FP32", checked=lambda s: s.runs.checks_numbers, group=2),
     Action("compare", "Compare with …", "Compare", "compare", _compare, "Ctrl+Shift+O",
-           "Compare the sessions of files with this session"),
+           "Compare the sessions of files with this session", words="difference diff"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
            lambda w: w.workspace.compared.clear(), "",
            "Remove all other sessions from the comparison", _no_comparison),
     Action("help", "Usage", "Help", "help", lambda w: w.show_help("usage"), "F1",
-           "How to use the window, step by step"),
+           "How to use the window, step by step", words="manual documentation guide"),
     Action("help-verdict", "What a verdict is", "Help", "help", lambda w: w.show_help("verdict"),
            "", "How two configurations are compared, and when there is no verdict"),
     Action("help-plots", "How to read each plot", "Help", "help", lambda w: w.show_help("plots"),
-           "", "What each plot shows and what to look for"),
+           "", "What each plot shows and what to look for", words="chart zoom legend"),
     Action("help-models", "Your own model", "Help", "help", lambda w: w.show_help("models"), "",
            "How a Python file provides your own model"),
     Action("help-gpus", "Several GPUs", "Help", "help", lambda w: w.show_help("gpus"), "",
            "Data, tensor, sequence and pipeline parallelism"),
+    Action("help-commands", "Commands", "Help", "help",
+           lambda w: w.show_help("commands"), "",
+           "The commands of the terminal: tables, cost and CO2 of energy, other hosts, scripts"),
     Action("tour", "Tour", "Help", "tour", lambda w: w.tourWanted.emit(), "",
-           "Explain the window in five callouts"),
+           "Explain the window in five callouts", words="tutorial introduction"),
     Action("doctor", "Doctor", "Help", "doctor", _doctor, "",
-           "What this machine has and lacks, and what the missing parts would enable", group=1),
+           "What this machine has and lacks, and what the missing parts would enable", group=1,
+           words="hardware device system GPU versions"),
     Action("log", "Runner log", "Help", "log", _log, "",
-           "What the libraries printed in the runner", group=1),
+           "What the libraries printed in the runner", group=1, words="output console stderr"),
     Action("shortcuts", "Keyboard shortcuts", "Help", "palette",
-           lambda w: w.shortcutsWanted.emit(), "Ctrl+/", "What each key does", group=1),
+           lambda w: w.shortcutsWanted.emit(), "Ctrl+/", "What each key does", group=1,
+           words="hotkeys bindings zoom"),
     Action("about", "About", "Help", "about", information.about, "", "Version and licence",
-           group=1),
+           group=1, words="license"),
 )  # fmt: skip
 
 TOOLBAR = ("run", "pause", "stop", "verdict", "", "undo", "redo", "note", "",

@@ -155,7 +155,7 @@ def _save_layout(window: PanelWindow) -> None:
     """Ask for a name and save the layout of the panels under it."""
 
     def save_under(name: str) -> None:
-        window.settings.save_named_layout(name, window.dock_area.saveState())
+        window.settings.save_named_layout(name, window.dock_area.save_layout())
 
     message_boxes.ask(window, "Save layout", "Name of the layout", "", save_under)
 

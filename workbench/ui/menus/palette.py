@@ -1,7 +1,11 @@
-"""The command palette: commands, toggle options and presets, searched by parts of their names."""
+"""The command palette: commands, toggle options and presets, searched by parts of their names.
+
+Words of an entry's description find it too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +31,7 @@ ROWS = 10
 _MORE_PX = 6  # than a table's row
 TOP = 48
 SIDE_ROLE = Qt.ItemDataRole.UserRole + 1
+_WORDS = re.compile(r"\w+")
 _KEYS = {
     Qt.Key.Key_Up: -1,
     Qt.Key.Key_Down: 1,
@@ -37,13 +42,40 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of the palette; ``why_not``, if set, is shown instead of the shortcut."""
+    """Entry of the palette; ``why_not``, if set, is shown instead of the shortcut.
+
+    The words of ``tip``, which is a tool tip, and ``words`` find the entry too.
+    """
 
     text: str
     run: Callable[[], None]
     icon: QIcon
     shortcut: str = ""
     why_not: str = ""
+    tip: str = ""
+    words: str = ""
+
+
+def rank(query: str, entry: Entry) -> float | None:
+    """Return how well an entry matches; None if neither its name nor its words do.
+
+    A word counts less than letters in a row of the name, and more than letters here and there.
+    """
+    score = match(query, entry.text)
+    scores = [] if score is None else [score]
+    text = f"{entry.text} {entry.shortcut} {entry.words}"
+    if _has_words(query, text):
+        scores.append(2.0 * len(query))
+    elif _has_words(query, f"{text} {entry.tip}"):
+        scores.append(1.5 * len(query))
+    return max(scores, default=None)
+
+
+def _has_words(query: str, text: str) -> bool:
+    """Return True if every word of ``query`` begins a word of ``text``, in any order."""
+    words = _WORDS.findall(text.casefold())
+    starts = _WORDS.findall(query.casefold())
+    return bool(starts) and all(any(word.startswith(start) for word in words) for start in starts)
 
 
 def match(query: str, text: str) -> float | None:
@@ -84,7 +116,7 @@ class CommandPalette(QFrame):
         self._shown: list[Entry] = []
         self._before: QWidget | None = None
         self.line = QLineEdit()
-        self.line.setPlaceholderText("Type a command, a toggle or a preset")
+        self.line.setPlaceholderText("Type a command, a toggle, a preset or a preference")
         self.line.setMinimumHeight(30)
         self._model = QStandardItemModel(self)
         self.list = QListView()
@@ -135,7 +167,7 @@ class CommandPalette(QFrame):
     def _filter(self, query: str) -> None:
         ranked, entries = [], self._entries()
         for index, entry in enumerate(entries):
-            score = match(query, entry.text)
+            score = rank(query, entry)
             if score is not None:
                 ranked.append((bool(entry.why_not), -score, index))
         self._shown = [entries[index] for *_, index in sorted(ranked)]
@@ -144,11 +176,11 @@ class CommandPalette(QFrame):
             item = QStandardItem(entry.icon, entry.text)
             item.setData(entry.why_not or entry.shortcut, SIDE_ROLE)
             item.setEnabled(not entry.why_not)
-            item.setToolTip(entry.why_not)
+            item.setToolTip(entry.why_not or entry.tip)
             item.setSizeHint(self._row())
             self._model.appendRow(item)
         if not self._shown:
-            nothing = QStandardItem("No command, toggle, preset or panel has this name")
+            nothing = QStandardItem("Nothing has this name")
             nothing.setEnabled(False)
             nothing.setSizeHint(self._row())
             self._model.appendRow(nothing)

@@ -88,8 +88,7 @@ class ClaimRow:
 
 
 def _wrapped(text: str) -> QLabel:
-    label = QLabel(text)
-    label.setWordWrap(True)
+    label = _widgets.WrappedText(text)
     fonts.follow(label, lambda: label.setMinimumWidth(fonts.in_type(TEXT_WIDTH, label.font())))
     label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

@@ -6,19 +6,20 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from PySide6.QtCore import QEvent, QPoint, QSignalBlocker, Qt, QTimer
+from PySide6.QtCore import QEvent, QLocale, QPoint, QSignalBlocker, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
     QMenu,
+    QStyledItemDelegate,
     QTableWidget,
     QTableWidgetItem,
     QWidget,
 )
 
 from sessions.numbers import MISSING, Cell
-from sessions.plain_text import capitalized, wrapped
+from sessions.plain_text import capitalized, unbroken, wrapped
 from sessions.tables import Table, text
 from workbench import plot_export
 from workbench.theming import fonts
@@ -57,6 +58,7 @@ class PlainTable(QTableWidget):
     def wrap(self, last_px: int) -> None:
         """Let sentences take several lines; the last column is never narrower than this."""
         self.setWordWrap(True)
+        self.setItemDelegate(_Sentences(self))
         self._last_px = last_px
         self.horizontalHeader().setStretchLastSection(False)
         later = QTimer(self)  # when all columns have their widths
@@ -159,6 +161,14 @@ class PlainTable(QTableWidget):
         menu.addAction("Copy as Markdown", lambda: self.copy(".md"))
         menu.addAction("Copy as CSV", lambda: self.copy(".csv"))
         menu.popup(self.viewport().mapToGlobal(position))
+
+
+class _Sentences(QStyledItemDelegate):
+    """Painter of cells of several lines; no line ends between a number and its unit."""
+
+    def displayText(self, value: object, locale: QLocale | QLocale.Language) -> str:
+        """Return the text that is painted."""
+        return unbroken(super().displayText(value, locale))
 
 
 def with_interval(table: Table, ratio: str, low: str, high: str) -> Table:

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.plain_text import clip, wrapped
+from sessions.plain_text import NO_BREAK, clip, unbroken, wrapped
 from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.theming.theme import Theme
@@ -93,6 +93,23 @@ class OneLine(QLabel):
         self.setToolTip(wrapped("\n".join(filter(None, (full, self._tip)))))
 
 
+class WrappedText(QLabel):
+    """A text of several lines; no line ends between a number and its unit."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.setWordWrap(True)
+        self.setText(text)
+
+    def setText(self, text: str) -> None:
+        """Show this text."""
+        super().setText(unbroken(text))
+
+    def text(self) -> str:
+        """Return the text with ordinary spaces."""
+        return super().text().replace(NO_BREAK, " ")
+
+
 class Mark(QLabel):
     """An icon that is as high as its type."""
 
@@ -122,9 +139,8 @@ def heading(text: str) -> QLabel:
 
 def title() -> QLabel:
     """Return a label for the sentence at the head of a panel: its result."""
-    label = QLabel()
+    label = WrappedText()
     label.setFont(fonts.title())
-    label.setWordWrap(True)
     return label
 
 
@@ -137,10 +153,9 @@ def muted(text: str) -> QLabel:
 
 def note(text: str = "", tone: str = "") -> QLabel:
     """Return a label of small wrapped text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
-    label = QLabel(text)
+    label = WrappedText(text)
     label.setProperty("tone" if tone else "muted", tone or True)
     label.setFont(fonts.small())
-    label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
     policy.setHeightForWidth(True)  # a policy of its own would forget that it is wrapped

@@ -155,9 +155,7 @@ class ChecklistPanel(QWidget):
         mark.show_icon(name, self._theme.current, role)
         fonts.fix_width(state, WORD_WIDTH)
         text = _widgets.tight(QVBoxLayout(), 2)
-        title = QLabel(row.title)
-        title.setWordWrap(True)
-        text.addWidget(title)
+        text.addWidget(_widgets.WrappedText(row.title))
         if row.evidence:
             text.addWidget(_widgets.note(capitalized(row.evidence)))
         for line in row.lines:

@@ -64,9 +64,7 @@ class ClaimsPanel(QWidget):
         self._headings: list[QLabel] = []
         self._grid: QGridLayout | None = None
         self._narrow: bool | None = None
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
-        self.headline.setWordWrap(True)
+        self.headline = _widgets.title()
         self.status = _widgets.note()
         self.run_all = _widgets.button("Measure all")
         self.run_all.clicked.connect(lambda: reproductions.measure())

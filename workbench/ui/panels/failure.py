@@ -9,7 +9,6 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPlainTextEdit,
     QPushButton,
     QToolButton,
@@ -58,9 +57,8 @@ class Banner(QFrame):
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
         self._mark = _widgets.Mark()
-        self.sentence = QLabel(capitalized(clip(sentence)))
+        self.sentence = _widgets.WrappedText(capitalized(clip(sentence)))
         self.sentence.setTextFormat(Qt.TextFormat.PlainText)
-        self.sentence.setWordWrap(True)
         self.sentence.setObjectName("sentence")
         self._buttons = _widgets.tight(QHBoxLayout())
         self._close = QToolButton()

@@ -37,7 +37,9 @@ class LazyPanel(QWidget):
         """Return the panel; make it if necessary."""
         if self._panel is None:
             self._panel = self._make()
-            self._layout.addWidget(LowScrollArea(self._panel))
+            area = LowScrollArea(self._panel)
+            self._layout.addWidget(area)
+            area.show()  # now: the keyboard may move into it
             self.made.emit(self._panel)
         return self._panel
 

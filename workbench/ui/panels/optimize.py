@@ -86,7 +86,8 @@ class OptimizePanel(QWidget):
             table.wrap(_NOTE_PX)
         self._listed = ("", 0)  # session, and its number of optimizations, of the rows
         self.candidates.itemSelectionChanged.connect(self._show_actions)
-        self.headline, self.about, self.details = _widgets.title(), _widgets.note(), _widgets.note()
+        self.headline = _widgets.title()
+        self.best, self.about, self.details = (_widgets.note() for _ in range(3))
         self.why_not = _widgets.note()
         self.run = _widgets.button("Optimize")
         self.run.clicked.connect(self.optimizations.run)
@@ -202,7 +203,7 @@ class OptimizePanel(QWidget):
         buttons = WrappedRow(self.apply, self.save)
         body, head = _widgets.surface(), _widgets.surface()
         details = _widgets.expander("Details", self._theme.current, self.details)
-        lines = (self.headline, self.about, details, self.details, buttons, self.chosen)
+        lines = (self.headline, self.best, self.about, details, self.details, buttons, self.chosen)
         head.setLayout(_widgets.head(*lines))
         column = _widgets.tight(QVBoxLayout(), 0)
         column.addWidget(_widgets.FittedScrollArea(head))
@@ -227,10 +228,13 @@ class OptimizePanel(QWidget):
         if study is None:
             return
         session = self._session
-        words = session.titled(headline(study))
+        words = session.titled(headline(study, named=False))
         if self.optimizations.busy and session.live:
             words = f"Searching: {words}"
         self.headline.setText(capitalized(words))
+        best = best_row(study)
+        self.best.setText("" if best is None else session.titled(str(best["title"])))
+        self.best.setVisible(best is not None)
         brief, *details = remarks(study) or [""]
         self.about.setText(session.titled(brief))
         self.details.setText(session.titled(" ".join(details)))
@@ -291,7 +295,9 @@ class OptimizePanel(QWidget):
             apply_reason = reason or self.optimizations.why_not_apply(study, row)
         _widgets.allow(self.apply, apply_reason)
         _widgets.allow(self.save, reason or self._presets.why_not())
-        self.chosen.setText("" if row is None else self._session.titled(str(row["title"])))
+        best = best_row(study)
+        is_best = row is None or (best is not None and row["candidate"] == best["candidate"])
+        self.chosen.setText("" if row is None or is_best else self._session.titled(row["title"]))
 
     def _apply(self) -> None:
         study, row = self.study, self._row()

@@ -28,6 +28,6 @@ class FailureModel(QObject):
         """Report a file that could not be read."""
         self.report(session_files.not_read(error, detail))
 
-    def report_unsaved(self, error: Exception, detail: str) -> None:
+    def report_unsaved(self, error: Exception, detail: str, *, has_journal: bool = False) -> None:
         """Report a session that could not be written."""
-        self.report(session_files.not_saved(error, detail))
+        self.report(session_files.not_saved(error, detail, has_journal))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, SignalInstance
 
 from sessions import numerics, session_log
-from sessions.model import Configuration, Event, Phase, Session
+from sessions.model import Configuration, Event, Phase, Segment, Session
 from sessions.plain_text import clip
 from sessions.storage import content
 from sessions.verdicts.work import INVALID
@@ -55,6 +56,7 @@ class SessionModel(QObject):
     left = Signal()  # the live session of before is in ``previous``
     begun = Signal()  # an empty live session replaced the one before
     openingChanged = Signal()  # a file is being read, or no longer
+    openingLeft = Signal(object)  # the path of a file that will not be shown once it is read
     savedChanged = Signal()  # the live session was saved, or has something that is not
     dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
     textChanged = Signal()  # more of what a model generates
@@ -86,7 +88,7 @@ class SessionModel(QObject):
         self.baseline = 0  # index of the segment that ratios refer to
         self.baseline_chosen = False  # by the user
         self._scanned = 0  # segments without steady steps, before the last
-        self._baseline_settled = False  # the user chose it, or it has steady steps
+        self.baseline_settled = False  # the user chose it, or ran it and it has steady steps
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
         self.titles = Titles()
@@ -124,22 +126,28 @@ class SessionModel(QObject):
 
     def set_baseline(self, index: int) -> None:
         """Choose the segment that ratios refer to."""
-        self.baseline, self.baseline_chosen, self._baseline_settled = index, True, True
+        self.baseline, self.baseline_chosen, self.baseline_settled = index, True, True
         self.segmentsChanged.emit()
 
     def settle_baseline(self) -> None:
-        """Make the first segment with steady steps the baseline, unless the user chose one."""
-        if self._baseline_settled:
+        """Make the first segment with steady steps the baseline, unless the user chose one.
+
+        The first of a study gives way to the first that the user ran.
+        """
+        if self.baseline_settled:
             return
         segments = self.shown.segments
         first, self._scanned = self._scanned, max(0, len(segments) - 1)
-        for segment in segments[first:]:
-            if any(span.phase == Phase.STEADY for span in segment.phases):
-                self._baseline_settled = True
-                if segment.index != self.baseline:
-                    self.baseline = segment.index
-                    self.segmentsChanged.emit()
-                return
+        steady = [segment.index for segment in segments[first:] if _is_steady(segment)]
+        made = session_log.study_segments(self.shown) if steady else {}
+        own = next((index for index in steady if index not in made), None)
+        self.baseline_settled = own is not None
+        if own is None and (not steady or _is_steady(segments[self.baseline])):
+            return
+        baseline = steady[0] if own is None else own
+        if baseline != self.baseline:
+            self.baseline = baseline
+            self.segmentsChanged.emit()
 
     def select(self, index: int | None) -> None:
         """Select one segment in every panel, or none."""
@@ -162,6 +170,7 @@ class SessionModel(QObject):
 
     def begin(self) -> None:
         """Begin another live session; the current one stays in its journal or file."""
+        self._leave_opening()
         self._forget_previous()
         if not self.recorder.session.segments or self._is_saved():
             self.close_journal()
@@ -211,7 +220,7 @@ class SessionModel(QObject):
         if session is not self.shown:
             self.shown = session
             self.baseline, self.selection = 0, None
-            self.baseline_chosen = self._baseline_settled = False
+            self.baseline_chosen = self.baseline_settled = False
             self._scanned = 0
             self._update_titles()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
@@ -219,7 +228,8 @@ class SessionModel(QObject):
             self.settle_baseline()
 
     def show_live(self) -> None:
-        """Show the session that is being recorded."""
+        """Show the session that is being recorded, also after a file in progress is read."""
+        self._leave_opening()
         self.path = self._live_path
         self.show(self.recorder.session)
 
@@ -238,6 +248,12 @@ class SessionModel(QObject):
             self._failures.report_unread(error, detail)
 
         self._tasks.start(lambda: session_files.read(path), finish, refuse)
+
+    def _leave_opening(self) -> None:
+        """Do not show the file that is being read: the live session was chosen since."""
+        if (path := self.opening) is not None:
+            self._set_opening(None)
+            self.openingLeft.emit(path)
 
     def _set_opening(self, path: Path | None) -> None:
         self.opening = path
@@ -258,7 +274,9 @@ class SessionModel(QObject):
             if then is not None:
                 then()
 
-        self._tasks.write(write, finish, self._failures.report_unsaved)
+        has_journal = self.live and self.journal is not None
+        failed = partial(self._failures.report_unsaved, has_journal=has_journal)
+        self._tasks.write(write, finish, failed)
 
     def rename(self, title: str) -> None:
         """Give the shown session another title."""
@@ -403,3 +421,8 @@ class SessionModel(QObject):
         if self.journal is not None:
             self.journal.write(message)
         self.savedChanged.emit()
+
+
+def _is_steady(segment: Segment) -> bool:
+    """Return True if a segment has steady steps."""
+    return any(span.phase == Phase.STEADY for span in segment.phases)

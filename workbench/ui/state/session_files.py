@@ -128,12 +128,13 @@ def _rows_so_far(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return table.so_far() if isinstance(table, Columns) else table
 
 
-def not_saved(error: Exception, detail: str) -> protocol.Failure:
+def not_saved(error: Exception, detail: str, has_journal: bool) -> protocol.Failure:
     """Return the failure of a session that could not be written."""
+    addition = "; its journal is kept" if has_journal else ""
     return protocol.Failure(
         kind="mistake",
         sentence=f"The session was not saved: {error}",
-        fix="Save it under another name; its journal is kept.",
+        fix=f"Save it under another name{addition}.",
         detail=detail,
     )
 

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QInputDialog, QLabel, QMenu
 from workbench import presets as files
 from workbench import protocol
 from workbench.ui.menus import preset_menu
+from workbench.ui.menus.palette_entries import list_entries
 from workbench.ui.state import config_edit
 from workbench.ui.workspace import Workspace
 
@@ -213,7 +214,7 @@ def test_the_palette_and_the_menu_bar_have_presets(qtbot, ready):
     run = actions(ready.actions_.menus["Run"])
     run["Toggle sets"].menu().aboutToShow.emit()
     assert {"Throughput", "mine"} <= actions(run["Toggle sets"].menu()).keys()
-    entries = {entry.text: entry for entry in ready.actions_.entries()}
+    entries = {entry.text: entry for entry in list_entries(ready, ready.actions_)}
     assert not entries["Toggle set: mine"].why_not
     with qtbot.waitSignal(workspace.presets.changed):
         entries["Toggle set: Throughput"].run()

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QPlainTextEdit
 
 from workbench import protocol
 from workbench.ui.dialogs import information, message_boxes, session_dialogs
+from workbench.ui.dialogs.help import HelpDialog
 from workbench.ui.menus.actions import ACTIONS
 from workbench.ui.panels._plot_keys import PLOT_KEYS
 
@@ -105,3 +106,12 @@ def test_a_file_name_that_is_suggested_for_a_long_title_can_be_written(tmp_path,
     path.write_text("written")
     assert path.parent == tmp_path and path.name.endswith(".workbench.html")
     assert path.name[0] in (title[0], "s")
+
+
+def test_titles_of_help_pages_take_no_more_width_than_they_need(qtbot, large_type):
+    large_type.actions_["help-commands"].trigger()
+    help_dialog = large_type.findChild(HelpDialog)
+    needed = help_dialog.titles.sizeHintForColumn(0)
+    assert needed < help_dialog.titles.width() <= needed + 20
+    assert help_dialog.page.toMarkdown().startswith("# Commands")
+    help_dialog.close()

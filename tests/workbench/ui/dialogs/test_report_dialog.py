@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFileDialog, QMessageBox, QPushButton
 
 from workbench.report import SECTIONS
 from workbench.ui.dialogs.report_dialog import ReportDialog
+from workbench.ui.menus.palette_entries import list_entries
 
 
 @pytest.fixture
@@ -24,7 +25,9 @@ def press(dialog, text: str) -> None:
 
 
 def test_nothing_measured_is_nothing_to_report(window):
-    entry = next(entry for entry in window.actions_.entries() if entry.text.startswith("Report"))
+    entry = next(
+        entry for entry in list_entries(window, window.actions_) if entry.text.startswith("Report")
+    )
     assert entry.why_not == "Nothing has been measured yet."
 
 

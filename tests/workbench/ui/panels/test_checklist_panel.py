@@ -42,8 +42,10 @@ def test_checks_come_one_by_one_and_say_pass_fail_or_not_applicable(qtbot, ready
     panel, workspace = ready.checklist, ready.workspace
     hold.touch()
     qtbot.mouseClick(panel.first, Qt.MouseButton.LeftButton)
+    reason = "A configuration is being checked."
+    assert workspace.checklists.why_not() == reason, "also before the first check has begun"
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Checking: "))
-    assert workspace.checklists.why_not() == "A configuration is being checked."
+    assert workspace.checklists.why_not() == reason
     qtbot.waitUntil(lambda: not panel.button.isEnabled())
     hold.unlink()
     qtbot.waitUntil(lambda: workspace.run.state == "idle")

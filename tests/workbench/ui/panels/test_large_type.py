@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import fake_session
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QLocale, Qt
 from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QApplication, QLineEdit, QScrollArea, QTableView, QToolButton
 
 from sessions import numerics
 from sessions.model import Numerics, Session
+from sessions.plain_text import wrapped
 from workbench.client.recorder import Recorder
 from workbench.theming import fonts, stylesheet
+from workbench.ui.panels._table import PlainTable
 from workbench.ui.panels._verdicts_table import VerdictsTable
-from workbench.ui.panels._widgets import FormColumn, Mark
+from workbench.ui.panels._widgets import FormColumn, Mark, note
 from workbench.ui.panels.empty import Empty
 
 
@@ -190,3 +192,15 @@ def test_the_sentence_of_an_empty_panel_is_complete_when_its_type_grows(qtbot, w
     font.setPointSizeF(18)
     page.setFont(font)
     qtbot.waitUntil(lambda: label.height() >= label.heightForWidth(label.width()))
+
+
+def test_no_line_ends_between_a_number_and_its_unit(qtbot):
+    label, table = note("21 s"), PlainTable()
+    qtbot.addWidget(label)
+    qtbot.addWidget(table)
+    width = label.fontMetrics().horizontalAdvance("21 s")
+    assert label.heightForWidth(width // 2) == label.heightForWidth(2 * width)
+    assert label.text() == "21 s", "with the space that was typed"
+    assert wrapped("It took 21 s", columns=11) == "It took\n21 s"
+    table.wrap(100)
+    assert table.itemDelegate().displayText("21 s of 30 s", QLocale()) == "21\u00a0s of 30\u00a0s"

@@ -93,6 +93,30 @@ def test_the_first_segment_with_steady_steps_becomes_the_baseline(ready):
     assert model.baseline == 3, "a person's choice stays"
 
 
+def test_a_study_s_segment_is_the_baseline_only_until_the_user_has_run_one(ready):
+    session, model = fake_session.session(), ready.workspace.session
+    session.studies = [Study("claims", "claims: hydra", 0.0)]
+    session.orders = [Order(start_s=0.0, command={"type": "start"}, claims=0)]
+    own = session.segments[4:]
+    del session.segments[4:]
+    model.show(session)
+    assert model.baseline == 0 and not model.baseline_settled
+    session.orders.append(Order(start_s=own[0].start_s, command={"type": "start"}, segments=4))
+    session.segments += own
+    model.settle_baseline()
+    assert model.baseline == 4 and model.baseline_settled
+
+
+def test_segments_of_claims_are_a_group_with_the_title_of_the_claims(qtbot, ready):
+    session = with_a_study()
+    session.studies = [Study("claims", "claims: hydra", session.segments[1].start_s)]
+    session.orders[1] = Order(start_s=0.0, command={"type": "start"}, segments=1, claims=0)
+    ready.workspace.session.show(session)
+    model = ready.dock_area.docks["segments"].widget().model
+    qtbot.waitUntil(lambda: model.rowCount() == 4)
+    assert model.index(1, 1).data() == "Claims: hydra (3 segments)"
+
+
 def test_events_list_runs_verdicts_and_studies_beside_the_events(ready):
     session = with_a_study()
     session.events.append(Event(session.segments[4].start_s, "note", "a note"))

@@ -123,6 +123,7 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, ho
     workspace.sweeps.set_arm("plain", True)
     qtbot.waitUntil(panel.run.isEnabled)
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
+    assert workspace.sweeps.why_not() == "A sweep is being measured.", "also before its first row"
     qtbot.waitUntil(lambda: "of 10 points measured" in panel.headline.text())
     assert workspace.sweeps.why_not() == "A sweep is being measured."
     hold.unlink()

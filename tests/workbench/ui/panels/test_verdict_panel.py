@@ -24,6 +24,7 @@ from workbench.plots import PLOTS, Run
 from workbench.plots._narrowing import Same, hatch
 from workbench.theming.theme import DARK
 from workbench.titles import Titles
+from workbench.ui.menus.palette_entries import list_entries
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._table_view import TableView
@@ -85,18 +86,24 @@ def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
 def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     action = changed.actions_["verdict"]
     assert action.isEnabled()
-    entry = next(entry for entry in changed.actions_.entries() if entry.text.startswith("Verdict"))
+    entry = next(
+        entry
+        for entry in list_entries(changed, changed.actions_)
+        if entry.text.startswith("Verdict")
+    )
     assert not entry.why_not
     before = changed.workspace.verdicts.before()
     assert before.toggles["triton"] == "off"
 
 
-def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed):
+@pytest.mark.parametrize(("kind", "claims"), [("validate", None), ("start", 0)])
+def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed, kind, claims):
     verdicts, session = changed.workspace.verdicts, changed.workspace.session.recorder.session
     before, last = verdicts.before(), session.segments[-1]
     count = len(session.segments)
     batch_3 = msgspec.structs.replace(last.configuration, settings={"batch": 3})
-    session.orders.append(Order(start_s=1e6, command={"type": "validate"}, segments=count))
+    order = Order(start_s=1e6, command={"type": kind}, segments=count, claims=claims)
+    session.orders.append(order)
     session.segments.append(dataclasses.replace(last, index=count, configuration=batch_3))
     assert verdicts.before() == before
 
@@ -387,13 +394,26 @@ def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, text):
     assert entry.name == f"the same: ±{text} %"
 
 
-def test_the_plot_in_front_is_exported(qtbot, ready, judged, monkeypatch):
-    exported = []
-    monkeypatch.setattr(Chart, "export_plot", lambda chart: exported.append(chart.plot.name))
+@pytest.mark.parametrize("use", ["export_plot", "copy_plot"])
+def test_the_plot_in_front_is_exported_and_copied(qtbot, ready, judged, monkeypatch, use):
+    used = []
+    for name in ("export_plot", "copy_image"):
+        monkeypatch.setattr(Chart, name, lambda chart: used.append(chart.plot.name))
+        monkeypatch.setattr(ready.live, name, lambda: used.append("live"), raising=False)
     ready.resize(1600, 1000)
     ready.workspace.session.sessionChanged.emit()
     ready.workspace.session.comparisonsChanged.emit()
     ready.dock_area.bring("verdict")
-    qtbot.waitUntil(ready.verdict.chart.is_seen)
-    ready.export_plot()
-    assert exported == ["verdict"]
+    chart = ready.verdict.chart
+    qtbot.waitUntil(lambda: chart.is_seen() and chart.reason is None)
+    getattr(ready, use)()
+    monkeypatch.setattr(Chart, "reason", "Nothing to draw.")
+    getattr(ready, use)()
+    monkeypatch.setattr(Chart, "reason", None)
+    ready.dock_area.bring("live")
+    qtbot.waitUntil(lambda: not chart.is_seen())
+    getattr(ready, use)()
+    Chart(PLOTS["step_time"], DARK, ready.workspace.tasks, ready.live)
+    monkeypatch.setattr(Chart, "is_seen", lambda chart: True)
+    getattr(ready, use)()
+    assert used == ["verdict", "live", "live", "live"]

@@ -119,7 +119,7 @@ def test_an_ampersand_of_a_name_is_shown_in_menus_and_buttons(qtbot, ready, tmp_
     path = tmp_path / f"{name}.h5"
     hdf5.save(Session(title=name), path)
     ready.settings.remember(path)
-    ready.settings.save_named_layout(name, ready.dock_area.saveState())
+    ready.settings.save_named_layout(name, ready.dock_area.save_layout())
     ready.settings.save_preset(name, workspace.configuration.edited)
     workspace.presets.save(name)
     sets = ready.sweep.presets.menu()

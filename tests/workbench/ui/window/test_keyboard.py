@@ -303,6 +303,27 @@ def test_what_had_the_keyboard_has_it_again_after_the_palette_and_dialogs(qtbot,
     assert ready.dock_area.current() == "sweep"
 
 
+def test_a_key_that_shows_a_panel_moves_the_keyboard_into_it(qtbot, ready, hold):
+    hold.touch()
+    for name, which, modifiers in (
+        ("attribution", Key.Key_F9, 0),
+        ("optimize", Key.Key_F9, CTRL),
+        ("sweep", Key.Key_F7, SHIFT),
+        ("claims", Key.Key_F10, 0),
+        ("breakdown", Key.Key_F9, SHIFT),
+        ("checklist", Key.Key_F7, 0),
+    ):
+        ready.dock_area.enter("build")
+        key(qtbot, which, Qt.KeyboardModifier(modifiers))
+        focused = QApplication.focusWidget()
+        assert seen(focused) and ready.dock_area.docks[name].isAncestorOf(focused)
+    qtbot.waitUntil(lambda: ready.workspace.checklists.checking)
+    qtbot.waitUntil(lambda: not ready.checklist.button.isEnabled())  # it had the keyboard
+    assert ready.dock_area.current() == "checklist"
+    key(qtbot, Key.Key_Tab, CTRL)
+    assert ready.dock_area.current() == "sweep"
+
+
 def test_every_action_of_the_tool_bar_has_a_key_or_a_menu_that_has_one(ready):
     bar = {
         action for action in ready.toolbar.actions() if action.text() and not action.isSeparator()

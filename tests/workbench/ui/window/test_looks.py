@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
+from test_dock_layout import drag_separator
 
 from sessions.model import Configuration, Session
 from sessions.numbers import MISSING
@@ -165,9 +166,7 @@ def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
     qtbot.waitUntil(lambda: window.dock_area.width() > 1800)
     qtbot.waitUntil(lambda: docks["build"].width() < 440)
     assert docks["live"].width() > 1400
-    across = Qt.Orientation.Horizontal
-    window.dock_area.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
-    qtbot.waitUntil(lambda: docks["build"].width() > 490)
+    drag_separator(qtbot, window, 500 - docks["build"].width())
     window.resize(1500, 900)
     qtbot.waitUntil(lambda: window.dock_area.width() < 1600)
     qtbot.waitUntil(lambda: 480 < docks["build"].width() < 520)

@@ -6,9 +6,12 @@ import fake_session
 from hypothesis import given
 from hypothesis import strategies as st
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QWidget
 
+from workbench.ui.dialogs.preferences import Preferences
 from workbench.ui.menus.actions import ACTIONS, MENUS, TOOLBAR
-from workbench.ui.menus.palette import match
+from workbench.ui.menus.palette import match, rank
+from workbench.ui.menus.palette_entries import PREFERENCES, list_entries, list_submenus
 
 NAMES = st.text(alphabet="abcdefgh ijk", min_size=1, max_size=20)
 
@@ -48,6 +51,76 @@ def test_an_option_of_a_toggle_can_be_chosen_by_name(qtbot, ready):
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Down)
     qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Return)
     assert ready.workspace.configuration.edited.toggles["precision"] in ("amp_bf16", "bf16")
+
+
+def test_evident_words_find_actions_panels_and_preferences(ready, settings):
+    settings.save_named_layout("wide", ready.dock_area.save_layout())
+    window, actions = ready, ready.actions_
+    entries = [*list_entries(window, actions), *list_submenus(window, actions)]
+    for query, text in (
+        ("font", "Preferences: Font size …"),
+        ("text size", "Preferences: Font size …"),
+        ("zoom", "Keyboard shortcuts"),
+        ("unit", "Preferences: Memory units …"),
+        ("folder", "Preferences: Default folder …"),
+        ("settings", "Preferences …"),
+        ("dark", "Theme: Dark"),
+        ("colour", "Theme: Light"),
+        ("CO2", "Commands"),
+        ("cost", "Commands"),
+        ("help", "Usage"),
+        ("manual", "Usage"),
+        ("exit", "Quit"),
+        ("screenshot", "Copy plot as image"),
+        ("svg", "Export plot …"),
+        ("html", "Report …"),
+        ("hotkeys", "Keyboard shortcuts"),
+        ("f8", "Verdict against the configuration before"),
+        ("resume", "Pause"),
+        ("abort", "Cancel"),
+        ("bookmark", "Add note …"),
+        ("baseline", "Panel: Segments"),
+        ("roofline", "Panel: Breakdown"),
+        ("batch", "Panel: Build"),
+        ("version", "About"),
+        ("hardware", "Doctor"),
+        ("wide", "Layouts: wide"),
+        ("pairing 5", "Background pairing: 5 % of the time"),
+    ):
+        scores = {entry.text: rank(query, entry) for entry in entries}
+        matches = [name for name, score in scores.items() if score is not None]
+        best = sorted(matches, key=scores.__getitem__, reverse=True)[:6]
+        assert text in best, (query, best)
+
+
+def test_the_words_of_a_preference_show_its_field(qtbot, ready):
+    ready.show_preferences()
+    fields = ready.findChild(Preferences).findChildren(QWidget)
+    names = {field.objectName() for field in fields if field.objectName().startswith("preference-")}
+    assert len(names) == len(PREFERENCES)
+    ready.findChild(Preferences).reject()
+    for title in PREFERENCES:
+        ready.show_palette()
+        qtbot.keyClicks(ready.palette_.line, f"Preferences: {title}")
+        qtbot.keyClick(ready.palette_.line, Qt.Key.Key_Return)
+        dialog = QApplication.activeModalWidget()
+        qtbot.waitUntil(lambda dialog=dialog: dialog.focusWidget().objectName() in names)
+        assert title.lower().replace(" ", "-") in dialog.focusWidget().objectName()
+        assert dialog.focusWidget().isVisible()
+        dialog.reject()
+
+
+def test_presets_and_workloads_are_chosen_by_name(ready):
+    for kind in ("preset", "workload"):
+        entries = list_entries(ready, ready.actions_)
+        entry = next(
+            entry
+            for entry in entries
+            if entry.text.startswith(f"{kind.capitalize()}: ") and not entry.why_not
+        )
+        before = getattr(ready.workspace.configuration.edited, kind)
+        entry.run()
+        assert getattr(ready.workspace.configuration.edited, kind) != before
 
 
 def test_what_has_become_possible_since_the_palette_opened_is_offered(qtbot, ready):

@@ -59,6 +59,13 @@ def test_accepted_preferences_are_used_and_remembered(
     assert remembered == (True, tmp_path, 45, 0.02) and settings.pairing_share == 0.1
 
 
+def test_a_folder_that_cannot_exist_is_no_folder_of_dialogs(preferences):
+    before = message_boxes.folder()
+    preferences.folder.setText("x" * 300)
+    preferences._accept()
+    assert message_boxes.folder() == before
+
+
 def test_a_larger_type_reaches_the_controls_and_their_own_fonts(qtbot, ready, preferences):
     title = ready._title
     before = title.font().pointSizeF(), QApplication.font().pointSizeF()
@@ -153,7 +160,7 @@ def test_defaults_can_be_restored(ready, preferences):
 
 
 def test_a_layout_is_saved_under_a_name_and_restored(qtbot, ready, settings):
-    settings.save_named_layout("wide / plots", ready.dock_area.saveState())
+    settings.save_named_layout("wide / plots", ready.dock_area.save_layout())
     ready.dock_area.docks["events"].close()
     assert settings.named_layouts == ["wide / plots"]
     ready.restore_layout("wide / plots")

@@ -76,7 +76,9 @@ def test_in_large_type_the_head_of_an_optimization_is_complete_and_scrolls(qtbot
     large_type.workspace.session.shown = Session(studies=[optimization_samples.study()])
     large_type.search()
     panel = large_type.optimize
-    lines = (panel.headline, panel.about, panel.chosen)
+    lines = (panel.headline, panel.best, panel.about, panel.chosen)
+    qtbot.waitUntil(lambda: panel.candidates.rowCount() > 1)
+    panel.candidates.selectRow(1)  # otherwise the best is chosen, which has a line already
     qtbot.waitUntil(lambda: all(line.text() and line.isVisible() for line in lines))
     qtbot.waitUntil(
         lambda: all(line.height() >= line.heightForWidth(line.width()) for line in lines)

@@ -114,6 +114,16 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_stays_unsaved(qtbot, r
     qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "was not saved" in ready.failures.banners[0].sentence.text()
     assert not ready.workspace.session.saved
+    assert ready.workspace.failures.recent[-1].fix.endswith("its journal is kept.")
+
+
+def test_a_new_title_of_a_deleted_file_is_not_saved_and_has_no_journal(qtbot, ready, saved):
+    ready.open_path(saved[0])
+    qtbot.waitUntil(lambda: not ready.workspace.session.live)
+    saved[0].unlink()
+    ready.workspace.session.rename("other")
+    qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
+    assert ready.workspace.failures.recent[-1].fix == "Save it under another name."
 
 
 def test_title_and_notes_are_in_the_journal(qtbot, ready):
@@ -387,28 +397,6 @@ def test_of_two_files_opened_one_after_the_other_the_second_is_shown(
     ready.workspace.tasks.wait()
     QApplication.processEvents()
     assert ready.workspace.session.path == saved[1] and ready.workspace.session.shown.title == "two"
-
-
-@pytest.mark.parametrize("readable", [True, False])
-def test_a_file_that_is_being_read_is_named_in_the_window(
-    qtbot, ready, saved, monkeypatch, readable
-):
-    """A journal of half an hour takes seconds to read."""
-    go_on, read = threading.Event(), session_files.read
-
-    def read_later(path):
-        assert go_on.wait(HANG_S)
-        return read(path)
-
-    monkeypatch.setattr(session_files, "read", read_later)
-    if not readable:
-        saved[0].write_bytes(b"not HDF5 at all")
-    title, before = ready._title, ready._title._whole
-    ready.open_path(saved[0])
-    assert title._whole == "Opening one.h5 …"
-    go_on.set()
-    expected = "one  (opened file)" if readable else before
-    qtbot.waitUntil(lambda: title._whole == expected)
 
 
 def test_quick_changes_of_a_file_are_all_in_it_and_the_last_title_stays(qtbot, ready, saved):

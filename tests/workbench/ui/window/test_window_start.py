@@ -165,7 +165,7 @@ def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
     window.resize(1500, 900)
     qtbot.wait(50)
     qtbot.waitUntil(lambda: each_once(window))
-    settings.save_layout("docks", window.dock_area.saveState())
+    settings.save_layout("docks", window.dock_area.save_layout())
     again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
     qtbot.addWidget(again)
     again.show()
