@@ -13,9 +13,9 @@ import pytest
 from sessions.model import Phase
 from workbench import protocol
 
-MOVES = 12  # of the training walk; every option that is allowed is visited at least once
+MOVES = 7  # of the training walk; every option that is allowed is visited at least once
 SEED = 20260101
-AT_ONCE = 3  # options that are changed together
+AT_ONCE = 6  # options that are changed together
 
 
 def allowed(runner, configuration) -> dict[str, list[str]]:
