@@ -44,7 +44,8 @@ AB_HELP = (
     "workbench ab --a NAME=OPTION,... --b NAME=OPTION,... -- COMMAND compares two sets of settings "
     "of a training script (see `workbench run --help`). Each block is a new process; the blocks "
     "run in random pairs. A verdict needs at least 8 pairs; --steps N makes the processes short. "
-    "The results of a script are not checked."
+    "A process that takes more than five times as long as the longest before, plus a minute, is "
+    "ended. The results of a script are not checked."
 )
 # Options of models that a script has no use for, by the name of their argument.
 _OF_MODELS = {

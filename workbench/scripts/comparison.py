@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics as basic_statistics
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,13 +25,16 @@ from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
 HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
+# A process that runs longer than the longest before, so many times and seconds more, is ended.
+HANG_FACTOR, HANG_S = 5.0, 60.0
 INDEX = 0  # index of the comparison; the watcher makes no comparison
 
 
 class ScriptComparison:
     """Alternates processes of two sets of settings until the verdict is clear or time is spent.
 
-    ``steps`` ends every process after so many, if given. No pair begins after ``budget_s``.
+    ``steps`` ends every process after so many, if given. No pair begins after ``budget_s``. The
+    first process may take as long as it likes; a later one that hangs is ended, and its block void.
     """
 
     allowed_s = math.inf
@@ -65,6 +69,10 @@ class ScriptComparison:
         self._random = random.Random(seed)
         self._session: Session | None = None
         self._process: ScriptProcess | None = None
+        self._timer: threading.Timer | None = None
+        self._process_began_s = 0.0
+        self._longest_s = 0.0  # duration of the longest process that ended by itself
+        self._has_hung = False
         self._waiting: list[int] = []  # arms of the pair that have not run, the next one last
         self._pair = -1
         self._side = 0  # side of the current process
@@ -104,6 +112,7 @@ class ScriptComparison:
         except OSError as error:
             self.exit_code, self.failure = NOT_STARTED, not_started(self._argv, error)
             return None
+        self._limit(self._process)
         return protocol.Script(
             configuration=configuration_of(self._argv, chosen),
             label=f"{'AB'[self._side]}: {label_of(self._argv, chosen)}",
@@ -161,11 +170,34 @@ class ScriptComparison:
                 wait_for(self._process, is_interrupted=True)
             else:
                 self._process.end()
+            self._end_limit()
             self._process.remove()
         if self._written > 1:
             yield self._judged(final=True)
         if self.failure is not None:
             yield self.failure
+
+    def _limit(self, process: ScriptProcess) -> None:
+        """End the process if it takes much longer than those before."""
+        self._process_began_s, self._has_hung = time.monotonic(), False
+        if not self._longest_s:
+            return
+
+        def end() -> None:
+            self._has_hung = process.is_running
+            process.end()
+
+        seconds = HANG_FACTOR * self._longest_s + HANG_S
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end_limit(self) -> None:
+        """Let nothing end the process any more: it has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
 
     def _is_over(self) -> bool:
         made, counted = self._pair + 1, 0 if self._judgement is None else self._judgement.pairs
@@ -181,6 +213,9 @@ class ScriptComparison:
         if process is None:
             return
         process.wait()
+        self._end_limit()
+        if not self._has_hung:
+            self._longest_s = max(self._longest_s, time.monotonic() - self._process_began_s)
         code = process.exit_code
         if code:
             self.exit_code, self.failure = code, failed(code, int(self._mask().sum()))
@@ -213,6 +248,12 @@ class ScriptComparison:
         void = ""
         if len(times) < LEAST_STEADY:
             void = f"its process made {len(times)} of at least {LEAST_STEADY} steady steps"
+        if self._has_hung:
+            seconds = time.monotonic() - self._process_began_s
+            void = (
+                f"its process seemed to hang and was ended after {seconds:.0f} s; the longest "
+                f"before took {self._longest_s:.0f} s"
+            )
         return protocol.Block(
             arm=self._side,
             pair=self._pair,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sessions.reproduction.command_lines import session_commands
+from workbench.scripts import comparison
 
 SLEEP = """
 import os, time, workbench
@@ -48,3 +49,23 @@ def test_a_script_without_steps_has_no_verdict(run, write):
     result = run("ab", "--b", "workers=2", script=(write("pass"),), saved=False)
     assert result.code == 1
     assert "There is no verdict: the script made no steps." in result.err
+
+
+HANGING = """
+import os, time, workbench
+hangs = "workers=2" in os.environ["WORKBENCH_SETTINGS"]
+for batch in workbench.watch(range(40)):
+    time.sleep(0.012)
+time.sleep(600 * hangs)
+"""
+
+
+def test_a_process_that_hangs_is_ended_and_its_block_is_void(run, write, monkeypatch):
+    monkeypatch.setattr(comparison, "HANG_FACTOR", 1.0)
+    monkeypatch.setattr(comparison, "HANG_S", 1.0)
+    words = ("ab", "--b", "workers=2", "--budget", "1")
+    result = run(*words, script=(write(HANGING),))
+    assert result.code == 0, result.out + result.err
+    (measured,) = result.session.comparisons
+    first, second = measured.voids
+    assert not first and "seemed to hang" in second
