@@ -25,7 +25,7 @@ from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
 HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
-# A process that runs longer than the longest before, so many times and seconds more, is ended.
+# A process is ended after so many times the duration of the longest before, and seconds more.
 HANG_FACTOR, HANG_S = 5.0, 60.0
 INDEX = 0  # index of the comparison; the watcher makes no comparison
 
