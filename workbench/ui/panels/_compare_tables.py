@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, Signal
-from PySide6.QtGui import QColor, QResizeEvent
+from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
-    QHeaderView,
     QMenu,
     QTableWidgetItem,
     QToolButton,
@@ -14,6 +13,7 @@ from PySide6.QtWidgets import (
 
 from sessions import numerics
 from sessions.model import Configuration
+from sessions.numbers import counted
 from sessions.sizes import size_text
 from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, number
 from sessions.verdicts.comparison import Arm, Comparison
@@ -26,6 +26,7 @@ from workbench.theming import fonts
 from workbench.theming.icons import icon
 from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.menus.option_picker import NoWheelComboBox
+from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._segment_model import UNPAIRED_TIP, swatch
 from workbench.ui.panels._table import RIGHT, PlainTable, headed
 from workbench.ui.panels.segments import JUDGE
@@ -50,7 +51,7 @@ _NUMBERS = range(3, 7)
 _BOX_PX = 4  # more for a row, which holds a box to choose from
 _SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
 _REMOVE_PX = 36
-_SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
+_OPTIONAL = (5, 4)  # columns that a narrow window hides; the median's tool tip has their numbers
 _SEEN = 3  # rows, at least: one scrolls to the others
 
 
@@ -83,12 +84,8 @@ class SessionsTable(PlainTable):
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # titles often differ at their ends
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
-        for column in _SHARING:
-            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
-        header.sectionResized.connect(lambda column, *_: self._share(column))
         header.setStretchLastSection(False)
-        header.setSectionResizeMode(_REMOVE, QHeaderView.ResizeMode.Fixed)
-        self.setColumnWidth(_REMOVE, _REMOVE_PX)
+        self._names = NamesShare(self)
         for column in _NUMBERS:
             heading = QTableWidgetItem(_COLUMNS[column])
             heading.setTextAlignment(RIGHT)
@@ -103,27 +100,6 @@ class SessionsTable(PlainTable):
         self.cellDoubleClicked.connect(
             lambda row, _: self.baselineChosen.emit(self._runs[row].session)
         )
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Divide the room again."""
-        super().resizeEvent(event)
-        self._share()
-
-    def _share(self, column: int = -1) -> None:
-        """Give titles and segments the width that numbers leave, titles first.
-
-        Both stay legible. Titles come first because they distinguish the sessions.
-        """
-        if column not in _SHARING:
-            header = self.horizontalHeader()
-            fixed = (
-                header.sectionSize(index) for index in range(len(_COLUMNS)) if index not in _SHARING
-            )
-            least_px = fonts.in_type(_SHARING_PX, self.font())
-            room = max(self.viewport().width() - sum(fixed), len(_SHARING) * least_px)
-            title_px = max(room // 2, min(self.sizeHintForColumn(0), room - least_px))
-            for index, width in zip(_SHARING, (title_px, room - title_px), strict=True):
-                self.setColumnWidth(index, width)
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
@@ -143,9 +119,12 @@ class SessionsTable(PlainTable):
                 title.setFont(bold)
             self._choices(row, run, arm)
             summary = arm.summary
+            p95 = number(summary.p95, summary.error)
+            median = self.put(row, 3, number(summary.median, summary.error), number=True)
+            peak = size_text(arm.peak_bytes)
+            median.setToolTip(f"p95 {p95} ms, {counted(summary.n, 'steady step')}, {peak}")
+            self.put(row, 4, p95, number=True)
             self.put(row, 5, f"{summary.n:,}", number=True)
-            self.put(row, 3, number(summary.median, summary.error), number=True)
-            self.put(row, 4, number(summary.p95, summary.error), number=True)
             cell = self.put(row, _VERDICT, verdict(arm))
             cell.setForeground(QColor(getattr(self._theme.current, tone(arm))))
             font = fonts.numbers()
@@ -153,9 +132,9 @@ class SessionsTable(PlainTable):
             cell.setFont(font)
             if arm.ratio is not None:
                 cell.setToolTip(UNPAIRED_TIP if self._is_offer(row) else arm.ratio.note)
-            self.put(row, _MEMORY, size_text(arm.peak_bytes), number=True)
+            self.put(row, _MEMORY, peak, number=True)
         del self._offered[len(runs) :]
-        self._share()
+        self._names.set_columns((0, _SEGMENT), _OPTIONAL, (_MEMORY,))
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """Show a row's box and button; keep them if unchanged: they may have the keyboard."""

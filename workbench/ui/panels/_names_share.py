@@ -70,8 +70,15 @@ class NamesShare(QObject):
         self._hide(least)
         fixed = (column for column in range(header.count()) if column not in self._names)
         room = self._view.viewport().width() - sum(map(header.sectionSize, fixed))
-        for name in self._names:
-            self._view.setColumnWidth(name, max(least, room // len(self._names)))
+        widths = {}
+        # A short name leaves what it does not need to longer ones.
+        for count, name in enumerate(sorted(self._names, key=self._needs.__getitem__)):
+            share = room // (len(self._names) - count)
+            widths[name] = max(least, min(self._needs[name], share))
+            room -= widths[name]
+        more = max(0, room) // len(self._names)
+        for name, width in widths.items():
+            self._view.setColumnWidth(name, width + more)
 
     def _hide(self, least: int) -> None:
         """Hide columns until the names are complete, or have their least width in pixels."""

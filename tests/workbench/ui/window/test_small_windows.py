@@ -36,7 +36,7 @@ from workbench.titles import Titles
 from workbench.ui import panel_list
 from workbench.ui.panels import _verdicts_table, _widgets
 from workbench.ui.panels._bar import Bar
-from workbench.ui.panels._compare_tables import _SHARING_PX
+from workbench.ui.panels._names_share import ROOMY
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import MOST_VERDICTS, SHOWN_HERE, VerdictsTable
 from workbench.ui.panels._wrapped_row import WrappedRow
@@ -303,24 +303,18 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
     assert max(len(session.title) for session in compared()) > 20
     header = table.horizontalHeader()
-    needed_px, uneven = table.sizeHintForColumn(0), 0
-
-    def has_its_share() -> bool:
-        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
-        return title_px >= min(needed_px, title_px + segment_px - _SHARING_PX)
-
-    for width in range(1100, 800, -20):
+    roomy_px = ROOMY * table.fontMetrics().averageCharWidth()
+    needed_px = min(table.sizeHintForColumn(0), roomy_px)
+    for width in range(1100, 660, -20):
         compare.resize(width, 500)
-        qtbot.wait(10)
-        qtbot.waitUntil(has_its_share)
-        uneven += table.columnWidth(0) > table.columnWidth(1)
-    assert uneven, "the title has what it needs before the other has more"
-    compare.resize(1100, 500)
-    qtbot.waitUntil(lambda: header.length() <= table.viewport().width())
-    table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
-    table._share()
-    assert header.length() <= table.viewport().width()
-    assert table.columnWidth(1) >= _SHARING_PX
+        qtbot.waitUntil(lambda: header.length() <= table.viewport().width())
+        has_given_way = table.isColumnHidden(4) and table.isColumnHidden(5)
+        assert table.columnWidth(0) >= needed_px or has_given_way
+        assert table.columnWidth(0) >= table.columnWidth(1)
+        assert not table.isColumnHidden(3), "the median stays"
+    assert has_given_way
+    steps = f"{compare.result.comparison.arms[0].summary.n} steady steps"
+    assert steps in table.item(0, 3).toolTip()
 
 
 def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(qtbot, complete_window, ready):
