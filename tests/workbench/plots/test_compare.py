@@ -224,10 +224,10 @@ def test_in_large_type_titles_and_segments_keep_room_for_as_many_letters(panel, 
     font = table.font()
     font.setPointSizeF(1.6 * font.pointSizeF())
     panel.resize(300, 600)
-    table._share()
+    table._names._share()
     small_px = [table.columnWidth(column) for column in (0, 1)]
     table.setFont(font)
-    table._share()
+    table._names._share()
     large_px = [table.columnWidth(column) for column in (0, 1)]
     assert min(large_px) > 1.4 * min(small_px)
 
