@@ -17,9 +17,9 @@ smallest numbers would become 0. The softmax is in FP32, the products in the inp
 ``triton_small`` takes about as much memory as Liger: a chunk's logits are about as large as all of
 x. With 8,192 tokens, width 4096 and 128,256 words, both take 1,183 MB beyond the inputs.
 
-Rows of logits begin at multiples of ``ALIGNMENT`` numbers, and so many words are multiplied at a
-time: cuBLAS is slow for other sizes, and GPT-2 has 50,257 words and BERT 30,522. The last words are
-multiplied apart, with zeros after them.
+Rows of logits begin at multiples of ``ALIGNMENT`` numbers, and products have such multiples of
+words: cuBLAS is slow for other sizes, and GPT-2 has 50,257 words and BERT 30,522. The last words
+have a product of their own, with zeros after them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ScriptComparison:
         self._process: ScriptProcess | None = None
         self._timer: threading.Timer | None = None
         self._process_began_s = 0.0
-        self._longest_s = 0.0  # duration of the longest process that ended by itself
+        self._longest_s = 0.0  # duration of the longest process that did not hang
         self._has_hung = False
         self._waiting: list[int] = []  # arms of the pair that have not run, the next one last
         self._pair = -1
