@@ -12,7 +12,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QLabel, QToolButton
 
-from sessions.model import Order, Session
+from sessions.model import Order, Session, Study
 from sessions.numbers import margin_text
 from sessions.verdicts.verdict_words import interim_headline
 from workbench import calibration, protocol
@@ -102,6 +102,7 @@ def test_a_variant_that_a_study_made_is_not_the_configuration_before(changed, ki
     before, last = verdicts.before(), session.segments[-1]
     count = len(session.segments)
     batch_3 = msgspec.structs.replace(last.configuration, settings={"batch": 3})
+    session.studies += [Study("claims", "claims of a document", 1e6)] * (claims is not None)
     order = Order(start_s=1e6, command={"type": kind}, segments=count, claims=claims)
     session.orders.append(order)
     session.segments.append(dataclasses.replace(last, index=count, configuration=batch_3))
