@@ -1,9 +1,11 @@
 """The marker ``gpu``: its meaning, where such a test runs and why not here; and what CI saves."""
 
 import builtins
+import collections
 import faulthandler
 import gc
 import os
+import random
 import tempfile
 from collections.abc import Iterator
 
@@ -68,10 +70,33 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # else extensions complain at the end of what they take for leaks
 
 
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in _unsampled(items):
+        item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none"))
+
+
+def _unsampled(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases that the marker ``sample`` leaves to complete runs.
+
+    Each next case of the sample has the values that the sample has least often so far.
+    """
+    cases: dict[object, list[pytest.Function]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            assert isinstance(item, pytest.Function)
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for rest in cases.values():
+        (size,) = next(rest[0].iter_markers("sample")).args
+        random.Random(0).shuffle(rest)
+        used: collections.Counter[tuple[str, int]] = collections.Counter()
+        for _ in range(min(size, len(rest))):
+            rest.sort(key=lambda case: sum(used[value] for value in case.callspec.indices.items()))
+            used.update(rest.pop(0).callspec.indices.items())
+        yield from rest
 
 
 def _has_gpu() -> bool:

@@ -34,6 +34,7 @@ def by_name(op: Operator, names):
     return lambda *args: op.function(**dict(zip(names, args, strict=True)))
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
     op = OPS[name]
@@ -143,6 +144,7 @@ def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly(word
     torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=most)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
 @pytest.mark.parametrize(
     "name", sorted(n for n, op in OPS.items() if "triton" in op.implementations)

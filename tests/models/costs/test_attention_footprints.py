@@ -31,6 +31,7 @@ MORE = [
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "fields", "attention", "precision", "checkpointing", "off"), CASES
 )
@@ -49,6 +50,7 @@ def test_attentions_weights_are_counted_in_a_training_step_whatever_holds_them(
     assert without < (1 - 2 * off) * peak
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "workload", "attention", "precision"),
     [

@@ -27,6 +27,7 @@ def even_exchange(monkeypatch) -> None:
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("even_exchange")
 @pytest.mark.parametrize(
     "options",

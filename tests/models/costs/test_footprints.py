@@ -26,6 +26,7 @@ DEFAULTS = {name: FAMILIES[name].first_choice for name in NAMES}
 WITHOUT_VOCABULARY = {"mahia": {"vocab_size": 256}}  # by family; of the others, the field's name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "precision", "checkpointing", "fused"),
     [
@@ -88,6 +89,7 @@ def test_what_blocks_hold_is_estimated_within_a_tenth_where_no_logits_hide_it(
     assert estimate == pytest.approx(peak, rel=0.1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "workload", "precision", "fused"),
     [

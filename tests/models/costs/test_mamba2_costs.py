@@ -77,6 +77,7 @@ def test_work_that_is_done_is_linear_in_the_sequence_without_attention():
     assert work[1] == 2 * work[0] and work[2] == 2 * work[1]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("precision", ["fp32", "half"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("config", [CONFIG, FREE], ids=["hybrid", "attention-free"])

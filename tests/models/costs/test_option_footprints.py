@@ -28,6 +28,7 @@ def assert_estimated(name: str, fields: dict[str, Any], *, error: float, **step:
     assert estimate == pytest.approx(peak, rel=error)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("loss", ["triton", "triton_small", "chunked"])
 @pytest.mark.parametrize("words", [2048, 200_000])
@@ -45,6 +46,7 @@ def test_a_few_tokens_need_the_gradient_of_a_tied_embedding_twice(name, fields, 
     assert_estimated(name, fields | {"n_layers": 2}, error=0.03, **step)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("update", ["loop", "foreach"])
 @pytest.mark.parametrize("name", ["hydra", "moe", "mahia"])
 def test_what_an_update_holds_besides_is_estimated_as_counted(name, update):
@@ -54,6 +56,7 @@ def test_what_an_update_holds_besides_is_estimated_as_counted(name, update):
     assert_estimated(name, LAYERS, error=0.02, **step)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("precision", "fused"), [pytest.param("fp32", True, marks=pytest.mark.slow), ("amp", False)]
 )
@@ -78,6 +81,7 @@ def test_outputs_that_checkpointing_saves_are_estimated_as_counted(name, fields,
     assert_estimated(name, LAYERS | FEW_WORDS | fields, error=0.05, **step)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("name", ["hydra", "moe", "adaattn", "mahia"])
@@ -106,6 +110,7 @@ def test_gradients_of_states_at_segments_are_estimated_as_counted(batch, precisi
     assert_estimated("mamba2", fields, error=0.03, batch=batch, precision=precision)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize(
@@ -120,6 +125,7 @@ def test_the_gradients_of_a_blocks_experts_are_computed_together(
     assert_estimated(name, LAYERS | FEW_WORDS | fields, error=0.03, **step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
@@ -130,6 +136,7 @@ def test_rounded_copies_of_weights_are_estimated_as_counted(name, checkpointing,
     assert_estimated(name, LAYERS | FEW_WORDS, error=0.04, **step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
 @pytest.mark.parametrize("fields", [{}, {"adaptive_rank": False}], ids=str)
 def test_the_norms_of_adaptive_heads_copy_what_is_not_in_fp32(fields, precision):

@@ -13,6 +13,7 @@ ALL = CCGQA | DEPTHS | RECURSIONS
 STEP = {"batch": 8, "sequence": 256}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fields", "precision", "fused", "checkpointing"),
     [
@@ -35,6 +36,7 @@ def test_a_training_step_that_routes_is_estimated_within_a_twentieth(
     assert estimate == pytest.approx(peak, rel=0.05)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fields", "workload", "precision", "fused", "attention"),
     [

@@ -42,6 +42,7 @@ def counted(name: str, fields: dict[str, Any], ranks: int, **step: Any) -> int:
     return training_peak(family, config, ranks=ranks, **step)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "step",
     [
@@ -91,6 +92,7 @@ def test_more_ranks_need_less_each_and_together_no_less_than_one(
             assert along <= total and ranks * along >= totals[0]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "options",
     [

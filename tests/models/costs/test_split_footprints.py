@@ -40,6 +40,7 @@ def assert_estimated(
     assert estimate == pytest.approx(counted, rel=error)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ def test_a_rank_with_a_part_of_each_sequence_is_estimated_as_counted(
     assert_estimated(name, fields, ranks, error=0.02, precision=precision)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
@@ -78,6 +80,7 @@ def test_recomputed_blocks_gather_again(name, checkpointing, fused):
     assert_estimated(name, fields, 4, error=0.05, **step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", ["manual", "chunked", "sdpa_math"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_attentions_weights_are_those_of_all_keys(ranks, attention):

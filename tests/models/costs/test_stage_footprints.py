@@ -77,6 +77,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("ranks", "precision"), [(2, "amp"), pytest.param(4, "fp32", marks=pytest.mark.slow)]
 )

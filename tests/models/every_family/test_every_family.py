@@ -98,6 +98,7 @@ def test_what_shall_not_decay_is_marked_in_copies_and_in_what_is_loaded(name):
         assert spared(other) == spared(model)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_structure_alone_tells_shapes_and_flops_of_a_step(name):
     family, config = form(name)

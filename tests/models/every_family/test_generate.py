@@ -55,6 +55,7 @@ def from_whole_passes(model, tokens_BS, new_tokens, temperature, top_p, seed):
     return tokens_BS[:, before:]
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("chunk", [None, 1, 4, 100])
 @pytest.mark.parametrize("way", [(0.0, 1.0), (0.8, 0.9)])
 def test_tokens_are_those_of_whole_passes_however_the_prompt_is_cut(decoder, prompt_BS, way, chunk):

@@ -22,6 +22,7 @@ PRECISIONS = {  # of the weights, and of autocast
 }
 
 
+@pytest.mark.sample(10)
 @torch.no_grad()
 @pytest.mark.parametrize(
     "precision",

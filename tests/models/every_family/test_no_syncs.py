@@ -106,6 +106,7 @@ FORMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(("family", "config", "workload"), FORMS)
 def test_no_forward_pass_waits_for_the_device(family, config, workload):
     assert run_without_gpu(family, config, workload).device == GPU

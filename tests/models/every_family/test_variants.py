@@ -104,6 +104,7 @@ def test_fused_additions_are_one_operator_and_give_the_same_gradients(
     assert fusing.fused_additions == {7: 4, 3: 0}[additions]  # those inside the four blocks
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["full", "operators"])
 def test_fused_inside_checkpointed_blocks_the_loss_compiles_whole(
     model, tokens_BS, targets_BS, mode
@@ -244,6 +245,7 @@ def test_the_forward_pass_compiles_whole(two_layers, tokens_BS):
     torch.testing.assert_close(logits_BSV, two_layers(tokens_BS))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("mode", "blocks"), [("none", 0), ("selective", 1), ("operators", 2)])
 def test_the_loss_and_its_gradients_compile_whole(two_layers, tokens_BS, targets_BS, mode, blocks):
     loss, expected = gradients(two_layers, tokens_BS, targets_BS)

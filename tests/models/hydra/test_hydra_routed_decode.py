@@ -11,6 +11,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-10}
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
 
 
+@pytest.mark.sample(13)
 @every_combination
 @pytest.mark.parametrize(
     "pieces",

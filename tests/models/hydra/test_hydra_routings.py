@@ -19,6 +19,7 @@ every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 
+@pytest.mark.sample(4)
 @every_combination
 def test_training_gives_the_loss_and_gradients_of_the_plain_transcription(combination):
     model = routed_model(combination)

@@ -43,6 +43,7 @@ def test_checkpointed_and_compiled_whole_it_is_the_same(use_moe, compiled_mode):
     assert model.checkpointed_blocks == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_compiling_returns_a_function_that_gives_the_same(frozen):
     config = varied(n_layers=1, max_layers=1)

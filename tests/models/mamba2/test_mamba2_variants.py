@@ -85,6 +85,7 @@ def test_prefill_and_decode_compile_whole_and_once_for_all_positions(two_layers,
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_no_step_needs_a_value_on_the_host(two_layers, tokens_BS, checkpointing, fused):

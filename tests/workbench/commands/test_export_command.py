@@ -66,6 +66,7 @@ def refused(words: list[str], capsys) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EXPORTS)
 def test_each_kind_of_table_is_written_as_markdown_and_told_to_programs(
     name, session, file, tmp_path, capsys

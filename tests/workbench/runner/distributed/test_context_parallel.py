@@ -135,6 +135,7 @@ def keep_own_gradients(monkeypatch) -> None:
     monkeypatch.setattr(collectives._Tokens, "backward", staticmethod(backward))
 
 
+@pytest.mark.sample(1)
 @needs_cores
 @pytest.mark.parametrize("plant", [start_later, see_later_keys, keep_own_gradients])
 def test_the_check_of_numbers_notices_a_fault_of_a_rank(split, plant, monkeypatch):

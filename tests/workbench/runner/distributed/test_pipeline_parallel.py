@@ -173,6 +173,7 @@ def lose_own_part_of_the_tied_gradient(monkeypatch) -> None:
 FAULTS = [lose_gradient, skip_blocks, shift_gradients, leave_weights_unstored]
 
 
+@pytest.mark.sample(2)
 @needs_cores
 @pytest.mark.parametrize("plant", [None, *FAULTS])
 def test_the_check_of_numbers_notices_a_fault_of_a_stage(divided, plant, monkeypatch):

@@ -71,6 +71,7 @@ def assert_near(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_shards_train_as_replicas_do_and_other_variants_continue_from_them(configuration, option):
     losses, states = [], []
@@ -161,6 +162,7 @@ def leave_a_shard_out(monkeypatch) -> None:
     monkeypatch.setattr(LocalWeights, "_unshard", own_half)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plant", [None, keep_own_gradients, forget_moments])
 def test_the_check_of_training_sees_a_shard_that_goes_its_own_way(
     configuration, plant, monkeypatch

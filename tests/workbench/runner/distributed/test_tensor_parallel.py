@@ -166,6 +166,7 @@ def store_zeros(monkeypatch) -> None:
 FAULTS = [keep_own_outputs, keep_own_gradients, load_the_same_columns, store_zeros]
 
 
+@pytest.mark.sample(2)
 @needs_cores
 @pytest.mark.parametrize("plant", [None, *FAULTS])
 def test_the_check_of_numbers_notices_a_fault_of_a_rank(divided, plant, monkeypatch):

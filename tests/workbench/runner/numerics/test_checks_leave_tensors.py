@@ -69,6 +69,7 @@ def check_leaves_tensors(variant, situation, monkeypatch):
     assert not before.differences(Snapshot(variant))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rope_cache", ["per_layer", "shared"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_check_leaves_every_tensor_of_a_bundled_model(family, rope_cache, monkeypatch):
@@ -88,6 +89,7 @@ def test_a_check_leaves_every_tensor_of_a_model_with_a_repeated_module(tmp_path,
     check_leaves_tensors(stepped(requested), resolve(requested, CPU), monkeypatch)
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize(
     "precision", ["amp_bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp32", "bf16"))]
 )
@@ -129,6 +131,7 @@ def failing(monkeypatch, variant, where, failures):
     return calls
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("where", ["backward", "optimizer"])
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_a_check_that_runs_out_of_memory_leaves_everything(family, where, monkeypatch):
@@ -142,6 +145,7 @@ def test_a_check_that_runs_out_of_memory_leaves_everything(family, where, monkey
     assert not before.differences(Snapshot(variant))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("where", ["backward", "optimizer"])
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_gradients_of_a_failed_attempt_are_no_part_of_the_next(family, where, monkeypatch):
@@ -181,6 +185,7 @@ class CancelAt:
             raise Cancelled
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("family", "workload"),
     WORKLOADS,

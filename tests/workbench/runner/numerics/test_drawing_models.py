@@ -125,6 +125,7 @@ def test_what_is_right_is_green_and_says_in_which_mode(build, eager_backend, tog
     assert ("compiled once more" in result.text) == ("compile" in toggles)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("toggles", "fault"), PLANTED)
 def test_what_is_wrong_is_red(build, eager_backend, toggles, fault):
     arm, situation = build(**toggles)

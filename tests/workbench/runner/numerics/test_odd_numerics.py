@@ -274,6 +274,7 @@ STATE = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("kind", STATE)
 def test_state_of_any_kind_is_carried_or_not_checked_and_stays(tmp_path, kind, workload):
@@ -471,6 +472,7 @@ FAULTS = [
 SLOWLY = [pytest.param(p, marks=pytest.mark.slow) if p != "bf16" else p for p in PRECISIONS]
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("precision", SLOWLY)
 @pytest.mark.parametrize(("make", "workload", "plant"), FAULTS)
 def test_a_planted_fault_is_never_right(make, workload, plant, precision):

@@ -105,6 +105,7 @@ STATE = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("kind", STATE)
 def test_state_outside_of_modules_is_carried_and_stays(write, kind, workload):
@@ -139,6 +140,7 @@ NOT_CHECKED = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("kind", NOT_CHECKED)
 def test_state_that_cannot_be_copied_is_not_checked_and_stays(write, kind, workload):

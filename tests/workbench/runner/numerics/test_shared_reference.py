@@ -50,6 +50,7 @@ def train_on(variant: Variant, steps: int = 3) -> None:
             variant.step()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", ["amp_bf16", "fp32", "bf16"])
 def test_a_check_with_stored_runs_gives_the_result_of_a_complete_check(precision, runs):
     arms, shared = VariantCache(), SharedReference()
@@ -103,6 +104,7 @@ def freeze(variant: Variant) -> None:
     variant.trainer.optimizer.step = lambda: None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", [rescale, scale_outputs, scale_layer, freeze])
 def test_a_wrong_variant_does_not_pass_with_the_stored_results_of_a_right_one(fault, runs):
     arms, shared = VariantCache(), SharedReference()
@@ -123,6 +125,7 @@ def test_stored_results_of_a_wrong_variant_do_not_make_a_right_one_wrong(runs):
     assert check(stepped(request(), arms), shared).ok
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change",
     [

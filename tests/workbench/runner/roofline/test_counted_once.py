@@ -28,6 +28,7 @@ def configured(**toggles: str) -> Configuration:
     )  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "toggles",
     [

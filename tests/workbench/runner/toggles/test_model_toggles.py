@@ -66,6 +66,7 @@ def test_an_option_that_the_model_does_not_heed_is_told(family, toggles, note, m
     assert evidence.text == f"outputs and operators are identical to those with {note}"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workload", ["prefill", "decode", "train"])
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "moe"])
 def test_a_window_is_the_same_in_training_and_with_a_cache(family, workload):

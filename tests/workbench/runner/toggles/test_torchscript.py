@@ -51,6 +51,7 @@ def arm_of(requested, **toggles):
     return arm, situation
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("family", "workload"),
     [

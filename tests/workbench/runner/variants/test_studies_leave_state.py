@@ -60,6 +60,7 @@ def by_steps(entry):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "study"),
     [

@@ -71,6 +71,7 @@ def test_no_options_name_could_be_taken_for_several():
     assert not [name for name in names if OR in name]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_can_start_with_every_family_and_workload(name, family):
