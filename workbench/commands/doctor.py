@@ -6,7 +6,7 @@ import argparse
 import collections
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from sessions.numbers import counted
@@ -69,10 +69,25 @@ def _run(arguments: argparse.Namespace) -> int:
         for check in checks:
             answer(f"{check.state:<8} {check.name:<{width}}  {check.text}")
         if catalogue:
-            answer("\noperators on this device:")
-            for status in catalogue.operators.values():
-                answer("  " + status.replace("\n", "\n  "))
+            for line in _operators(catalogue.operators):
+                answer(line)
     return FAILED if failed else DONE
+
+
+def _operators(statuses: Mapping[str, str]) -> Iterator[str]:
+    """Yield what runs for each operator, then each reason against other implementations once."""
+    refusals: dict[str, list[str]] = {}
+    yield "\noperators on this device:"
+    for name, status in statuses.items():
+        choice, *reasons = status.splitlines()
+        yield f"  {choice.removesuffix(' (requested: auto)')}"
+        for reason in reasons:
+            refusals.setdefault(reason.strip(), []).append(name)
+    if refusals:
+        yield "\nnot usable on this device:"
+    for reason, names in refusals.items():
+        operators = ", ".join(names) if len(names) < 4 else counted(len(names), "operator")
+        yield f"  {reason} ({operators})"
 
 
 def _python() -> Check:

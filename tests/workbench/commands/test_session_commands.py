@@ -395,7 +395,9 @@ def test_doctor_says_what_there_is_and_what_each_missing_thing_would_enable(ran,
     for name, check in checks.items():
         assert any(line.split(maxsplit=1)[:1] == [check["state"]] and name in line
                    for line in out.splitlines())  # fmt: skip
-    assert "operators on this device:\n" in out and "  rms_norm: " in out
+    assert "operators on this device:\n" in out and "\n  rms_norm: " in out
+    refusals = out.partition("not usable on this device:\n")[2].splitlines()
+    assert len(refusals) == len({refusal.rpartition(" (")[0] for refusal in refusals}) > 0
 
 
 def test_doctor_tells_the_machine_that_the_runner_is_on(ran, tmp_path, capsys):
