@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -92,11 +92,15 @@ def _unsampled(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     for rest in cases.values():
         (size,) = next(rest[0].iter_markers("sample")).args
         random.Random(0).shuffle(rest)
-        used: collections.Counter[tuple[str, int]] = collections.Counter()
+        used: collections.Counter[int] = collections.Counter()
         for _ in range(min(size, len(rest))):
-            rest.sort(key=lambda case: sum(used[value] for value in case.callspec.indices.items()))
-            used.update(rest.pop(0).callspec.indices.items())
+            rest.sort(key=lambda case: sum(used[id(value)] for value in _values(case)))
+            used.update(map(id, _values(rest.pop(0))))
         yield from rest
+
+
+def _values(case: pytest.Function) -> Iterable[object]:
+    return case.callspec.params.values()
 
 
 def _has_gpu() -> bool:

@@ -459,6 +459,7 @@ def check(operator: str, sizes) -> bool:
 right: set[tuple[str, str]] = set()
 
 
+@pytest.mark.sample(75)
 @pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs Triton to run")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.replace(": ", "-"))
 def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
