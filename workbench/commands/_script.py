@@ -25,7 +25,7 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
 from workbench.instrument import settings
 from workbench.scripts.comparison import ScriptComparison
-from workbench.scripts.plan import WATCHER, ScriptPlan
+from workbench.scripts.plan import FIRST_STEP_S, WATCHER, ScriptPlan
 
 BUDGET_S = 600.0  # budget of a comparison: each block is a process
 SETTINGS_HELP = "; ".join(
@@ -37,8 +37,9 @@ RUN_HELP = (
     "unchanged training script, for example `workbench run -o a.h5 -- python train.py --lr "
     "3e-4`. A step ends with each call of an optimizer, or with each iteration of `for batch in "
     "workbench.watch(loader)`. --steps or --seconds ends the script; its seconds begin with its "
-    "first step. The exit code is the script's. Settings of a script (--toggle or "
-    f"--set): {SETTINGS_HELP}."
+    f"first step. With --seconds, a script without a step in {FIRST_STEP_S / 60:g} minutes is ended "
+    "and has failed. The exit code is the script's. Settings of a script (--toggle or --set): "
+    f"{SETTINGS_HELP}."
 )
 AB_HELP = (
     "workbench ab --a NAME=OPTION,... --b NAME=OPTION,... -- COMMAND compares two sets of settings "
