@@ -37,9 +37,9 @@ RUN_HELP = (
     "unchanged training script, for example `workbench run -o a.h5 -- python train.py --lr "
     "3e-4`. A step ends with each call of an optimizer, or with each iteration of `for batch in "
     "workbench.watch(loader)`. --steps or --seconds ends the script; its seconds begin with its "
-    f"first step. With --seconds, a script without a step in {FIRST_STEP_S / 60:g} minutes is ended "
-    "and has failed. The exit code is the script's. Settings of a script (--toggle or --set): "
-    f"{SETTINGS_HELP}."
+    f"first step. With --seconds, a script that makes no step in {FIRST_STEP_S / 60:g} minutes is "
+    "ended and has failed. The exit code is the script's. Settings of a script (--toggle or "
+    f"--set): {SETTINGS_HELP}."
 )
 AB_HELP = (
     "workbench ab --a NAME=OPTION,... --b NAME=OPTION,... -- COMMAND compares two sets of settings "
