@@ -12,7 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.model import HF, OWN, SCRIPT, Configuration, Judgement, Segment, Session
+from sessions.model import (
+    HF,
+    OWN,
+    SCRIPT,
+    Configuration,
+    Judgement,
+    Segment,
+    Session,
+    split_source,
+)
 from sessions.tables import escaped
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import choose
@@ -242,9 +251,8 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
 
 
 def _file_and_function(configuration: Configuration) -> tuple[str, str]:
-    """Return the path and the function of a user's model; empty where none is recorded."""
-    file, _, function = str(configuration.model.get("source", "")).rpartition(":")
-    return file, function
+    """Return the path and the function of a user's model; no path where none is recorded."""
+    return split_source(str(configuration.model.get("source", "")))
 
 
 def _with_source(
