@@ -46,7 +46,8 @@ AB_HELP = (
     "of a training script (see `workbench run --help`). Each block is a new process; the blocks "
     "run in random pairs. A verdict needs at least 8 pairs; --steps N makes the processes short. "
     "A process that takes more than five times as long as the longest before, plus a minute, is "
-    "ended. The results of a script are not checked."
+    f"ended, and so is a first one that makes no step in {FIRST_STEP_S / 60:g} minutes. "
+    "The results of a script are not checked."
 )
 # Options of models that a script has no use for, by the name of their argument.
 _OF_MODELS = {

@@ -18,7 +18,7 @@ from workbench.scripts.launch import ScriptProcess
 # ``-P``: a file in the working directory must not replace a module of ours or of Python's.
 WATCHER = (sys.executable, "-P", "-m", "workbench.runner.script")
 NOT_STARTED = 127  # the exit code of shells for a command that cannot be started
-FIRST_STEP_S = 900.0  # from the start of a script with ``seconds`` to its first step, at most
+FIRST_STEP_S = 900.0  # from the start of a script whose time is limited to its first step
 
 
 class ScriptPlan:
@@ -173,7 +173,7 @@ def made_no_step() -> protocol.Failure:
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script was ended: it made no step in {FIRST_STEP_S:g} s.",
-        fix="--seconds begin with the first step and wait no longer for it; --steps waits.",
+        fix="Look for what it waits for. `workbench run` without --seconds waits longer.",
     )
 
 
