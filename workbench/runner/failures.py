@@ -176,7 +176,7 @@ def _failure_of_rank(error: RankError, first_line: str, detail: str) -> Failure:
     sentence = capitalized(first_line)
     report = ""  # this rank's own traceback shows only that it waited
     if (failure := error.failure) is not None:
-        report = f"On rank {error.rank}:\n{failure.detail}"
+        report = f"On rank {error.rank}:\n{failure.detail}" if failure.detail else ""
         if error.lacks_memory:
             detail += f"\n{report}"
             sentence += "" if failure.sentence in first_line else f": {failure.sentence}"
