@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from rank_checks import assert_right, needs_cores
 
 from sessions.model import Configuration
 from workbench.runner.building.variant_cache import VariantCache
+from workbench.runner.distributed import world
+from workbench.runner.distributed.parallel import Parallel
 from workbench.runner.distributed.world import RankError
 from workbench.runner.failures import Mistake, explain
 from workbench.runner.numerics import comparison
@@ -200,3 +203,18 @@ def test_reentrant_checkpoints_are_explained(write):
     assert "Data parallelism cannot train this model" in failure.sentence
     assert "pass use_reentrant=False" in failure.sentence
     assert "use_reentrant=False" in failure.fix
+
+
+def test_a_mistake_that_all_ranks_meet_is_not_the_failure_of_another_rank(monkeypatch):
+    """It is refused as without ranks, and no advice is given to go on with one device."""
+
+    def fail() -> None:
+        raise RankError("rank 1: no dimension to shard", 1)
+
+    monkeypatch.setattr(world, "current", lambda: SimpleNamespace(await_answers=fail))
+    ranks = Parallel.__new__(Parallel)
+    ranks.rank, ranks._request_build = 0, lambda _configuration: None
+    with pytest.raises(Mistake, match="no dimension"), ranks.building(None, 0):
+        raise Mistake("no dimension to shard")
+    with pytest.raises(RankError), ranks.building(None, 0):
+        raise RuntimeError("the collective was ended")
