@@ -171,14 +171,14 @@ def test_shards_train_as_the_reference_does(write, kind):
 )
 def test_what_power_sgd_cannot_factor_is_refused(write, kind, word):
     model = STATES[kind] if kind in STATES else REFUSED[kind][0]
-    with pytest.raises((Mistake, RankError), match=f"{word}; choose bf16"):
+    with pytest.raises(Mistake, match=f"{word}; choose bf16"):
         step_divided(write(*model), gradient_compression="powersgd")
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_shards_would_train_otherwise_is_refused(write, kind):
     model, sentence = REFUSED[kind]
-    with pytest.raises((Mistake, RankError), match=f"{sentence}.*switch sharding off"):
+    with pytest.raises(Mistake, match=f"{sentence}.*switch sharding off"):
         step_divided(write(*model), sharding="full")
 
 
@@ -186,7 +186,7 @@ def test_a_model_without_trained_parameters_is_a_mistake_that_names_the_remedy(w
     """A single rank computes the gradient of its inputs, and updates nothing."""
     configuration = write(*FROZEN)
     assert stepped(configuration).record.gradient_count == 0
-    with pytest.raises((Mistake, RankError), match=r"no parameter .* is trained.*parallel=off"):
+    with pytest.raises(Mistake, match=r"no parameter .* is trained.*parallel=off"):
         step_divided(configuration)
     step_divided(configuration, sharding="full")
 
