@@ -50,11 +50,18 @@ class Phase(enum.IntEnum):
 Scalar = bool | int | float | str
 OWN = "own"  # the family of models from files of one's own
 HF = "hf:"  # begins the source of a Hugging Face configuration, instead of a file's path
+BUILD_FUNCTION = "build"  # the function of a model's file if the source names none
 SCRIPT = "script"  # the family of training scripts that were watched and not changed
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 # Kinds of studies.
 ATTRIBUTION, CHECKLIST, CLAIMS = "attribution", "checklist", "claims"
 OPTIMIZATION, PROFILE, SCALING, SWEEP = "optimization", "profile", "scaling", "sweep"
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Return the file and the function of ``FILE.py:function``; a path may have colons, too."""
+    file, colon, function = source.rpartition(":")
+    return (file, function) if colon and function.isidentifier() else (source, BUILD_FUNCTION)
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +85,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
             source = str(self.model["source"])
             if source.startswith(HF):
                 return f"{PurePath(source.removeprefix(HF)).name} {self.workload}"
-            return f"{PurePath(source.rpartition(':')[0] or source).stem} {self.workload}"
+            return f"{PurePath(split_source(source)[0]).stem} {self.workload}"
         return f"{self.family} {self.preset} {self.workload}"
 
     @property

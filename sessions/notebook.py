@@ -68,8 +68,7 @@ class OpenedSession:
         """Return the table of that name; the ``number``-th, from 1, if there are several."""
         tables = EXPORTS[name].tables(self.session) if name in EXPORTS else []
         if not tables:
-            known = f"it has: {', '.join(self.tables)}" if name in EXPORTS else "unknown name"
-            raise Lacking(f"{self.path} has no table {name!r}; {known}")
+            raise Lacking(f"{self.path} has no table {name!r}; it has: {', '.join(self.tables)}")
         if not 1 <= number <= len(tables):
             raise Lacking(
                 f"{self.path} has {counted(len(tables), 'table')} {name!r}, but no number {number}"

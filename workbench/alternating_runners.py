@@ -162,7 +162,8 @@ class AlternatingRunners:
     def run(self) -> Outcome:
         """Compare until the verdict is clear, time is spent, or Ctrl+C; raises ``VariantFailed``.
 
-        Nothing is kept of a comparison that could not begin.
+        Nothing is kept of a comparison that could not begin. After Ctrl+C, a comparison may be
+        missing in the session.
         """
         try:
             with interrupts.handled_by(self._interrupt, include_ignored=True):
@@ -171,9 +172,18 @@ class AlternatingRunners:
                     if self._is_over():
                         break
                 self._judge(final=True)
-            self._outcome.reason = "cancelled" if self._interrupted_by else "done"
+        except VariantFailed:
+            if not self._interrupted_by:  # an interrupted runner has no result either
+                raise
         finally:
-            self._journal.close(keep=bool(self._recorder.session.comparisons))
+            session, interrupted = self._recorder.session, self._interrupted_by
+            if interrupted:
+                text = f"interrupted with {interrupted}"
+                self._record(protocol.Note(kind="warning", text=text))
+            self._journal.close(
+                keep=bool(session.comparisons or (interrupted and session.segments))
+            )
+        self._outcome.reason = "cancelled" if self._interrupted_by else "done"
         return self._outcome
 
     def _run_processes(self, build: int) -> None:

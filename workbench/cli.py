@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sessions.errors import Lacking, SessionError
 from sessions.storage import atomic_write
@@ -38,6 +38,7 @@ from workbench.commands._command import (
 
 DISTRIBUTION = "gpu-optimization-workbench"
 SCRIPT = "--"  # the command line of a training script follows
+WITHOUT_COMMAND = ("-h", "--help", "--version")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--json" in arguments:
         interrupts.set_last_words(failure_as_json("cancelled"))
     names = plugins.names("workbench.commands", "commands")
-    if arguments == ["--version"]:
-        answer(f"workbench {importlib.metadata.version(DISTRIBUTION)}")
-        return 0
-    if not arguments or arguments[0] not in (*names, "-h", "--help"):
+    if not arguments or arguments[0] not in (*names, *WITHOUT_COMMAND):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             sentence = f"unknown command {arguments[0]!r}; expected one of {', '.join(names)}"
             print_status(f"workbench: {sentence}")
@@ -66,8 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened: int = run(arguments)
         return opened
     parsed = argparse.Namespace(json="--json" in arguments)  # until they are read
+    program = "workbench" if arguments[0] in WITHOUT_COMMAND else f"workbench {arguments[0]}"
     reported: list[plugins.Plugin] = []
     try:
+        if arguments[0] == "--version":
+            answer(f"workbench {importlib.metadata.version(DISTRIBUTION)}")
+            return 0
         parser = _parser(arguments)
         report_skipped(reported := plugins.loaded())
         parsed, unknown = parser.parse_known_args(arguments)
@@ -77,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _runner(parsed), _tables.as_markdown(getattr(parsed, "markdown", False)):
             code: int = parsed.command.run(parsed)
     except (Mistaken, Lacking) as mistake:
-        print_status(f"workbench {parsed.command.name}: {mistake}")
+        print_status(f"{program}: {mistake}")
         code = MISTAKEN
         _answer(parsed, MISTAKE, str(mistake))
     except (Failed, SessionError) as failure:
-        print_status(f"workbench {parsed.command.name}: {failure}")
+        print_status(f"{program}: {failure}")
         code = FAILED
         if not getattr(failure, "answered", False):
             _answer(parsed, "failed", str(failure))
@@ -169,6 +171,10 @@ class _Parser(argparse.ArgumentParser):
     """Parser that reports errors in the command ``line`` as JSON too, for programs."""
 
     line: Sequence[str] = ()
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help as the command's result, which must arrive."""
+        answer(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         """Report the error and exit with 2."""

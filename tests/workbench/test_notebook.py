@@ -46,6 +46,11 @@ def test_what_the_session_lacks_is_one_sentence(opened, wrong):
         wrong(opened)
 
 
+def test_an_unknown_table_is_answered_with_those_there_are(opened):
+    with pytest.raises(Lacking, match="no table 'nope'; it has: segments"):
+        opened.table("nope")
+
+
 def test_a_file_that_is_no_session_is_refused(tmp_path):
     (tmp_path / "b.h5").write_text("text")
     with pytest.raises(SessionError):

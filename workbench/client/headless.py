@@ -70,6 +70,7 @@ class Outcome:
     journal: Path
     reason: str = "died"  # done, stopped, cancelled, failed; died: the runner was lost
     failures: list[protocol.Failure] = field(default_factory=list)
+    log_tail: list[str] = field(default_factory=list)  # last lines on the runners' standard error
     unjournaled: str = ""  # why the journal ends early; reported already, no failure of the run
 
     @property
@@ -202,6 +203,7 @@ class _Driver:
         finally:
             self._disarm()
             runner.close()
+            outcome.log_tail += runner.log_tail
         goes_on = is_busy and not self._interrupt.pressed and self._plan.on_runner_lost()
         self._record_own(self._plan.pending_messages())
         return goes_on

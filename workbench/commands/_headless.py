@@ -160,8 +160,11 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         print_status(failure.sentence_with_fix)
         if failure.kind in ("died", protocol.SCRIPT_FAILED) and failure.detail:
             print_status(f"Its last output:\n{failure.detail}")
-        elif failure.detail and "the log has" in failure.fix.lower():  # nothing else stores it
+        elif failure.detail and _is_log_elsewhere(failure):
             print_status(f"The log:\n{failure.detail.rstrip()}")
+    if outcome.log_tail and any(failure.kind == protocol.RANKS for failure in outcome.failures):
+        lines = "\n".join(outcome.log_tail)  # the last words of a rank that could not report
+        print_status(f"The last output of the runner and its ranks:\n{lines}")
     saved = None
     if output is not None and session.segments:
         try:
@@ -178,6 +181,11 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
     else:
         journal.discard(outcome.journal)
     return saved
+
+
+def _is_log_elsewhere(failure: protocol.Failure) -> bool:
+    """Return True if a person needs the log of a failure, which only a window shows."""
+    return failure.kind == protocol.RANKS or "the log has" in failure.fix.lower()
 
 
 def warnings(session: Session) -> list[str]:

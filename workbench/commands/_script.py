@@ -25,7 +25,7 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands._tables import evidence_lines, render
 from workbench.instrument import settings
 from workbench.scripts.comparison import ScriptComparison
-from workbench.scripts.plan import WATCHER, ScriptPlan
+from workbench.scripts.plan import FIRST_STEP_S, WATCHER, ScriptPlan
 
 BUDGET_S = 600.0  # budget of a comparison: each block is a process
 SETTINGS_HELP = "; ".join(
@@ -37,7 +37,8 @@ RUN_HELP = (
     "unchanged training script, for example `workbench run -o a.h5 -- python train.py --lr "
     "3e-4`. A step ends with each call of an optimizer, or with each iteration of `for batch in "
     "workbench.watch(loader)`. --steps or --seconds ends the script; its seconds begin with its "
-    "first step. The exit code is the script's. Settings of a script (--toggle or "
+    f"first step. With --seconds, a script that makes no step in {FIRST_STEP_S / 60:g} minutes is "
+    "ended and has failed. The exit code is the script's. Settings of a script (--toggle or "
     f"--set): {SETTINGS_HELP}."
 )
 AB_HELP = (
@@ -45,7 +46,8 @@ AB_HELP = (
     "of a training script (see `workbench run --help`). Each block is a new process; the blocks "
     "run in random pairs. A verdict needs at least 8 pairs; --steps N makes the processes short. "
     "A process that takes more than five times as long as the longest before, plus a minute, is "
-    "ended. The results of a script are not checked."
+    f"ended, and so is a first one that makes no step in {FIRST_STEP_S / 60:g} minutes. "
+    "The results of a script are not checked."
 )
 # Options of models that a script has no use for, by the name of their argument.
 _OF_MODELS = {

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.model import HF, OWN, SCRIPT, Configuration, Judgement, Segment, Session
+from sessions.model import (
+    HF,
+    OWN,
+    SCRIPT,
+    Configuration,
+    Judgement,
+    Segment,
+    Session,
+    split_source,
+)
 from sessions.tables import escaped
 from sessions.verdicts import verdict
 from sessions.verdicts.comparison import choose
@@ -146,19 +155,22 @@ def _run(arguments: argparse.Namespace) -> int:
             outcome = _run_current(commits.current, arguments)
     outcome.session.title = f"{base.configuration.title}: check"
     saved = settle(outcome, arguments.output)
-    findings = _findings(session, base, outcome.session, arguments)
+    paired = bool(outcome.session.comparisons)
+    # An interrupted pair that has not begun leaves at most a segment of the old commit.
+    findings = _findings(session, base, outcome.session, arguments) if why or paired else []
     code = _code(outcome, findings)
     if arguments.json:
         rows = [dataclasses.asdict(finding) for finding in findings]
-        paired = bool(outcome.session.comparisons)
         extra = {"findings": rows, "paired": paired, "unpaired_because": "" if paired else why}
         answer_json(as_data(outcome, saved) | extra)
         return code
-    lines = _lines(session, commits, outcome.session, why)
+    lines = (
+        _lines(session, commits, outcome.session, why) if findings else ["Nothing was compared."]
+    )
     table = findings_table("Check against the baseline", findings)
     if arguments.markdown:
         lines = [f"- {escaped(line)}" for line in lines]
-    answer(render(table) + "\n" + "\n".join(lines))
+    answer("\n".join([render(table), *lines] if findings else lines))
     if saved:
         print_status(f"saved {saved}")
     return code
@@ -239,9 +251,8 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
 
 
 def _file_and_function(configuration: Configuration) -> tuple[str, str]:
-    """Return the path and the function of a user's model; empty where none is recorded."""
-    file, _, function = str(configuration.model.get("source", "")).rpartition(":")
-    return file, function
+    """Return the path and the function of a user's model; no path where none is recorded."""
+    return split_source(str(configuration.model.get("source", "")))
 
 
 def _with_source(

@@ -60,6 +60,7 @@ from workbench.protocol.commands import (
 from workbench.protocol.messages import (
     JOURNAL,
     OWN_STUDY,
+    RANKS,
     SCRIPT_FAILED,
     UNREAD,
     VERSION,
@@ -109,6 +110,7 @@ __all__ = [
     "OR",
     "OWN_STUDY",
     "PAIRING_SHARE",
+    "RANKS",
     "SCRIPT_FAILED",
     "UNREAD",
     "VERSION",

@@ -26,6 +26,7 @@ VERSION = 4
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
 UNREAD = "unread"  # the kind of a line that is not a command
+RANKS = "ranks"  # the kind of the failure of another rank
 SCRIPT_FAILED = "script"  # the kind of a script that did not end with exit code 0
 
 

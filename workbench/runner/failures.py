@@ -15,7 +15,7 @@ import models
 from models.execution.cuda_graph import CaptureError
 from sessions.plain_text import capitalized
 from sessions.sizes import size_text
-from workbench.protocol import Failure
+from workbench.protocol import RANKS, Failure
 from workbench.runner import source_lines, triton_cache
 from workbench.runner.environment import host
 
@@ -174,17 +174,19 @@ def explain(error: BaseException) -> Failure:
 def _failure_of_rank(error: RankError, first_line: str, detail: str) -> Failure:
     """Return the failure of another rank; ``first_line`` names the rank, its host and its step."""
     sentence = capitalized(first_line)
+    report = ""  # this rank's own traceback shows only that it waited
     if (failure := error.failure) is not None:
-        detail += f"\nOn rank {error.rank}:\n{failure.detail}"
+        report = f"On rank {error.rank}:\n{failure.detail}" if failure.detail else ""
         if error.lacks_memory:
+            detail += f"\n{report}"
             sentence += "" if failure.sentence in first_line else f": {failure.sentence}"
             return msgspec.structs.replace(failure, sentence=sentence, detail=detail)
     advice = "" if failure is None or failure.fix in ("", _CORRECT) else f"{failure.fix} "
     return Failure(
-        kind="ranks",
+        kind=RANKS,
         sentence=sentence,
         fix=f"{advice}Run again to restart the other ranks. The log has their output.",
-        detail=detail,
+        detail=report,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from sessions.model import HF, OWN, Configuration, Scalar
+from sessions.model import HF, OWN, Configuration, Scalar, split_source
 from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE
 from workbench.git import commit_of, repository_of
 
@@ -23,7 +23,7 @@ def source_facts(configuration: Configuration) -> dict[str, Scalar]:
     source = str(configuration.model.get("source", ""))
     if configuration.family != OWN or not source or source.startswith(HF):
         return {}
-    return dict(_source_facts(Path(source.rpartition(":")[0] or source).resolve()))
+    return dict(_source_facts(Path(split_source(source)[0]).resolve()))
 
 
 @functools.lru_cache(maxsize=64)

@@ -95,7 +95,7 @@ def _fixes(failure: protocol.Failure, situation: Situation) -> list[Fix]:
     if failure.kind == OUT_OF_MEMORY and batch > 1:
         meaning = f"half of the present {batch} sequences per step"
         fixes.append(Fix(50, {BATCH: str(batch // 2)}, meaning))
-    if failure.kind == "ranks":
+    if failure.kind == protocol.RANKS:
         fixes.append(_on_one_device(situation))
     return sorted(fixes, key=lambda fix: fix.order)
 

@@ -19,9 +19,10 @@ from sessions.model import Judgement, PairedComparison, Scalar, Session
 from sessions.verdicts import statistics, verdict
 from workbench import protocol
 from workbench.instrument.settings import DEFAULT
+from workbench.scripts import plan
 from workbench.scripts.configuration import configuration_of, label_of
 from workbench.scripts.launch import ScriptProcess
-from workbench.scripts.plan import NOT_STARTED, failed, not_started, wait_for
+from workbench.scripts.plan import NOT_STARTED, failed, made_no_step, not_started, wait_for
 
 LEAST_STEADY = 5  # steps of a process, without which its block is void
 HOPELESS_PAIRS = 3  # void pairs, after which the comparison ends
@@ -34,7 +35,8 @@ class ScriptComparison:
     """Alternates processes of two sets of settings until the verdict is clear or time is spent.
 
     ``steps`` ends every process after so many, if given. No pair begins after ``budget_s``. The
-    first process may take as long as it likes; a later one that hangs is ended, and its block void.
+    first process may take as long as it likes once it steps; a later one that hangs is ended, and
+    its block void.
     """
 
     allowed_s = math.inf
@@ -126,8 +128,10 @@ class ScriptComparison:
         match message:
             case protocol.SegmentStarted():
                 self._segments[self._side] = message.index
-            case protocol.Steps() if self._steps is not None and self._process is not None:
-                if int(self._mask().sum()) >= self._steps:
+            case protocol.Steps() if self._process is not None:
+                if not self._longest_s:
+                    self._end_limit()
+                if self._steps is not None and int(self._mask().sum()) >= self._steps:
                     self._process.end()
             case protocol.Finished(reason="done"):
                 self._end_block()
@@ -178,16 +182,14 @@ class ScriptComparison:
             yield self.failure
 
     def _limit(self, process: ScriptProcess) -> None:
-        """End the process if it takes much longer than those before."""
+        """End the process if it takes much longer than those before, or the first never steps."""
         self._process_began_s, self._has_hung = time.monotonic(), False
-        if not self._longest_s:
-            return
 
         def end() -> None:
             self._has_hung = process.is_running
             process.end()
 
-        seconds = HANG_FACTOR * self._longest_s + HANG_S
+        seconds = HANG_FACTOR * self._longest_s + HANG_S if self._longest_s else plan.FIRST_STEP_S
         self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
         self._timer.daemon = True
         self._timer.start()
@@ -217,9 +219,9 @@ class ScriptComparison:
         if not self._has_hung:
             self._longest_s = max(self._longest_s, time.monotonic() - self._process_began_s)
         code = process.exit_code
-        if code:
-            self.exit_code, self.failure = code, failed(code, int(self._mask().sum()))
-            assert self.failure is not None
+        if code or (self._has_hung and not self._longest_s):
+            self.exit_code = code
+            self.failure = failed(code, int(self._mask().sum())) or made_no_step()
             self.failure.sentence = f"{'AB'[self._side]}: {self.failure.sentence}"
             self.failure.detail = process.tail
         else:

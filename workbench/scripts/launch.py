@@ -28,7 +28,7 @@ class ScriptProcess:
     """One process of the command ``argv``; raises ``OSError`` if it cannot be started.
 
     ``chosen``: the settings. ``hidden``: what it prints is kept in a file instead of the terminal.
-    ``aside``: its standard output goes to standard error.
+    ``aside``: its standard output goes to standard error. ``was_ended``: ``end`` ended it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ScriptProcess:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="workbench-script-"))
         self._mark = uuid.uuid4().hex
-        self._was_ended = False
+        self.was_ended = False
         self._output = self.folder / "output"
         streams: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
@@ -71,7 +71,7 @@ class ScriptProcess:
     def exit_code(self) -> int:
         """Its exit code as a shell reports it; 0 if ``end`` ended it."""
         code = self._process.returncode
-        if self._was_ended:
+        if self.was_ended:
             return 0
         return 128 - code if code < 0 else code
 
@@ -105,13 +105,13 @@ class ScriptProcess:
         A script that handles SIGTERM may make further steps, which are not recorded.
         """
         if self.is_running:
-            self._was_ended = True
+            self.was_ended = True
             self._write(STOPPED, now_ns())
             self.send(signal.SIGTERM)
             if not self.wait(GRACE_S):
                 self.send(signal.SIGKILL)
                 self.wait()
-        if self._was_ended:
+        if self.was_ended:
             descendants.kill_marked(self._mark)
 
     def remove(self) -> None:

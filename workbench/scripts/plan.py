@@ -18,12 +18,14 @@ from workbench.scripts.launch import ScriptProcess
 # ``-P``: a file in the working directory must not replace a module of ours or of Python's.
 WATCHER = (sys.executable, "-P", "-m", "workbench.runner.script")
 NOT_STARTED = 127  # the exit code of shells for a command that cannot be started
+FIRST_STEP_S = 900.0  # from the start of a script whose time is limited to its first step
 
 
 class ScriptPlan:
     """Runs the script once; ``steps`` and ``seconds`` end it earlier, if given.
 
     ``seconds`` count from its first step: a script that hangs or waits afterwards is ended, too.
+    With ``seconds``, a script that makes no step in ``FIRST_STEP_S`` is ended, and has failed.
 
     ``exit_code`` is the script's. ``failure``: why it failed, if it did.
     """
@@ -44,7 +46,8 @@ class ScriptPlan:
         self._steps = steps
         self._seconds = seconds
         self._aside = aside
-        self._timer: threading.Timer | None = None
+        self._timer: threading.Timer | None = None  # ends the script
+        self._has_stepped = False
         self._process: ScriptProcess | None = None
         self._session: Session | None = None
         self.exit_code = 0
@@ -66,6 +69,8 @@ class ScriptPlan:
         except OSError as error:
             self.exit_code, self.failure = NOT_STARTED, not_started(self._argv, error)
             return None
+        if self._seconds is not None:
+            self._end_after(FIRST_STEP_S)
         return protocol.Script(
             configuration=configuration_of(self._argv, self._chosen),
             label=label_of(self._argv, self._chosen),
@@ -78,12 +83,19 @@ class ScriptPlan:
             assert self._process is not None
             if self._steps is not None and self._step_count() >= self._steps:
                 self._process.end()
-            if self._seconds is not None and self._timer is None:
-                seconds = min(self._seconds, threading.TIMEOUT_MAX)
-                self._timer = threading.Timer(seconds, self._process.end)
-                self._timer.daemon = True
-                self._timer.start()
+            if self._seconds is not None and not self._has_stepped:
+                self._end_after(self._seconds)
+            self._has_stepped = True
         return ()
+
+    def _end_after(self, seconds: float) -> None:
+        """End the script after ``seconds`` from now, instead of when an earlier call said."""
+        assert self._process is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._process.end)
+        self._timer.daemon = True
+        self._timer.start()
 
     def pending_messages(self) -> Iterable[protocol.AnyMessage]:
         """Record nothing between two commands."""
@@ -106,7 +118,10 @@ class ScriptPlan:
                 self._timer.cancel()
                 self._timer.join()  # it may be ending processes that the script started
             self.exit_code = process.exit_code
-            self.failure = failed(self.exit_code, self._step_count()) if not why else None
+            if not why:
+                self.failure = failed(self.exit_code, self._step_count())
+                if process.was_ended and not self._has_stepped:
+                    self.failure = made_no_step()
             process.remove()
         return () if self.failure is None else (self.failure,)
 
@@ -150,6 +165,15 @@ def failed(exit_code: int, steps: int) -> protocol.Failure | None:
         sentence=f"The script ended with exit code {exit_code}{names.get(exit_code, '')}.",
         fix="The script's own messages give the reason; "
         + ("the session has the earlier steps." if steps else "no steps were recorded."),
+    )
+
+
+def made_no_step() -> protocol.Failure:
+    """Return the failure of a script that was ended because its first step did not come."""
+    return protocol.Failure(
+        kind=protocol.SCRIPT_FAILED,
+        sentence=f"The script was ended: it made no step in {FIRST_STEP_S:g} s.",
+        fix="Look for what it waits for. `workbench run` without --seconds waits longer.",
     )
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
+from hang_limit import HANG_S
+from interrupts import press_ctrl_c
 from session_files import session_of
 
 from sessions.model import OWN, SCRIPT, Configuration, Session
 from sessions.storage import hdf5
 from sessions.verdicts.regression import MODEL_COMMIT, MODEL_FILE, Finding
+from workbench import alternating_runners
 from workbench.cli import main
 from workbench.client.headless import Outcome
 from workbench.commands.check import _code, commits_of
@@ -199,6 +203,40 @@ def test_the_baseline_runs_from_a_checkout_that_is_removed_again(repository):
     assert not file.exists()
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True)
     assert len(listed.stdout.splitlines()) == 1
+
+
+class Silent:
+    """A runner that says nothing until it is cancelled."""
+
+    reading = threading.Event()
+
+    def __init__(self, **_):
+        self._ended = threading.Event()
+
+    def messages(self):
+        self.reading.set()
+        self._ended.wait(HANG_S)
+        return iter(())
+
+    def cancel(self, _within_s):
+        self._ended.set()
+
+    def close(self):
+        self._ended.set()
+
+
+def test_ctrl_c_while_the_runners_start_is_no_failure_of_a_commit(repository, monkeypatch, capsys):
+    commit(repository)
+    pretend(repository, commit_of(repository))
+    monkeypatch.setattr(alternating_runners, "Runner", Silent)
+    press_ctrl_c(after=Silent.reading)
+    assert main(["check", "--baseline", "base.h5", "-o", "checked.h5"]) == 130
+    printed = capsys.readouterr()
+    assert printed.out == "Nothing was compared.\n"
+    assert (
+        printed.err
+        == "Interrupted with Ctrl+C.\nNothing was measured, so checked.h5 was not written.\n"
+    )
 
 
 def test_the_name_of_a_side_says_that_files_have_changed_since_its_commit(repository):

@@ -203,6 +203,16 @@ def test_a_full_disk_is_told_in_one_sentence(pair):
     assert err == b"workbench info: the result cannot be written: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["info", "--help"]])
+def test_help_and_version_that_cannot_be_written_are_failures(words, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 1
+    sentence = ": the result cannot be written: No space left on device\n"
+    assert capsys.readouterr().err.endswith(sentence)
+
+
 def test_a_character_that_the_terminal_lacks_does_not_end_the_command(tmp_path, pair):
     session = hdf5.load(pair[0])
     session.notes = "– µs 中"

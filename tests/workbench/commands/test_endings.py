@@ -59,6 +59,20 @@ def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys
         assert errors[1:] == (log if "log" in fix else [])
 
 
+def test_a_rank_that_failed_shows_its_report_and_the_last_output_of_all_ranks(ran, sent, capsys):
+    """Whatever the advice is: a rank that a signal ended has left nothing but its output."""
+    failed = protocol.Failure(kind="ranks", sentence="It burst.", fix="Use less.", detail="On 1: x")
+    sent(
+        *(ran.catalogue, failed, failed, protocol.Finished(reason="failed", steps=0)),
+        then="print('bad index 7', file=sys.stderr)\nsys.stdin.read()",
+    )
+    assert main(["run", "hydra"]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[:3] == ["It burst. Use less.", "The log:", "On 1: x"]
+    assert errors[-2:] == ["The last output of the runner and its ranks:", "bad index 7"]
+    assert errors.count("bad index 7") == 1
+
+
 @each_command
 def test_a_runner_that_died_is_1_with_its_last_words(name, sent, capsys):
     sent(then="sys.exit('no module named torch')")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sessions.reproduction.command_lines import session_commands
-from workbench.scripts import comparison
+from workbench.scripts import comparison, plan
 
 SLEEP = """
 import os, time, workbench
@@ -58,6 +58,14 @@ for batch in workbench.watch(range(40)):
     time.sleep(0.012)
 time.sleep(600 * hangs)
 """
+
+
+def test_a_first_process_that_never_steps_ends_the_comparison(run, write, monkeypatch):
+    monkeypatch.setattr(plan, "FIRST_STEP_S", 0.5)
+    script = (write("import time\ntime.sleep(600)"),)
+    result = run("ab", "--b", "workers=2", script=script, saved=False)
+    assert result.code == 1
+    assert "A: The script was ended: it made no step in 0.5 s." in result.err
 
 
 def test_a_process_that_hangs_is_ended_and_its_block_is_void(run, write, monkeypatch):

@@ -15,6 +15,7 @@ from hang_limit import HANG_S
 from workbench import state_folder
 from workbench.cli import main
 from workbench.client import journal
+from workbench.scripts import plan
 
 LOOP = """
 import sys, time, workbench
@@ -106,6 +107,15 @@ def test_enough_seconds_end_a_script_that_no_longer_steps(run, write):
     )
     assert result.code == 0
     assert len(result.session.segments[0].steps["t_s"]) == 30
+
+
+def test_seconds_end_a_script_that_never_makes_its_first_step(run, write, monkeypatch):
+    monkeypatch.setattr(plan, "FIRST_STEP_S", 0.5)
+    script = (write(f"import time\ntime.sleep({HANG_S})"),)
+    result = run("run", "--seconds", "5", script=script, saved=False)
+    assert result.code == 1
+    assert "The script was ended: it made no step in 0.5 s." in result.err
+    assert "no steps were measured" in result.err.lower()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -49,6 +49,7 @@ from workbench.runner.distributed.messages import (
 )
 from workbench.runner.distributed.pipeline import Pipeline
 from workbench.runner.environment import host
+from workbench.runner.failures import Mistake, RankError
 from workbench.runner.instruments.memory import PeakReader
 from workbench.runner.interfaces import CapturedStep, Trait
 
@@ -121,11 +122,16 @@ class Parallel:
             yield
             return
         self._request_build(configuration)
+        masks_no_mistake: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         try:
             yield
+        except Mistake:  # in the request: the other ranks meet it, too, and must not be blamed
+            masks_no_mistake = contextlib.suppress(RankError)
+            raise
         finally:
             if (world := worlds.current()) is not None:
-                world.await_answers()
+                with masks_no_mistake:
+                    world.await_answers()
 
     def shard(self, model: Model) -> None:
         """Shard the model's parameters with FSDP if the build does, before there is a trainer."""

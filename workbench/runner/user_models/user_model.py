@@ -51,7 +51,7 @@ from models.configs.setting import setting
 from models.family import Batch
 from models.initialisation import Take
 from models.layers.quantized_linear import QuantizedLinear
-from sessions.model import OWN
+from sessions.model import OWN, split_source
 from sessions.numbers import counted
 from workbench.runner.failures import OWN_MODULE, Mistake
 from workbench.runner.structures import SUPPORTED, is_named_tuple, kind, tensors
@@ -64,7 +64,6 @@ from workbench.runner.user_models.random_state import seeded
 from workbench.runner.user_models.user_code import call_user_code, read_source
 from workbench.runner.user_models.working_folder import current_folder, working_folder
 
-BUILD = "build"
 _PACKAGES = Path(kernels.__file__).absolute().parents[1]
 _WITH_LOSS = "(module, make_inputs, loss)"
 _SHAPE = f"(module, make_inputs), (module, example) or {_WITH_LOSS}"
@@ -290,9 +289,7 @@ def split(source: str) -> tuple[Path, str]:
     A relative path that does not exist is looked up beside the installed packages, so that a file
     of theirs has the same name on every host. Raises ``ConfigurationError``.
     """
-    text, colon, name = source.rpartition(":")
-    if not colon or not name.isidentifier():
-        text, name = source, BUILD
+    text, name = split_source(source)
     if not text.strip():
         raise ConfigurationError(
             "own: no file is given; choose one with Open model..., or with --model FILE.py:build"

@@ -8,6 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QSignalBlocker
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
+from sessions.model import BUILD_FUNCTION, split_source
 from sessions.plain_text import wrapped
 from workbench.protocol import Catalogue
 from workbench.ui.dialogs import runner_files
@@ -64,7 +65,6 @@ class OwnModelRow(QWidget):
 
 def file_title(source: str) -> str:
     """Return a file's name instead of its path, with the function unless it is ``build``."""
-    text, colon, function = source.rpartition(":")
-    path, function = (text, function) if colon and function.isidentifier() else (source, "build")
+    path, function = split_source(source)
     name = Path(path).name
-    return name if function == "build" else f"{name}:{function}"
+    return name if function == BUILD_FUNCTION else f"{name}:{function}"

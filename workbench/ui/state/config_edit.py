@@ -7,10 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from sessions.model import HF, OWN, Configuration, Scalar
+from sessions.model import HF, OWN, Configuration, Scalar, split_source
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
-_BUILD = "build"  # the default function of such a file
 # Fields of the family and the workload that say nothing about such a file.
 _HIDDEN = {("model", "source"), ("model", "sha256"), ("settings", "sequence")}
 
@@ -166,8 +165,8 @@ def _same_model(requested: Configuration, ran: Configuration) -> bool:
     source = str(requested.model.get("source", ""))
     is_hf = source.startswith(HF)
     source = source.removeprefix(HF).removeprefix("~").removeprefix("./")
-    if not is_hf and not source.rpartition(":")[2].isidentifier():
-        source = f"{source}:{_BUILD}"
+    if not is_hf:
+        source = ":".join(split_source(source))
     other_fields = {
         name: value for name, value in requested.model.items() if name != "source" and value != ""
     }

@@ -15,7 +15,7 @@ from models.execution.cuda_graph import CaptureError
 from sessions.model import Judgement
 from workbench import protocol
 from workbench.runner import suggested_fixes
-from workbench.runner.failures import explain, is_fatal
+from workbench.runner.failures import RankError, explain, is_fatal
 from workbench.runner.numerics.nan_watch import FiniteWatch
 from workbench.runner.suggested_fixes import with_fix
 
@@ -248,6 +248,17 @@ def test_a_kernel_that_refuses_its_inputs_says_what_to_choose():
     failure = explain(caught.value)
     assert failure.sentence.startswith("rms_norm: 'triton' cannot run: ")
     assert failure.kind == "mistake" and "Choose PyTorch" in failure.fix
+
+
+@pytest.mark.parametrize(
+    ("reported", "detail"), [(None, ""), ("", ""), ("ValueError: x", "On rank 1:\nValueError: x")]
+)
+def test_the_log_of_a_failed_rank_is_its_own_report(reported, detail):
+    report = None
+    if reported is not None:
+        report = protocol.Failure(kind="model", sentence="It burst.", detail=reported)
+    failure = explain(RankError("rank 1 ended", 1, report))
+    assert (failure.kind, failure.detail) == (protocol.RANKS, detail)
 
 
 def test_a_choice_that_is_blocked_or_changes_nothing_is_not_offered(small):
