@@ -169,8 +169,8 @@ class StatusBar(QStatusBar):
             )
         if not self._session.shown.segments:
             return ""
-        if self._session.saved and self._session.path is not None:
-            return f"Saved: {self._session.path.name}"
+        if self._session.path is not None:
+            return f"{'Saved:' if self._session.saved else 'Newer than'} {self._session.path.name}"
         return "Not saved, journaled" if self._session.journal is not None else "Not saved"
 
     def _show_numbers(self) -> None:
