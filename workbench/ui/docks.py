@@ -40,7 +40,9 @@ BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; grow
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
-_SIZES = re.compile(rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})\n")  # before the rest of a saved layout
+_SIZES = re.compile(
+    rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})(?: (\d{1,5}))?\n"
+)  # before the rest of a saved layout
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
@@ -125,7 +127,7 @@ class DockArea(QMainWindow):
 
     def save_layout(self) -> QByteArray:
         """Return the layout and the chosen sizes of the forms: Qt knows only the present sizes."""
-        sizes = f"{self._left} {self._left_of} {self._build}\n"
+        sizes = f"{self._left} {self._left_of} {self._build} {self._lower_px()}\n"
         return QByteArray(sizes.encode() + self.saveState().data())
 
     def restore_layout(self, layout: QByteArray) -> bool:
@@ -135,10 +137,26 @@ class DockArea(QMainWindow):
         if not self.restoreState(data[match.end() if match else 0 :]):
             return False
         if match:
-            self._left, self._left_of, self._build = map(int, match.groups())
+            self._left, self._left_of, self._build, lower = (int(n or 0) for n in match.groups())
+            if lower:  # once laid out: Qt would add all height that was not there before
+                QTimer.singleShot(0, self, partial(self._set_lower, lower))
         self._keep_left()
         self._keep_build()
         return True
+
+    def _lower_px(self) -> int:
+        """Return the height of the panels below the plots; 0 if they are not below them."""
+        upper, lower = (
+            next((dock for dock in group if not dock.visibleRegion().isEmpty()), None)
+            for name in ("live", "segments")
+            for group in [[self.docks[name], *self.tabifiedDockWidgets(self.docks[name])]]
+        )
+        if upper is None or lower is None or upper.isFloating() or lower.isFloating():
+            return 0
+        is_below = lower.x() == upper.x() and lower.y() > upper.geometry().bottom()
+        return (
+            self.height() - upper.geometry().bottom() - 1 - self._separator_px() if is_below else 0
+        )
 
     def _remember_sizes(self) -> None:
         """Take the present sizes of the forms as the user's choice."""
@@ -259,7 +277,9 @@ class DockArea(QMainWindow):
         self._keep_build()
 
     def _reset_lower(self) -> None:
-        lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * self.height()))
+        self._set_lower(round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * self.height())))
+
+    def _set_lower(self, lower: int) -> None:
         docks = [self.docks["live"], self.docks["segments"]]
         self.resizeDocks(docks, [self.height() - lower, lower], Qt.Orientation.Vertical)
 

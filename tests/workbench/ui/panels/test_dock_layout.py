@@ -238,3 +238,28 @@ def test_a_floating_dock_has_an_edge(qtbot, window):
     inside = image.pixelColor(5, 5)
     edge = {image.pixelColor(x, y).name() for x in (0, image.width() - 1) for y in (20, 100)}
     assert len(edge) == 1 and inside.name() not in edge
+
+
+def test_a_window_closed_with_banners_gives_the_lower_panel_the_same_height_again(
+    qapp, qtbot, window
+):
+    window.resize(1280, 800)
+    window.reset_layout()
+    segments = window.dock_area.docks["segments"]
+    qtbot.waitUntil(lambda: abs(segments.height() - 208) < 30)
+    before = window.dock_area.height()
+    for text in ("first", "second"):
+        window.failures.show_banner("warning", text, "")
+    qtbot.waitUntil(lambda: window.dock_area.height() < before - 40)
+    qtbot.wait(20)
+    lower = segments.height()
+    workspace, settings = window.workspace, window.settings
+    window.close()
+    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
+    again.resize(1280, 800)
+    again.show()
+    segments = again.dock_area.docks["segments"]
+    qtbot.wait(50)
+    assert abs(segments.height() - lower) <= 2
+    again.close()
+    again.deleteLater()
