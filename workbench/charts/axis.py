@@ -46,6 +46,12 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
         self.range = [mn, mx]
         self.update()
 
+    def boundingRect(self) -> QRectF:
+        """Return the area with the texts at both ends: Qt would not erase them outside of it."""
+        area = super().boundingRect()
+        over = 0.0 if self.orientation == "bottom" else self.chart_style.font_px
+        return area.adjusted(0, -over, 0, over)
+
     def describe(self, unit: Unit, title: str) -> None:
         """Set what the axis measures."""
         self.unit, self.title = unit, title

@@ -86,6 +86,7 @@ QToolBar QToolButton[primary="true"] { qproperty-iconSize: ${run_px}px ${toolbar
 QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 QPushButton { background: $raised; border: 1px solid $line; border-radius: 4px;
               padding: 4px 12px; min-height: 16px; }
+QPushButton::menu-indicator { image: none; }
 QPushButton:hover { background: $hover; }
 QPushButton:pressed { background: $line; }
 QPushButton:focus { border-color: $accent; }

@@ -6,9 +6,10 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QDockWidget,
@@ -39,7 +40,9 @@ BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; grow
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
-_SIZES = re.compile(rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})\n")  # before the rest of a saved layout
+_SIZES = re.compile(
+    rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})(?: (\d{1,5}))?\n"
+)  # before the rest of a saved layout
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),
@@ -109,9 +112,22 @@ class DockArea(QMainWindow):
             self._remember_sizes()
         return super().event(event)
 
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Give the docks on both sides of a separator their default sizes."""
+        position = event.position().toPoint()
+        if self.childAt(position) is not None:
+            return
+        form = self.docks["build"].geometry()
+        if not self._is_left("build") or position.x() > form.right() + self._separator_px():
+            self._reset_lower()
+        elif position.x() > form.right():
+            self._reset_left()
+        else:
+            self._reset_build()
+
     def save_layout(self) -> QByteArray:
         """Return the layout and the chosen sizes of the forms: Qt knows only the present sizes."""
-        sizes = f"{self._left} {self._left_of} {self._build}\n"
+        sizes = f"{self._left} {self._left_of} {self._build} {self._lower_px()}\n"
         return QByteArray(sizes.encode() + self.saveState().data())
 
     def restore_layout(self, layout: QByteArray) -> bool:
@@ -121,10 +137,26 @@ class DockArea(QMainWindow):
         if not self.restoreState(data[match.end() if match else 0 :]):
             return False
         if match:
-            self._left, self._left_of, self._build = map(int, match.groups())
+            self._left, self._left_of, self._build, lower = (int(n or 0) for n in match.groups())
+            if lower:  # once laid out: Qt would add all height that was not there before
+                QTimer.singleShot(0, self, partial(self._set_lower, lower))
         self._keep_left()
         self._keep_build()
         return True
+
+    def _lower_px(self) -> int:
+        """Return the height of the panels below the plots; 0 if they are not below them."""
+        upper, lower = (
+            next((dock for dock in group if not dock.visibleRegion().isEmpty()), None)
+            for name in ("live", "segments")
+            for group in [[self.docks[name], *self.tabifiedDockWidgets(self.docks[name])]]
+        )
+        if upper is None or lower is None or upper.isFloating() or lower.isFloating():
+            return 0
+        is_below = lower.x() == upper.x() and lower.y() > upper.geometry().bottom()
+        return (
+            self.height() - upper.geometry().bottom() - 1 - self._separator_px() if is_below else 0
+        )
 
     def _remember_sizes(self) -> None:
         """Take the present sizes of the forms as the user's choice."""
@@ -232,15 +264,24 @@ class DockArea(QMainWindow):
         docks["segments"].raise_()
 
     def _resize(self) -> None:
-        down = Qt.Orientation.Vertical
-        docks, height = self.docks, self.height()
+        self._reset_left()
+        self._reset_build()
+        self._reset_lower()
+
+    def _reset_left(self) -> None:
         self._left, self._left_of = self._left_default(), self.width()
         self._divide(self._left)
+
+    def _reset_build(self) -> None:
         self._build = self._build_default()
-        build = round(min(self._build, BUILD_SHARE * height))
-        self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
-        lower = round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * height))
-        self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
+        self._keep_build()
+
+    def _reset_lower(self) -> None:
+        self._set_lower(round(min(BOTTOM_HEIGHT, BOTTOM_SHARE * self.height())))
+
+    def _set_lower(self, lower: int) -> None:
+        docks = [self.docks["live"], self.docks["segments"]]
+        self.resizeDocks(docks, [self.height() - lower, lower], Qt.Orientation.Vertical)
 
     def in_reading_order(self) -> list[QWidget]:
         """Return the docked panels, and the tabs of each group before its front panel."""
@@ -292,7 +333,7 @@ class DockArea(QMainWindow):
         self.docks[name].raise_()
 
     def _make(self, panel: Panel) -> QDockWidget:
-        dock = QDockWidget(panel.title, self)
+        dock = Dock(panel.title, self)
         dock.setObjectName(panel.name)
         dock.setWidget(panel.make())
         dock.setTitleBarWidget(DockTitle(self._theme, dock))
@@ -308,7 +349,29 @@ class DockArea(QMainWindow):
         for tabs in self._tab_bars():  # names are not elided; arrows scroll to the others
             tabs.setElideMode(Qt.TextElideMode.ElideNone)
             tabs.setUsesScrollButtons(True)
+            self._follow_clicks(tabs)
         self._hide_forgotten()
+
+    def _follow_clicks(self, tab_bar: QTabBar) -> None:
+        """Let a click on a tab give its panel the keyboard, and a double click float it.
+
+        Otherwise the menu would close and float another panel than the one that was clicked.
+        """
+        if tab_bar.property("follows_clicks"):
+            return
+        tab_bar.setProperty("follows_clicks", True)
+
+        def act(index: int, action: Callable[[QDockWidget], object]) -> None:
+            for dock in self.docks.values():
+                if index >= 0 and dock.windowTitle() == tab_bar.tabText(index):
+                    QTimer.singleShot(0, dock, partial(action, dock))  # the tab bar is busy
+
+        tab_bar.tabBarClicked.connect(
+            lambda index: act(index, lambda dock: dock.widget().setFocus())
+        )
+        tab_bar.tabBarDoubleClicked.connect(
+            lambda index: act(index, lambda dock: dock.setFloating(True))
+        )
 
     def _tab_bars(self) -> list[QTabBar]:
         """Return the tab bars of groups of docks, which Qt creates and removes by itself."""
@@ -352,6 +415,18 @@ def fit(window: QWidget) -> None:
 
 def _front(tab_bar: QTabBar) -> str:
     return tab_bar.tabText(tab_bar.currentIndex())
+
+
+class Dock(QDockWidget):
+    """Dock that has an edge while it floats: it often lies over panels of the same colour."""
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Draw the edge, which Qt leaves to the title bar's owner."""
+        super().paintEvent(event)
+        if self.isFloating():
+            painter = QPainter(self)
+            painter.setPen(self.palette().mid().color())
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
 
 
 class DockTitle(QWidget):

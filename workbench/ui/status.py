@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
@@ -24,6 +26,7 @@ _Label = TypeVar("_Label", bound=QLabel)
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
+SILENCE_S, SILENT_STEPS = 5.0, 3.0  # without a step, in seconds and in steps, before it is shown
 _LONGEST_TEXT = 200  # characters of what the runner is doing
 _STATES = {  # by the runner's state: the word, its icon and its colour
     "none": ("No runner", "stop", "muted"),
@@ -84,6 +87,7 @@ class StatusBar(QStatusBar):
             name: self._add_fact(name, _widgets.OneLine()) for name in ("file", "device")
         }
         self._facts: dict[str, QLabel] = {**numbers, **self._names}
+        self._newest_s, self._arrived = 0.0, 0.0  # time of the newest step; when it was first seen
         self._timer = QTimer(self)
         self._timer.setInterval(PERIOD_MS)
         self._timer.timeout.connect(self._show_numbers)
@@ -136,7 +140,8 @@ class StatusBar(QStatusBar):
         self._progress.setVisible(busy)
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
-        self._cancel.setVisible(busy and self._run.active and not self._run_control.cancelling)
+        can_cancel = self._run.active and not self._run_control.cancelling
+        self._cancel.setVisible(can_cancel and (busy or self._run.state == "stopping"))
         self._show_device()
         self._names["file"].say(self._file_text())
         if self._run.active != self._timer.isActive():
@@ -164,30 +169,39 @@ class StatusBar(QStatusBar):
             )
         if not self._session.shown.segments:
             return ""
-        if self._session.saved and self._session.path is not None:
-            return f"Saved: {self._session.path.name}"
+        if self._session.path is not None:
+            return f"{'Saved:' if self._session.saved else 'Newer than'} {self._session.path.name}"
         return "Not saved, journaled" if self._session.journal is not None else "Not saved"
 
     def _show_numbers(self) -> None:
-        # "Running" names the configuration that runs, whichever session is shown.
-        segments = (
-            self._session.recorder.session if self._run.active else self._session.shown
-        ).segments
+        # The run in progress has numbers, whichever session is shown: nothing else measures now.
+        segments = self._session.recorder.session.segments if self._run.active else ()
         rate = memory = ""
         steps = segments[-1].steps if segments else {}
         # A benchmark of kernels measures no memory, and its calls are no steps.
         if len(steps.get("allocated", ())) and not np.isnan(steps["allocated"][-1]):
-            times = steps["t_s"][-4096:]
-            recent = int((times >= times[-1] - RATE_WINDOW_S).sum())
-            span = float(times[-1] - times[-recent])
-            if self._run.state == "running" and recent > 1 and span > 0:
-                rate = f"{number((recent - 1) / span)} steps/s"
+            if self._run.state == "running":
+                rate = self._rate_text(steps["t_s"][-4096:])
             kind = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
             memory = f"{size_text(float(steps['allocated'][-1]))} {kind}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(clock_text(self._run.elapsed_s) if self._run.active else "")
         self._names["file"].say(self._file_text())
+
+    def _rate_text(self, times: NDArray[np.float64]) -> str:
+        """Return the rate of the newest steps, or since when there is none: the runner may hang."""
+        newest = float(times[-1])
+        if newest != self._newest_s:
+            self._newest_s, self._arrived = newest, time.monotonic()
+        recent = int((times >= newest - RATE_WINDOW_S).sum())
+        span = newest - float(times[-recent])
+        if recent < 2 or span <= 0:
+            return ""
+        silent_s = time.monotonic() - self._arrived
+        if silent_s > max(SILENCE_S, SILENT_STEPS * span / (recent - 1)) and not self._run.measures:
+            return f"no step for {silent_s:.0f} s"
+        return f"{number((recent - 1) / span)} steps/s"
 
 
 def clock_text(seconds: float) -> str:

@@ -9,6 +9,7 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QFontMetricsF
 
 from workbench.charts.axis import Axis
+from workbench.charts.canvas import Canvas, canvas_view
 from workbench.charts.style import screen_style
 from workbench.theming.theme import DARK
 
@@ -38,3 +39,19 @@ def test_the_first_and_the_last_text_of_an_axis_are_not_clipped(qapp, pixels):
     assert [text for _, text in drawn] == texts
     for left, text in drawn:
         assert left >= 0 and left + metrics.horizontalAdvance(text) <= 200
+
+
+def test_the_texts_at_both_ends_of_a_vertical_axis_lie_inside_its_bounds(qapp):
+    """Outside of them Qt does not erase: a rest of an old text stayed above the plot."""
+    style = screen_style(DARK, 13)
+    view, canvas, painter = canvas_view(), Canvas(style), MagicMock()
+    view.setCentralItem(canvas)
+    canvas.setGeometry(QRectF(0, 0, 400, 200))
+    axis = canvas.axis("left")
+    area = axis.mapRectFromItem(canvas.vb, canvas.vb.rect())
+    axis._draw_texts(painter, area, [area.top(), area.bottom()], ["60", "0"])
+    metrics = QFontMetricsF(style.font())
+    baselines = [call.args[0].y() for call in painter.drawText.call_args_list]
+    assert len(baselines) >= 2
+    assert baselines[0] - metrics.ascent() >= axis.boundingRect().top()
+    assert baselines[1] + metrics.descent() <= axis.boundingRect().bottom()

@@ -36,6 +36,7 @@ class Measurements(QObject):
         # Whatever has yet to end, in this order; None is the interrupted run.
         self._pending: list[protocol.RunCommand | None] = []
         self._ends_early = False
+        self._pauses = False  # the interrupted run was paused, and will be again
         run.received.connect(self._on_message)
         run.stateChanged.connect(self._forget)
 
@@ -47,6 +48,7 @@ class Measurements(QObject):
         is_run = run.active and not (run.measures and run.resumption is None)
         run.resumption = (resumption or run.continued) if is_run else None
         if run.active and not self._pending:
+            self._pauses = run.state == "paused"
             self._pending.append(None)
         self._pending.append(command)
         self._ends_early = False
@@ -71,6 +73,9 @@ class Measurements(QObject):
         """Note when a measurement ends; ``stateChanged`` may still be about the run before."""
         if isinstance(message, protocol.State) and message.state != "idle":
             self.resumes = False
+            if self._pauses and message.state == "running" and not self._pending:
+                self._pauses = False
+                self._run.pause()
         if not isinstance(message, protocol.Finished):
             return
         self.resumes = False
@@ -91,6 +96,7 @@ class Measurements(QObject):
         """
         edited = self._configuration.edited
         if edited is None or (reason in ("stopped", "cancelled") and not self._ends_early):
+            self._pauses = False
             return  # the user wanted it to end
         if config_edit.of_one_run(configuration, edited):
             if reason == "failed":  # perhaps because of a toggle that never ran
@@ -106,7 +112,7 @@ class Measurements(QObject):
             self._run.resumption = None
         if self._run.state in ("starting", "dead", "none"):
             lost, self._pending = self._pending, []
-            self._run.resumption, self.resumes = None, False
+            self._run.resumption, self.resumes, self._pauses = None, False, False
             for command in lost:
                 if command is not None:
                     self.ended.emit(command, "lost")

@@ -71,8 +71,14 @@ def _not_active(workspace: Workspace) -> str:
     return "" if workspace.run.active else "No run is in progress."
 
 
+def _cannot_stop(workspace: Workspace) -> str:
+    replay = "A replay cannot stop or pause; Cancel ends it." if workspace.run.replaying else ""
+    return _not_active(workspace) or replay
+
+
 def _cannot_pause(workspace: Workspace) -> str:
-    return "" if workspace.run.state in ("running", "paused") else "There is no run to pause."
+    is_pausable = workspace.run.state in ("running", "paused")
+    return _cannot_stop(workspace) if is_pausable else "There is no run to pause."
 
 
 def _pause_text(workspace: Workspace) -> str:
@@ -275,7 +281,7 @@ ACTIONS = (
            "Pause the steps; the built model stays in memory", _cannot_pause, now=_pause_text,
            words="resume continue"),
     Action("stop", "Stop", "Run", "stop", lambda w: w.workspace.run.stop(), "Shift+F5",
-           "End the run after the current step", _not_active, words="finish"),
+           "End the run after the current step", _cannot_stop, words="finish"),
     Action("cancel", "Cancel", "Run", "cancel", lambda w: w.workspace.run_control.cancel(),
            "Shift+Esc", "End the build or run immediately, by force if necessary", _not_active,
            words="abort kill interrupt"),

@@ -24,6 +24,7 @@ from sessions.plain_text import wrapped
 from workbench.theming import fonts
 
 WIDTH = 160
+ROW_SHARE, MOST_GROWTH = 0.36, 1.5  # share of a wide row; largest width as a multiple of the least
 POPUP_PADDING = 24
 SEGMENT_PADDING = 22  # left and right of a segment's text, with its border
 
@@ -102,7 +103,8 @@ class OptionPicker(QWidget):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        fonts.fix_width(self, width)
+        self._least, self._row_px = width, 0
+        fonts.follow(self, self._fit)
         letters = self.fontMetrics().horizontalAdvance("".join(title for _, title in options))
         if letters + SEGMENT_PADDING * len(options) <= self.width():
             self._add_buttons(options, layout)
@@ -112,6 +114,16 @@ class OptionPicker(QWidget):
             self._combo.addItems([title for _, title in options])
             self._combo.activated.connect(lambda row: self.chosen.emit(self._names[row]))
             layout.addWidget(self._combo)
+
+    def fit_row(self, row_px: int) -> None:
+        """Take a share of a row of this width, between the control's least and largest width."""
+        self._row_px = row_px
+        self._fit()
+
+    def _fit(self) -> None:
+        least = fonts.in_type(self._least, self.font())
+        share_px = min(ROW_SHARE * self._row_px, MOST_GROWTH * least)
+        self.setFixedWidth(max(least, round(share_px)))
 
     @property
     def value(self) -> str:

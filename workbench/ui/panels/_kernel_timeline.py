@@ -15,6 +15,7 @@ from workbench.plots.kernel_timeline import Slices
 from workbench.theming import fonts
 from workbench.ui.panels import _plot_keys, _widgets
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.process.thread_pool import Tasks
@@ -61,7 +62,7 @@ class KernelTimeline(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 0)
         layout.addLayout(search_row)
         parts = ((self.chart, 3), (self.statistics, 2))
-        layout.addWidget(_widgets.split(Qt.Orientation.Vertical, *parts), 1)
+        layout.addWidget(Splitter(Qt.Orientation.Vertical, *parts), 1)
         layout.addLayout(_widgets.inset(self.range, 2, 4))
 
     @property

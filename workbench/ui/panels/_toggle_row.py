@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from sessions.model import Evidence
@@ -78,6 +79,11 @@ class ToggleRow(QWidget):
         layout = _widgets.tight(QVBoxLayout(self), 2)
         layout.addLayout(head)
         layout.addWidget(self._details)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Widen the control with the row: a wide one has room for long titles of options."""
+        super().resizeEvent(event)
+        self.picker.fit_row(self.width())
 
     def _button(self, name: str, title: str) -> QToolButton:
         """Return a small button that shows and hides the details."""

@@ -1,4 +1,4 @@
-"""Parts that several panels are made of: headings, notes, rules, columns, splitters, budgets."""
+"""Parts that several panels are made of: headings, notes, rules, columns, budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
-    QSplitter,
     QStyle,
     QToolButton,
     QVBoxLayout,
@@ -297,17 +296,6 @@ def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
         else:
             layout.addLayout(row)
     return layout
-
-
-def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
-    """Return a splitter of widgets with their shares of the room; none collapses."""
-    splitter = QSplitter(direction)
-    splitter.setChildrenCollapsible(False)
-    for index, (part, share) in enumerate(parts):
-        splitter.addWidget(part)
-        splitter.setStretchFactor(index, share)
-    splitter.setSizes([100 * share for _, share in parts])
-    return splitter
 
 
 def named(text: str, control: QWidget) -> QWidget:

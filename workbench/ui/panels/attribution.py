@@ -39,6 +39,7 @@ from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table import PlainTable, with_interval
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels.empty import Empty
@@ -158,7 +159,7 @@ class AttributionPanel(QWidget):
         head.setLayout(_widgets.head(*lines, below=0))
         column.addWidget(_widgets.FittedScrollArea(head))
         parts = ((self.chart, 3), (self.table, 2))
-        column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
+        column.addWidget(_widgets.scrolled(Splitter(Qt.Orientation.Vertical, *parts)), 1)
         return body
 
     def _draw(self) -> None:

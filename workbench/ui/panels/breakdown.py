@@ -24,6 +24,7 @@ from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._kernel_timeline import KernelTimeline
 from workbench.ui.panels._next_steps import NextStepsList
 from workbench.ui.panels._searched_table import SearchedTable
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._wrapped_row import WrappedRow
@@ -138,11 +139,11 @@ class BreakdownPanel(QWidget):
             "Timeline": self.timeline,
             "Modules": self._make_modules(),
             "Kernels": self.searched,
-            "Roofline": _widgets.split(vertical, (self.roof, 5), (self.achieved, 2)),
+            "Roofline": Splitter(vertical, (self.roof, 5), (self.achieved, 2)),
             "Classes": self.kinds,
-            "Memory": _widgets.split(vertical, (self.course, 1), (self.roles, 1)),
+            "Memory": Splitter(vertical, (self.course, 1), (self.roles, 1)),
             "Waiting": self.waiting,
-            "Difference": _widgets.split(vertical, (over, 3), (self.roles_apart, 2)),
+            "Difference": Splitter(vertical, (over, 3), (self.roles_apart, 2)),
         }
         for title, page in pages.items():
             self.tabs.addTab(page, title)
@@ -158,7 +159,7 @@ class BreakdownPanel(QWidget):
         column = _widgets.tight(QVBoxLayout(left), 0)
         column.addWidget(self.icicle, 1)
         column.addLayout(_widgets.inset(self.readout, 4, 4))
-        return _widgets.split(Qt.Orientation.Horizontal, (left, 5), (self.modules, 4))
+        return Splitter(Qt.Orientation.Horizontal, (left, 5), (self.modules, 4))
 
     def choose(self, number: int) -> None:
         """Show the profile of this number, from 1 on."""

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
+    QSizePolicy,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -102,7 +103,9 @@ class ChecklistPanel(QWidget):
         self._checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
-        buttons = WrappedRow(self.button, _widgets.named("Expected", self.expected))
+        expected = _widgets.named("Expected", self.expected)
+        expected.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        buttons = WrappedRow(self.button, expected)
         host = QWidget()
         self._rows = _widgets.column(host)
         body = _widgets.surface()

@@ -9,7 +9,6 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QMenu,
-    QSplitter,
     QStackedWidget,
     QTabWidget,
     QToolButton,
@@ -34,6 +33,7 @@ from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.process.thread_pool import Tasks
@@ -143,16 +143,15 @@ class ComparePanel(QWidget):
 
     def _make_body(self) -> QWidget:
         body = _widgets.surface()
-        lower = QSplitter(Qt.Orientation.Horizontal)
-        lower.addWidget(self.charts["ecdf"])
-        lower.addWidget(self.charts["box"])
+        charts = ((self.charts["ecdf"], 1), (self.charts["box"], 1))
+        lower = Splitter(Qt.Orientation.Horizontal, *charts)
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
         self._tabs.setMinimumHeight(_TABLES_LEAST)
         self._tabs.addTab(self.sessions, "Sessions")
         self._tabs.addTab(self.differences, "Differences")
         parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
-        split = _widgets.split(Qt.Orientation.Vertical, *parts)
+        split = Splitter(Qt.Orientation.Vertical, *parts)
         column = _widgets.tight(QVBoxLayout(body), 0)
         column.addWidget(self._make_bar())
         column.addWidget(self._warning)

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMenu,
-    QSplitter,
     QStackedWidget,
     QToolButton,
     QVBoxLayout,
@@ -33,6 +32,7 @@ from workbench.theming.icons import icon
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels._moments import Moments
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels._wrapped_row import WrappedRow
 from workbench.ui.panels.start_page import StartPage
@@ -91,8 +91,6 @@ class LivePanel(QWidget):
             if plot.axis == "time"
         }
         self.moments = Moments(self, self, session)
-        self._splitter = QSplitter(Qt.Orientation.Vertical)
-        self._splitter.setChildrenCollapsible(False)
         order = sorted(self.charts, key=lambda n: (SHOWN.index(n) if n in SHOWN else len(SHOWN), n))
         for name in order:
             chart = self.charts[name]
@@ -102,10 +100,11 @@ class LivePanel(QWidget):
             chart.rangePicked.connect(lambda c=chart: self._picked(c))
             chart.resetWanted.connect(self._follow_all)
             self.moments.attach(chart)
-            self._splitter.addWidget(chart)
-            chart.setVisible(name in SHOWN)  # shown now: without a parent it would be a window
-        # Equal sizes: otherwise room is divided by size hints, which depend on the last texts.
-        self._splitter.setSizes([_LEAST_PX] * len(order))
+        # Equal shares: otherwise room is divided by size hints, which depend on the last texts.
+        parts = [(self.charts[name], 1) for name in order]
+        self._splitter = Splitter(Qt.Orientation.Vertical, *parts)
+        for name, chart in self.charts.items():  # not earlier: it would be a window of its own
+            chart.setVisible(name in SHOWN)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)

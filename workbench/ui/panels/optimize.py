@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QMenu,
     QStackedWidget,
     QTabWidget,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -43,6 +42,7 @@ from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table import PlainTable, with_interval
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._wrapped_row import WrappedRow
@@ -98,8 +98,7 @@ class OptimizePanel(QWidget):
         self.chosen = _widgets.note()
         self.objective = self._make_objective()
         self.limit = self._make_limit()
-        self.toggles = QToolButton()
-        self.toggles.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.toggles = _widgets.button()  # framed as its neighbours; a bare one seems indented
         self.toggles.setToolTip("The toggles that are searched; the others do not change")
         self.toggles.setMenu(QMenu(self.toggles))
         tip = "Time limit of the search, with builds, compilation, checks and verdicts"
@@ -208,7 +207,7 @@ class OptimizePanel(QWidget):
         column = _widgets.tight(QVBoxLayout(), 0)
         column.addWidget(_widgets.FittedScrollArea(head))
         parts = ((self.chart, 1), (self.tabs, 1))
-        column.addWidget(_widgets.scrolled(_widgets.split(Qt.Orientation.Vertical, *parts)), 1)
+        column.addWidget(_widgets.scrolled(Splitter(Qt.Orientation.Vertical, *parts)), 1)
         body.setLayout(column)
         return body
 

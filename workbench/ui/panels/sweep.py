@@ -29,6 +29,7 @@ from workbench.ui.menus.option_picker import NoWheelComboBox
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import NoWheelDoubleSpinBox
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table import PlainTable
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._wrapped_row import WrappedRow
@@ -207,7 +208,7 @@ class SweepPanel(QWidget):
         column = _widgets.tight(QVBoxLayout(body), 0)
         column.addLayout(_widgets.inset(self.headline, 6, 2))
         parts = ((self.charts["sweep_time"], 1), (tabs, 1))
-        charts = _widgets.split(Qt.Orientation.Horizontal, *parts)
+        charts = Splitter(Qt.Orientation.Horizontal, *parts)
         column.addWidget(_widgets.scrolled(charts), 1)
         return body
 

@@ -32,6 +32,7 @@ from workbench.ui.controllers.verdicts import Verdicts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels import _widgets
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._splitter import Splitter
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._throttle import ThrottledCall
 from workbench.ui.panels._verdicts_table import MOST_VERDICTS, VerdictsTable
@@ -130,7 +131,7 @@ class VerdictPanel(QWidget):
         self._head = _widgets.head(*lines)
         column.addLayout(self._head)
         self._notes = _widgets.scrolled(details)
-        self._split = _widgets.split(Qt.Orientation.Horizontal, (self.chart, 5), (self._notes, 3))
+        self._split = Splitter(Qt.Orientation.Horizontal, (self.chart, 5), (self._notes, 3))
         column.addWidget(self._split, 1)
         column.addWidget(self.table)
         column.addWidget(self._left_out)

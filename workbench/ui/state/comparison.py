@@ -41,8 +41,9 @@ class ComparisonModel(QObject):
 
     def add(self, session: Session) -> None:
         """Add a session; report one that is shown or here already."""
-        if any(session.id == other.id for other in [self._session.shown, *self._added]):
-            self._failures.report(session_files.compared_already(session.title))
+        is_shown = session.id == self._session.shown.id
+        if is_shown or any(session.id == other.id for other in self._added):
+            self._failures.report(session_files.compared_already(session.title, is_shown))
             return
         self._added.append(session)
         self._announce()

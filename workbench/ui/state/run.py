@@ -141,8 +141,9 @@ class RunModel(QObject):
 
     def stop(self) -> None:
         """End the run after the current step."""
-        if self.active:
+        if self.active and not self.replaying:
             self._link.send(protocol.Stop())
+            self.set_state("stopping", "")  # a step may take long, and a runner may hang
 
     def pause(self) -> None:
         """Pause the steps; the built model stays in memory."""
@@ -169,10 +170,9 @@ class RunModel(QObject):
     def set_state(self, state: str, text: str) -> None:
         """Set the state that the runner reports, or that the window infers."""
         self.state, self.text, self.is_requested = state, text, False
+        self.progress = None  # the previous state had made it
         if state in ("idle", "dead", "starting"):
-            self._began, self.running, self.progress = 0.0, None, None
+            self._began, self.running = 0.0, None
         elif not self._began:
             self._began, self.cancelled = time.monotonic(), False
-        if state == "running":
-            self.progress = None
         self.stateChanged.emit()

@@ -146,7 +146,11 @@ def not_read(error: Exception, detail: str) -> protocol.Failure:
     return protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
 
 
-def compared_already(title: str) -> protocol.Failure:
+def compared_already(title: str, is_shown: bool) -> protocol.Failure:
     """Return the failure of a session that would be compared with itself."""
     sentence = f"The session {title!r} is already being compared."
-    return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another session.")
+    fix = "Choose another session."
+    if is_shown:
+        sentence = f"The file holds {title!r}, the session that is shown."
+        fix = "Choose another session, or compare segments of this one in the Segments table."
+    return protocol.Failure(kind="mistake", sentence=sentence, fix=fix)

@@ -52,6 +52,17 @@ def test_the_run_resumes_as_it_was_after_a_measurement(qtbot, running, kind):
     assert running.verdict_prompt.offer is None, "the run that resumes is no change of toggles"
 
 
+def test_a_paused_run_is_paused_again_after_a_measurement(qtbot, running):
+    running.run.pause()
+    qtbot.waitUntil(lambda: running.run.state == "paused")
+    before = running.run.running
+    REQUESTS["verdict"](running)
+    qtbot.waitUntil(lambda: measured(running) == 1 and not running.measurements.busy)
+    qtbot.waitUntil(lambda: running.run.state == "paused" and running.run.running == before)
+    running.run.resume()
+    qtbot.waitUntil(lambda: in_run(running))
+
+
 @pytest.mark.parametrize("kind", ["sweep", "attribution"])
 def test_the_run_stays_ended_after_a_measurement_that_the_user_stopped(qtbot, running, hold, kind):
     hold.touch()

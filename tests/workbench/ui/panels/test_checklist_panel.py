@@ -75,6 +75,15 @@ def test_what_is_expected_is_what_the_runner_is_asked_for(qtbot, ready, monkeypa
     )
 
 
+def test_the_expected_speed_up_stands_at_its_name_in_a_wide_panel(qtbot, ready, checked):
+    ready.workspace.session.show(checked)
+    ready.resize(1600, 900)
+    ready.dock_area.bring("checklist")
+    pair = ready.checklist.expected.parentWidget()
+    qtbot.waitUntil(lambda: ready.checklist.width() > 900 and pair.isVisible())
+    qtbot.waitUntil(lambda: pair.width() == pair.sizeHint().width())
+
+
 def test_a_file_shows_what_was_checked_and_what_was_not_done(ready, checked):
     ready.workspace.session.show(checked)
     panel = ready.checklist

@@ -186,3 +186,80 @@ def test_a_dock_that_is_docked_again_has_the_keyboard(qtbot, ready):
     dock.setFloating(False)
     ready.activateWindow()
     qtbot.waitUntil(lambda: area.current() == "toggles")
+
+
+def test_a_double_click_on_a_separator_restores_its_default_position(qtbot, window):
+    window.resize(1280, 800)
+    window.reset_layout()
+    area, build = window.dock_area, window.dock_area.docks["build"]
+    segments = area.docks["segments"]
+    qtbot.waitUntil(lambda: 400 < build.width() < 480 and abs(segments.height() - 208) < 30)
+    width, height, lower = build.width(), build.height(), segments.height()
+    docks = [area.docks["live"], segments]
+    area.resizeDocks(docks, [300, 400], Qt.Orientation.Vertical)
+    area.resizeDocks([build, area.docks["toggles"]], [330, 300], Qt.Orientation.Vertical)
+    qtbot.waitUntil(lambda: segments.height() > lower + 50 and build.height() > height + 50)
+    drag_separator(qtbot, window, -60)
+
+    def double_click(x, y):
+        qtbot.mouseDClick(area, Qt.MouseButton.LeftButton, pos=QPoint(x, y))
+
+    double_click(build.geometry().right() + 3, build.geometry().center().y())
+    qtbot.waitUntil(lambda: abs(build.width() - width) <= 2)
+    assert segments.height() > lower + 50 and build.height() > height + 50
+    double_click(build.geometry().center().x(), build.geometry().bottom() + 3)
+    qtbot.waitUntil(lambda: abs(build.height() - height) <= 2)
+    assert segments.height() > lower + 50
+    bar = next(b for b in area._tab_bars() if b.tabText(0) == segments.windowTitle())
+    double_click(bar.geometry().center().x(), bar.geometry().top() - 3)
+    qtbot.waitUntil(lambda: abs(segments.height() - lower) <= 2)
+
+
+def test_a_click_on_a_tab_gives_its_panel_the_keyboard_and_a_double_click_floats_it(qtbot, window):
+    window.activateWindow()
+    area = window.dock_area
+    area.enter("toggles")
+    qtbot.waitUntil(lambda: area.current() == "toggles")
+    bar = next(b for b in area._tab_bars() if b.tabText(0) == area.docks["live"].windowTitle())
+    index = next(i for i in range(bar.count()) if bar.tabText(i) == "Sweep")
+    at = bar.tabRect(index).center()
+    qtbot.mouseClick(bar, Qt.MouseButton.LeftButton, pos=at)
+    qtbot.waitUntil(lambda: area.current() == "sweep")
+    qtbot.mouseDClick(bar, Qt.MouseButton.LeftButton, pos=at)
+    qtbot.waitUntil(area.docks["sweep"].isFloating)
+    assert not any(d.isFloating() for n, d in area.docks.items() if n != "sweep")
+
+
+def test_a_floating_dock_has_an_edge(qtbot, window):
+    dock = window.dock_area.docks["build"]
+    dock.setFloating(True)
+    qtbot.waitUntil(dock.isVisible)
+    image = dock.grab().toImage()
+    inside = image.pixelColor(5, 5)
+    edge = {image.pixelColor(x, y).name() for x in (0, image.width() - 1) for y in (20, 100)}
+    assert len(edge) == 1 and inside.name() not in edge
+
+
+def test_a_window_closed_with_banners_gives_the_lower_panel_the_same_height_again(
+    qapp, qtbot, window
+):
+    window.resize(1280, 800)
+    window.reset_layout()
+    segments = window.dock_area.docks["segments"]
+    qtbot.waitUntil(lambda: abs(segments.height() - 208) < 30)
+    before = window.dock_area.height()
+    for text in ("first", "second"):
+        window.failures.show_banner("warning", text, "")
+    qtbot.waitUntil(lambda: window.dock_area.height() < before - 40)
+    qtbot.wait(20)
+    lower = segments.height()
+    workspace, settings = window.workspace, window.settings
+    window.close()
+    again = MainWindow(workspace, settings, Appearance(qapp, workspace.theme, settings))
+    again.resize(1280, 800)
+    again.show()
+    segments = again.dock_area.docks["segments"]
+    qtbot.wait(50)
+    assert abs(segments.height() - lower) <= 2
+    again.close()
+    again.deleteLater()

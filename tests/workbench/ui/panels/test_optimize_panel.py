@@ -40,6 +40,14 @@ def belong_to(study, configuration) -> None:
     study.request.update(named)
 
 
+def test_the_controls_of_the_form_have_the_same_edges(panel):
+    edges = {
+        (control.geometry().left(), control.geometry().right())
+        for control in (panel.objective, panel.toggles, panel.run)
+    }
+    assert len(edges) == 1
+
+
 def test_goal_limit_budget_and_toggles_of_the_form_are_sent(panel, ready, monkeypatch):
     commands = []
     monkeypatch.setattr(

@@ -246,7 +246,7 @@ def test_the_status_bar_says_nothing_twice(ready):
         assert status.runner.isVisible() == (not shown.startswith("Starting"))
 
 
-def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
+def test_the_status_bar_has_numbers_of_what_runs_only_and_not_of_an_opened_file(qtbot, ready):
     ready.workspace.runs.start()
     qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
     opened = session()
@@ -256,7 +256,38 @@ def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file
     qtbot.waitUntil(lambda: "steps/s" in rate.text())
     assert "GiB allocated" in memory.text()
     ready.workspace.run.stop()
-    qtbot.waitUntil(lambda: memory.text() == "512 MiB allocated")
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "idle")
+    assert not rate.text() and not memory.text()
+
+
+def test_the_status_bar_does_not_say_building_beside_the_progress_of_steps(ready):
+    line, route = ready.status._progress_text, ready.workspace.router.route
+    route(protocol.State(state="running", text="Alternating A and B"))
+    route(protocol.Progress(task="compare", text="2 pairs", fraction=0.1))
+    route(protocol.State(state="building", text="Building A and B again"))
+    ready.workspace.run.stateChanged.emit()
+    assert line._whole == "Building A and B again"
+    route(protocol.Progress(task="compile", text="", fraction=None))
+    ready.workspace.run.stateChanged.emit()
+    assert line._whole == "· Compiling"
+
+
+def test_a_stop_is_shown_before_the_runner_answers_and_can_be_forced(qtbot, ready, monkeypatch):
+    ready.workspace.runs.start()
+    qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
+    commands = []
+    monkeypatch.setattr(ready.workspace.run._link, "send", commands.append)
+    ready.workspace.run.stop()
+    assert isinstance(commands[0], protocol.Stop)
+    assert ready.status.runner.text() == "Stopping" and ready.status._cancel.isVisible()
+
+
+def test_a_runner_that_ended_leaves_no_memory_in_the_status_bar(qtbot, ready):
+    ready.workspace.runs.start()
+    memory = ready.status._facts["memory"]
+    qtbot.waitUntil(lambda: "allocated" in memory.text())
+    ready.workspace.run.set_state("dead", "ended")
+    assert not memory.text()
 
 
 def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):

@@ -22,6 +22,11 @@ def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, sett
         assert workspace.configuration.edited == workspace.session.shown.segments[-1].configuration
         assert not window.actions_["run"].isEnabled()
         assert "replay" in window.actions_["run"].toolTip()
+        workspace.run.set_state("running", "")
+        for name in ("stop", "pause"):  # they would do nothing
+            assert not window.actions_[name].isEnabled()
+            assert "replay" in window.actions_[name].toolTip()
+        assert window.actions_["cancel"].isEnabled()
 
 
 def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):

@@ -120,6 +120,13 @@ def test_a_session_is_compared_once(workspace):
     workspace.compared.add(other)
     assert workspace.compared.sessions == [other]
     assert len(workspace.failures.recent) == 1
+    assert "already being compared" in workspace.failures.recent[-1].sentence
+
+
+def test_the_shown_session_is_named_as_such_when_it_would_be_compared_with_itself(workspace):
+    workspace.compared.add(workspace.session.shown)
+    assert not workspace.compared.sessions
+    assert "the session that is shown" in workspace.failures.recent[-1].sentence
 
 
 def classes() -> list[type]:

@@ -220,6 +220,12 @@ def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
     steps["t_s"][:] = steps["t_s"][0] + 1e-7 * np.arange(len(steps["t_s"]))
     bar._show_numbers()
     assert (rate.text(), memory.text()) == ("10000000 steps/s", "512 MiB allocated")
+    bar._arrived -= 12
+    bar._show_numbers()
+    assert rate.text() == "no step for 12 s", "the rate would claim that steps go on"
+    offered.run.measures = True  # it sends no single steps
+    bar._show_numbers()
+    assert rate.text() == "10000000 steps/s"
     steps["allocated"][-1] = np.nan  # as of kernels that are timed
     bar._show_numbers()
     assert not rate.text() and not memory.text()

@@ -164,6 +164,23 @@ def test_a_default_window_shows_titles_and_usual_options_without_an_ellipsis(qtb
         window.appearance.choose_font(before)
 
 
+def test_a_wide_row_shows_long_options_without_an_ellipsis(qtbot, panel):
+    row = panel.rows["compile"]
+    box = row.picker.findChild(NoWheelComboBox)
+    row.picker.set_value("reduce-overhead")
+    panel.resize(310, 400)
+    qtbot.waitUntil(lambda: row.width() <= 310)
+    narrow = row.picker.width()
+    panel.resize(460, 400)
+    qtbot.waitUntil(lambda: row.width() > 400)
+    assert box._elided(box.currentText()) == "reduce-overhead"
+    panel.resize(1400, 400)
+    qtbot.waitUntil(lambda: row.width() > 1300)
+    assert narrow < row.picker.width() < 2 * narrow
+    panel.resize(310, 400)
+    qtbot.waitUntil(lambda: row.picker.width() == narrow)
+
+
 def elided_titles(rows):
     return [row.toggle.title for row in rows if row._title.text() != row.toggle.title]
 

@@ -133,6 +133,8 @@ def test_the_demo_ends_once_the_window_shows_all_that_it_saved(qtbot, ready, tmp
         workspace.session.shown, workspace.session.baseline
     )
     assert ready.status._facts["file"].text() == "Saved: demo.h5"
+    workspace.session.add_note("after the file was written")
+    assert ready.status._names["file"]._whole == "Newer than demo.h5"
     assert "Demo: HYDRA, training" in ready.windowTitle()
     assert hdf5.load(tmp_path / "demo.h5").segments[0].steps.rows == (
         workspace.session.shown.segments[0].steps.rows
