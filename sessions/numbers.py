@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DIGITS = 3  # significant digits of a number whose error is not known
+LEAST_EXPONENT = -4  # a smaller number without a known error has a power of ten, not zeros
 MOST_DECIMALS = 6  # most decimals that an edge may require
 MISSING = "–"
 LARGEST = 1e30  # largest number, except p values: its square is finite
@@ -49,8 +50,9 @@ def text(cell: Cell) -> str:
 def number(value: float, error: float | None = None, edges: Sequence[float] = ()) -> str:
     """Round the value where its error begins: at the error's first digit, or second after a 1.
 
-    Without a known error it gets ``DIGITS`` significant digits. It gets more where rounding would
-    move it onto or across an edge: 1.04 +- 0.2 beside the edge 1.01 is 1.04, and not 1.0.
+    Without a known error it gets ``DIGITS`` significant digits, and 0.0000012 is 1.20e-06. It gets
+    more where rounding would move it onto or across an edge: 1.04 +- 0.2 beside the edge 1.01 is
+    1.04, and not 1.0.
     """
     if not math.isfinite(value):
         return MISSING
@@ -61,6 +63,8 @@ def number(value: float, error: float | None = None, edges: Sequence[float] = ()
     else:
         exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])  # after rounding: 99.96 is 100
         decimals = DIGITS - 1 - exponent
+        if value and exponent < LEAST_EXPONENT:
+            return f"{value:.{DIGITS - 1}e}"
     if not -15 <= decimals <= 15:
         return f"{value:.{DIGITS - 1}e}"
     while decimals < MOST_DECIMALS and any(

@@ -2,7 +2,7 @@
 
 Of many verdicts, each wrong in at most 5 % of cases, some are wrong more often than that. By Holm's
 correction the chance that any FASTER or SLOWER of the session is wrong is at most 5 %. Comparisons
-of identical arms claim nothing, and do not count.
+of identical arms claim nothing, and do not count; nor do those without a valid pair.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparis
 def counts(comparison: PairedComparison) -> bool:
     """Return True if the comparison was judged, and claims something."""
     facts = comparison.facts
-    return isinstance(facts.get("p"), int | float) and not facts.get("identical")
+    is_judged = isinstance(facts.get("p"), int | float) and facts.get("pairs", 0) > 0
+    return is_judged and not facts.get("identical")
 
 
 def judgement_of(comparison: PairedComparison) -> Judgement:

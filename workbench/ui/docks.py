@@ -40,9 +40,8 @@ BUILD_HEIGHT, BUILD_GROWTH = 220, 0.8  # fits the usual form in small type; grow
 LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # largest share of the left column's height
 BOTTOM_HEIGHT, BOTTOM_SHARE = 208, 0.4  # pixels; largest share of the height
-_SIZES = re.compile(
-    rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})(?: (\d{1,5}))?\n"
-)  # before the rest of a saved layout
+# Before the rest of a saved layout; older layouts lack the last number.
+_SIZES = re.compile(rb"(\d{1,5}) ([1-9]\d{0,4}) (\d{1,5})(?: (\d{1,5}))?\n")
 # In one place, as tabs.
 TABS = (
     *("live", "verdict", "attribution", "optimize", "sweep", "claims", "breakdown", "checklist"),

@@ -45,6 +45,10 @@ def test_one_comparison_stays_as_it_is():
     assert standing(DOUBTFUL) == "" and DOUBTFUL.verdict == "FASTER"
 
 
+def test_a_comparison_without_a_valid_pair_does_not_count():
+    assert side_by_side([DOUBTFUL, judged([])]) == [DOUBTFUL, judged([])]
+
+
 def test_a_doubtful_claim_is_withdrawn_among_many_and_says_what_it_was():
     corrected = side_by_side([DOUBTFUL, CLEAR, *[SAME] * 40])
     assert [comparison.verdict for comparison in corrected[:3]] == ["UNDECIDED", "FASTER", "SAME"]
