@@ -74,6 +74,7 @@ def test_a_compiled_call_writes_into_its_input(op, case):
     assert any(name.endswith("after the call") for name in exact.exact)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
 @pytest.mark.parametrize(("op", "case"), WRITING)
@@ -144,7 +145,7 @@ def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly(word
     torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=most)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
 @pytest.mark.parametrize(
     "name", sorted(n for n, op in OPS.items() if "triton" in op.implementations)

@@ -137,6 +137,7 @@ def draw_config(family, rng):
         return None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FIELDS)
 def test_fused_steps_decode_the_same_for_any_sizes(name, monkeypatch):
     monkeypatch.setattr(language_model, "is_for_few_rows", lambda x: True)  # also for FP64

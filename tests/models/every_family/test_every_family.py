@@ -238,6 +238,7 @@ def delayed(generator, batch=16):
     return (letters_BS,), (asked_BS,)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DELAYERS)
 def test_what_is_routed_is_soon_taught_to_repeat_the_token_before_the_last(name):
     family = FAMILIES[DELAYERS[name][0]]

@@ -104,6 +104,7 @@ def test_a_sequence_that_begins_in_a_used_cache_takes_what_is_chosen_then(begins
     assert not torch.equal(actual, decoder("adaattn")(tokens_BS))
 
 
+@pytest.mark.sample(4)
 @every_form
 def test_generation_goes_on_from_a_file(name, fields, tmp_path):
     model, prompt_BS = decoder(name, **fields), tokens()[:, :8]

@@ -67,6 +67,7 @@ def sitting(tmp_path_factory):
     written.close()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number):
     written, recorder, folder = sitting

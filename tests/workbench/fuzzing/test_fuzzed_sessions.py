@@ -85,6 +85,7 @@ def test_study_columns_of_other_types_are_used_as_numbers(contents, tmp_path, mo
     assert not missing
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "column", [*ZEROS[:3], *(pytest.param(column, marks=pytest.mark.slow) for column in ZEROS[3:])]
 )

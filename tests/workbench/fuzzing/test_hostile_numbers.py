@@ -114,6 +114,7 @@ def test_a_study_with_hostile_numbers_is_drawn_or_omitted_with_a_reason(study):
     use(study)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("index", range(len(STUDIES)))
 def test_a_study_with_a_table_without_rows_is_drawn_or_omitted_with_a_reason(index):
     for table in STUDIES[index].tables:
@@ -137,6 +138,7 @@ ENDED = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("make", "table", "name", "number", "plot"), ENDED)
 def test_a_plot_of_impossible_numbers_is_omitted_with_a_reason(make, table, name, number, plot):
     assert plot not in use(make())

@@ -76,6 +76,7 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_at_the_worst_moments_is_130_without_a_word(moment, folder, sigint_handled):
     plant, arguments = MOMENTS[moment]

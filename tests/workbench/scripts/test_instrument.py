@@ -232,6 +232,7 @@ for _ in torch.utils.data.DataLoader(range(20), num_workers=WORKERS):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("setting", "workers"),
     [
@@ -300,6 +301,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("script", [STEPS_OF_A_BASE, STEPS_OF_ANOTHER], ids=["base", "another"])
 def test_a_step_that_calls_other_steps_is_one_step(tmp_path, script):
     words = [sys.executable, "-c", script]

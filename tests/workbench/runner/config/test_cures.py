@@ -118,6 +118,7 @@ def test_a_toggle_that_fails_is_cured_from_the_configuration_that_was_asked_for(
     runner.finish(protocol.Stop())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("workload", "what"), [("train", "loss"), ("forward", "output")])
 @pytest.mark.parametrize("seconds", [None, 1.5], ids=["at its end", "while it runs"])
 def test_numbers_that_are_not_finite_are_told_once_while_the_run_goes_on(

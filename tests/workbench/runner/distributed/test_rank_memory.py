@@ -95,6 +95,7 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.sample(3)
 @needs_cores
 @pytest.mark.usefixtures("close_ranks")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -137,6 +137,7 @@ def take_the_same_rows(monkeypatch) -> None:
     monkeypatch.setattr(Parallel, "local_batches", lambda self, batches: batches.part(1, 2))
 
 
+@pytest.mark.sample(1)
 @needs_cores
 @pytest.mark.parametrize("plant", [None, keep_own_gradients, take_the_same_rows])
 def test_the_check_of_training_notices_updates_that_are_not_of_the_full_batch(

@@ -103,6 +103,7 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("counts", "error"),
     [(False, SHORT), (False, RankError("rank 1 ended", 1, explain(SHORT))), (True, SHORT)],
@@ -235,6 +236,7 @@ def test_every_combination_is_an_arm_of_a_factorial(context, small):
     assert kinds == ["share", "share", "interaction", "total"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["factorial", "shapley", "leave-one-out"])
 def test_toggles_that_need_each_other_are_attributed_in_whichever_order_they_are_named(
     context, small, mode

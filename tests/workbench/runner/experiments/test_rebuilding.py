@@ -99,6 +99,7 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
     assert weights[0].data_ptr() == weights[1].data_ptr(), "which are shared, and stay"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [1, 3])
 def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
     context, small, monkeypatch, tmp_path, count

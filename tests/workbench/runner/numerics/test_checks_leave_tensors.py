@@ -69,7 +69,7 @@ def check_leaves_tensors(variant, situation, monkeypatch):
     assert not before.differences(Snapshot(variant))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rope_cache", ["per_layer", "shared"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_check_leaves_every_tensor_of_a_bundled_model(family, rope_cache, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_check_leaves_every_tensor_of_a_model_with_a_repeated_module(tmp_path,
     check_leaves_tensors(stepped(requested), resolve(requested, CPU), monkeypatch)
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "precision", ["amp_bf16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp32", "bf16"))]
 )

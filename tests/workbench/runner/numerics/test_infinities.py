@@ -85,6 +85,7 @@ def test_a_run_of_masked_outputs_is_told_no_failure(configured, failures, precis
     assert failures(configured(precision=precision)) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize("calls", [1, 60])
 def test_what_is_wrong_beside_a_mask_is_told_once(configured, failures, fault, calls):

@@ -242,6 +242,7 @@ def keep_gradients(arm):
     arm.trainer.optimizer.zero_grad = lambda set_to_none=True: None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plant", [change_rate, forget_moments, keep_gradients])
 def test_a_wrong_update_is_red_though_outputs_and_loss_are_right(build, plant):
     arm, situation = build("train")

@@ -100,6 +100,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "precision"), EXPECTED)
 def test_training_of_a_model_that_remembers_or_has_odd_inputs(name, precision):
     result = check(build(f"{ODD}:{name}", "train", precision=precision))
@@ -472,7 +473,7 @@ FAULTS = [
 SLOWLY = [pytest.param(p, marks=pytest.mark.slow) if p != "bf16" else p for p in PRECISIONS]
 
 
-@pytest.mark.sample(17)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("precision", SLOWLY)
 @pytest.mark.parametrize(("make", "workload", "plant"), FAULTS)
 def test_a_planted_fault_is_never_right(make, workload, plant, precision):

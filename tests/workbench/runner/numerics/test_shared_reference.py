@@ -125,7 +125,7 @@ def test_stored_results_of_a_wrong_variant_do_not_make_a_right_one_wrong(runs):
     assert check(stepped(request(), arms), shared).ok
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "change",
     [

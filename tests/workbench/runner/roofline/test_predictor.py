@@ -343,6 +343,7 @@ def test_a_compiled_step_has_the_attainable_time_of_what_is_never_fused(predicto
     assert predictor.of(compiled, eager).ratio is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["loop", "foreach", "fused"])
 def test_amp_in_fp16_has_attainable_times_whatever_the_optimizer(option):
     """It is offered on GPUs only, but its loss scaler works on a CPU as well."""

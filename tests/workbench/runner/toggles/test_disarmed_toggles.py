@@ -18,7 +18,7 @@ def assert_not_claimed(name, option, device):
     assert status == "no effect" or (status == "as default" and means_off), text
 
 
-@pytest.mark.sample(80)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(("name", "option"), CHOICES, ids=lambda value: value)
 def test_a_toggle_that_changes_nothing_shows_no_effect(name, option):
     assert_not_claimed(name, option, "cpu")

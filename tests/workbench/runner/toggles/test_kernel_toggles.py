@@ -77,7 +77,7 @@ def test_every_operator_that_a_family_calls_has_a_toggle_of_its_implementations(
         assert set(toggle.options) == {"follow", *own} | measured
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(("family", "fields", "workload"), CASES)
 def test_a_family_says_beforehand_which_operators_a_step_calls(family, fields, workload):
     switched = {"fused_loss": "chunked", "fused_add_norm": "torch", "precision": "bf16"}
@@ -242,6 +242,7 @@ def test_what_a_family_never_calls_is_blocked_for_good():
         assert why.absent and not why.set
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "fields", "toggle", "option", "reason", "fix"),
     [

@@ -24,6 +24,7 @@ def checked(requested):
     return comparison.check(stepped(requested), situation)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("family", "toggles", "text"),
     [

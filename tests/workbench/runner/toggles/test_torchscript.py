@@ -76,6 +76,7 @@ def test_what_is_recorded_is_right_on_other_batches_too(fuses, family, workload)
     assert judged.ok, judged.text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("workload", "precision"), [("forward", "amp_bf16"), ("forward", "bf16"), ("train", "bf16")]
 )

@@ -116,6 +116,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", STATES)
 def test_each_rank_has_its_own_state_and_hooks_in_the_reference_too(write, kind):
     arm = step_divided(write(*STATES[kind]))
@@ -160,6 +161,7 @@ def test_ranks_that_change_weights_in_calls_are_not_checked(write, weight):
         assert torch.equal(weight, before[name]), f"the check changed {name}"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SHARDED)
 def test_shards_train_as_the_reference_does(write, kind):
     arm = step_divided(write(*SHARDED[kind]), sharding="full")

@@ -41,6 +41,7 @@ def evidence_leaves_state(variant, monkeypatch):
     assert not before.differences(Snapshot(variant))
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("workload", ["forward", "train"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_evidence_leaves_the_state_of_a_users_model(kind, workload, tmp_path, monkeypatch):
@@ -58,6 +59,7 @@ def test_evidence_leaves_the_state_of_a_bundled_model(family, workload, monkeypa
     evidence_leaves_state(steps_of(requested), monkeypatch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["adaattn", "moe"])
 def test_evidence_leaves_a_rank_in_the_state_of_the_other_ranks(family, monkeypatch):
     toggles = {"attention": "sdpa", "data_parallel": "2"}

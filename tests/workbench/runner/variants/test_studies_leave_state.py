@@ -76,6 +76,7 @@ def test_a_study_leaves_all_but_the_values_of_a_bundled_model(family, study):
     assert not [name for name in before.differences(Snapshot(variant)) if not by_steps(name)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["dropout and attention", "weight norm", "hooks with state"])
 @pytest.mark.parametrize("study", ["profile", "compare"])
 def test_a_study_leaves_all_but_the_values_of_a_users_model(kind, study, tmp_path):

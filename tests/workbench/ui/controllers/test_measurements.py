@@ -41,6 +41,7 @@ def measured(workspace) -> int:
     return len(session.studies) + len(session.comparisons)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_the_run_resumes_as_it_was_after_a_measurement(qtbot, running, kind):
     before = running.run.running

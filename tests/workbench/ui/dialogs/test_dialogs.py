@@ -65,6 +65,7 @@ def test_the_doctor_ends_each_sentence(workspace):
     assert "Attention backend: xFormers: xformers is not installed. Install the extra." in text
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("named", "written", "asks"),
     [

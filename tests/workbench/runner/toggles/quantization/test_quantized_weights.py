@@ -60,6 +60,7 @@ def test_a_quantized_model_keeps_no_weight_that_codes_stand_for():
     del plain
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_take_what_is_estimated_and_the_evidence_tells_it(family, precision):
