@@ -178,10 +178,13 @@ class Operator:
     written: Callable[..., tuple[str, ...]] = no_inputs
     plain: Callable[..., Any] | None = None
 
-    @functools.cached_property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs in the order of the reference's signature."""
-        return tuple(inspect.signature(self.reference).parameters)
+    # Names of the inputs in the order of the reference's signature.
+    input_names: tuple[str, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read the names now: Dynamo cannot trace a cached property of Python 3.11, which locks."""
+        names = tuple(inspect.signature(self.reference).parameters)
+        object.__setattr__(self, "input_names", names)
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Return the positional arguments of one call by the names that ``cost`` takes."""

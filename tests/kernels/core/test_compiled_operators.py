@@ -1,6 +1,7 @@
 """Operators under torch.compile: one graph, the same numbers, and respected choices."""
 
 import ast
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name):
     wrong = [str(c) for c in exact.judge(exact.results(compiled)) if not c.right]
     assert not wrong
     assert name in kernels.usage(), "the choice made while tracing is recorded"
+
+
+def test_an_operator_that_never_ran_before_is_traced():
+    op = dataclasses.replace(OPS["rope_to_cache"])  # without what a call would have cached
+    arguments = tuple(op.inputs(op.cases[0], CPU, torch.float32, 0).values())
+    compiled = torch.compile(
+        lambda *args: op.written_tensors(args), fullgraph=True, backend="eager"
+    )
+    assert compiled(*arguments).keys() == op.written_tensors(arguments).keys()
 
 
 @pytest.mark.parametrize("name", ["rope", "qk_norm_rope"])
