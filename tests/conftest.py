@@ -70,7 +70,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # else extensions complain at the end of what they take for leaks
 
 
-@pytest.hookimpl(tryfirst=True)  # before the slow ones are deselected
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in _unsampled(items):
         item.add_marker(pytest.mark.slow)
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _unsampled(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield the cases that the marker ``sample`` leaves to complete runs.
 
-    Each next case of the sample has the values that the sample has least often so far.
+    The sample grows by the case whose values of parameters are rarest in it so far.
     """
     cases: dict[object, list[pytest.Function]] = {}
     for item in items:

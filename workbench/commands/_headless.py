@@ -163,7 +163,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
         elif failure.detail and _is_log_elsewhere(failure):
             print_status(f"The log:\n{failure.detail.rstrip()}")
     if outcome.log_tail and any(failure.kind == protocol.RANKS for failure in outcome.failures):
-        lines = "\n".join(outcome.log_tail)  # the last words of a rank that could not report
+        lines = "\n".join(outcome.log_tail)  # a rank that could not report left only its output
         print_status(f"The last output of the runner and its ranks:\n{lines}")
     saved = None
     if output is not None and session.segments:
@@ -184,7 +184,7 @@ def _settle(outcome: Outcome, output: Path | None) -> str | None:
 
 
 def _is_log_elsewhere(failure: protocol.Failure) -> bool:
-    """Return True if a person needs the log of a failure, which only a window shows."""
+    """Return True if the failure refers to a log that only the window shows."""
     return failure.kind == protocol.RANKS or "the log has" in failure.fix.lower()
 
 

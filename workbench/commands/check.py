@@ -251,7 +251,7 @@ def _current_file(configuration: Configuration, relative: str, file: Path | None
 
 
 def _file_and_function(configuration: Configuration) -> tuple[str, str]:
-    """Return the path and the function of a user's model; no path where none is recorded."""
+    """Return the path and the function of a user's model; the path is empty if none is recorded."""
     return split_source(str(configuration.model.get("source", "")))
 
 

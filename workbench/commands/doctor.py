@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _operators(statuses: Mapping[str, str]) -> Iterator[str]:
-    """Yield what runs for each operator, then each reason against other implementations once."""
+    """Yield the implementation of each operator, then the reasons why others cannot run."""
     refusals: dict[str, list[str]] = {}
     yield "\noperators on this device:"
     for name, status in statuses.items():

@@ -173,7 +173,7 @@ def made_no_step() -> protocol.Failure:
     return protocol.Failure(
         kind=protocol.SCRIPT_FAILED,
         sentence=f"The script was ended: it made no step in {FIRST_STEP_S:g} s.",
-        fix="Look for what it waits for. `workbench run` without --seconds waits longer.",
+        fix="Find out what the script waits for. `workbench run` without --seconds has no limit.",
     )
 
 

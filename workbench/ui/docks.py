@@ -137,7 +137,7 @@ class DockArea(QMainWindow):
             return False
         if match:
             self._left, self._left_of, self._build, lower = (int(n or 0) for n in match.groups())
-            if lower:  # once laid out: Qt would add all height that was not there before
+            if lower:  # after the layout, in which Qt gives all new height to one panel
                 QTimer.singleShot(0, self, partial(self._set_lower, lower))
         self._keep_left()
         self._keep_build()

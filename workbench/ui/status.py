@@ -190,7 +190,7 @@ class StatusBar(QStatusBar):
         self._names["file"].say(self._file_text())
 
     def _rate_text(self, times: NDArray[np.float64]) -> str:
-        """Return the rate of the newest steps, or since when there is none: the runner may hang."""
+        """Return the rate of the newest steps, or the time without a step: the runner may hang."""
         newest = float(times[-1])
         if newest != self._newest_s:
             self._newest_s, self._arrived = newest, time.monotonic()

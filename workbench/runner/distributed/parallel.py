@@ -122,15 +122,15 @@ class Parallel:
             yield
             return
         self._request_build(configuration)
-        masks_no_mistake: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        suppression: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         try:
             yield
         except Mistake:  # in the request: the other ranks meet it, too, and must not be blamed
-            masks_no_mistake = contextlib.suppress(RankError)
+            suppression = contextlib.suppress(RankError)
             raise
         finally:
             if (world := worlds.current()) is not None:
-                with masks_no_mistake:
+                with suppression:
                     world.await_answers()
 
     def shard(self, model: Model) -> None:

@@ -24,7 +24,7 @@ from sessions.plain_text import wrapped
 from workbench.theming import fonts
 
 WIDTH = 160
-ROW_SHARE, MOST_GROWTH = 0.36, 1.5  # share of a wide row; largest width as a multiple of the least
+ROW_SHARE, MOST_GROWTH = 0.36, 1.5  # share of the row; largest width as a multiple of the least
 POPUP_PADDING = 24
 SEGMENT_PADDING = 22  # left and right of a segment's text, with its border
 
@@ -116,7 +116,7 @@ class OptionPicker(QWidget):
             layout.addWidget(self._combo)
 
     def fit_row(self, row_px: int) -> None:
-        """Take a share of a row of this width, between the control's least and largest width."""
+        """Set the width to a share of the row's width, within the limits of the control."""
         self._row_px = row_px
         self._fit()
 

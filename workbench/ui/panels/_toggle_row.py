@@ -81,7 +81,7 @@ class ToggleRow(QWidget):
         layout.addWidget(self._details)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Widen the control with the row: a wide one has room for long titles of options."""
+        """Widen the control with the row: a wide row has room for long titles of options."""
         super().resizeEvent(event)
         self.picker.fit_row(self.width())
 

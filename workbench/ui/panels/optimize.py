@@ -98,7 +98,7 @@ class OptimizePanel(QWidget):
         self.chosen = _widgets.note()
         self.objective = self._make_objective()
         self.limit = self._make_limit()
-        self.toggles = _widgets.button()  # framed as its neighbours; a bare one seems indented
+        self.toggles = _widgets.button()  # without a frame it would seem indented
         self.toggles.setToolTip("The toggles that are searched; the others do not change")
         self.toggles.setMenu(QMenu(self.toggles))
         tip = "Time limit of the search, with builds, compilation, checks and verdicts"

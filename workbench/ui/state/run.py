@@ -170,7 +170,7 @@ class RunModel(QObject):
     def set_state(self, state: str, text: str) -> None:
         """Set the state that the runner reports, or that the window infers."""
         self.state, self.text, self.is_requested = state, text, False
-        self.progress = None  # the previous state had made it
+        self.progress = None  # it belongs to the previous state
         if state in ("idle", "dead", "starting"):
             self._began, self.running = 0.0, None
         elif not self._began:

@@ -152,5 +152,5 @@ def compared_already(title: str, is_shown: bool) -> protocol.Failure:
     fix = "Choose another session."
     if is_shown:
         sentence = f"The file holds {title!r}, the session that is shown."
-        fix = "Choose another session, or compare segments of this one in the Segments table."
+        fix = "Choose another session. The Segments table compares the segments of this session."
     return protocol.Failure(kind="mistake", sentence=sentence, fix=fix)
