@@ -44,11 +44,18 @@ _KEPT_OPERATORS = (
 _kept: Counter[str] = Counter()
 
 
-def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
-    """Run ``block``; save tensors by ``mode`` and recompute the rest in backward."""
+def recomputed(
+    mode: str, block: Callable[..., Any], *inputs: Any, repeats_draws: bool = False
+) -> Any:
+    """Run ``block``; save tensors by ``mode`` and recompute the rest in backward.
+
+    ``repeats_draws``: the block draws the same random numbers again. This saves the generators'
+    states, which is impossible while a graph is captured. Our own blocks draw none.
+    """
     keeps = {"context_fn": _keeping} if mode == "operators" else {}
-    # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
-    call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **keeps)
+    call = functools.partial(
+        checkpoint, use_reentrant=False, preserve_rng_state=repeats_draws, **keeps
+    )
     if torch.compiler.is_compiling():
         return call(block, *inputs)
     if mode == "operators":  # graphs contain operators anyway

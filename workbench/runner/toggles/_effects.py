@@ -185,8 +185,11 @@ def kept_bytes(observed: Observed, situation: Situation) -> int:
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     compute = autocast(build.autocast, situation.device.type)(model)
-    with _active_settings(observed.model, build), torch.enable_grad(), hooks:
-        output = compute(*observed.batches.few)
+    with _active_settings(observed.model, build), torch.enable_grad():
+        if isinstance(model, OwnModel):  # a first call examines it, and is not checkpointed
+            compute(*observed.batches.few)
+        with hooks:
+            output = compute(*observed.batches.few)
     del output  # alive until here, as the graph keeps its tensors
     return sum(saved.values())
 

@@ -23,6 +23,7 @@ from models import Footprint
 from models.language_model import ENTRIES
 from workbench.protocol import Blocked, Failure
 from workbench.runner.failures import Mistake
+from workbench.runner.foreign.patches import function_of
 from workbench.runner.profiling import provenance
 from workbench.runner.profiling.probes import recordings
 from workbench.runner.structures import listed_modules
@@ -117,7 +118,9 @@ def _compile_blocks(model: nn.Module, options: Mapping[str, Any]) -> None:
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(model):
         for name in ENTRIES:
-            method = getattr(type(block), name, None)
+            method = function_of(block, name)
+            if method is None and callable(bound := getattr(block, name, None)):
+                setattr(block, name, torch.compile(own_code(bound), **options))
             if method is None:
                 continue
             if method not in compiled:  # blocks of the same kind share the compiled code

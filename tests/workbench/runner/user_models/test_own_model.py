@@ -124,7 +124,6 @@ def test_the_others_say_why_they_do_not_apply(runner):
         ("triton_rope", "triton", "affects only kernels.rope, which your file does not call"),
         ("attention", "manual", "affects only kernels.attention, which your file does not call"),
         ("ssd_chunk", "64", "needs modules of the bundled families"),
-        ("checkpointing", "full", "the blocks of your own model are not known"),
         ("rope_cache", "shared", "needs rotary tables of the bundled families"),
         ("ccgqa", "on", "Own model has no ccgqa"),
     ):

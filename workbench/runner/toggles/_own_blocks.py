@@ -1,0 +1,129 @@
+"""Gradient checkpointing in a user's model: the entries of its lists of modules are the blocks.
+
+A block is computed again in backward, so both computations must be equal. torch repeats the random
+numbers of its own generators, but not in a captured step. Whether a block draws any, and whether it
+changes its buffers or inputs, is examined in its first call, which saves everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from models.execution.checkpointing import CHECKPOINTING, recomputed
+from workbench.runner.foreign.patches import Call, Patch, function_of
+from workbench.runner.model_state.rng import host_states
+from workbench.runner.structures import listed_modules
+
+
+@dataclass(frozen=True)
+class _Examined:
+    draws: bool  # random numbers of torch
+    unequal: str = ""  # why a second computation would not be equal
+
+
+_examined: weakref.WeakKeyDictionary[nn.Module, _Examined] = weakref.WeakKeyDictionary()
+
+
+def checkpoint_blocks(model: nn.Module, mode: str) -> Patch:
+    """Let blocks save less for backward, as ``Model.set_checkpointing`` says for ``mode``."""
+    patch, paths = Patch(), {module: path for path, module in model.named_modules()}
+    replaced: dict[Call, Call] = {}  # equal blocks share a function, and so compiled code
+    for index, block in enumerate(all_blocks(model)):
+        function = function_of(block, "forward")
+        if function is not None and index % CHECKPOINTING[mode] == 0:
+            checkpointed = replaced.setdefault(function, _checkpointed(function, mode))
+            patch.replace_method(paths[block], block, "forward", checkpointed)
+    return patch
+
+
+def all_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the entries of the model's outermost lists of modules; a shared entry only once."""
+    return list(dict.fromkeys(listed_modules(model)))
+
+
+def recomputed_blocks(model: nn.Module, patch: Patch, *, captured: bool) -> dict[str, str]:
+    """Return why not, by path, for each replaced block that was called; empty if it recomputes."""
+    reasons = {}
+    for path in patch.sites:
+        if (examined := _examined.get(model.get_submodule(path))) is not None:
+            draws = captured and examined.draws
+            reason = "draws random numbers that a captured step cannot repeat" if draws else ""
+            reasons[path] = examined.unequal or reason
+    return reasons
+
+
+def restore_unequal(model: nn.Module, patch: Patch) -> None:
+    """Put back the ``forward`` of blocks that must not compute twice, before a compiler sees it."""
+    for path, why in recomputed_blocks(model, patch, captured=False).items():
+        block = model.get_submodule(path)
+        original = getattr(function_of(block, "forward"), "__wrapped__", None)
+        if why and original is not None:
+            vars(block)["forward"] = types.MethodType(original, block)
+
+
+def _checkpointed(forward: Call, mode: str) -> Call:
+    """Return the function that replaces ``forward``."""
+
+    @functools.wraps(forward)
+    def checkpointed(block: nn.Module, *inputs: Any, **options: Any) -> Any:
+        def compute(*tensors: Any) -> Any:
+            return forward(block, *tensors, **options)
+
+        if torch.compiler.is_compiling():
+            return recomputed(mode, compute, *inputs, repeats_draws=True)
+        known, captured = _examined.get(block), _is_capturing()
+        if known is None and not captured:
+            return _examine(block, inputs, options, compute)
+        if known is None or known.unequal or (captured and known.draws):
+            return compute(*inputs)
+        if not torch.is_grad_enabled():
+            return compute(*inputs)
+        return recomputed(mode, compute, *inputs, repeats_draws=not captured)
+
+    return checkpointed
+
+
+def _examine(block: nn.Module, inputs: Any, options: Any, compute: Call) -> Any:
+    """Return the output of a block's first call, and remember what the call did."""
+    generators, host = _generators(), host_states()
+    versions = _versions(block, inputs, options)
+    output = compute(*inputs)
+    changed = [
+        name
+        for name, version in _versions(block, inputs, options).items()
+        if versions.get(name) != version
+    ]
+    unequal = f"changes its {changed[0]}" if changed else ""
+    if host_states() != host:
+        unequal = "draws numbers of Python's or numpy's generator"
+    _examined[block] = _Examined(_generators() != generators, unequal)
+    return output
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _generators() -> list[bytes]:
+    """Return the states of the generators whose numbers torch repeats."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return [state.numpy().tobytes() for state in states]
+
+
+def _versions(block: nn.Module, inputs: Any, options: Any) -> dict[str, int]:
+    """Return how often each buffer and each tensor of the inputs has been changed, by name."""
+    tensors = {f"buffer {name}": buffer for name, buffer in block.named_buffers()}
+    for number, leaf in enumerate(tree_leaves((inputs, options)), 1):
+        if isinstance(leaf, Tensor):
+            tensors[f"input {number}"] = leaf
+    return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
