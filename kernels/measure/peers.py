@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.core.libraries import import_problem
-from kernels.core.operator import Implementation
+from kernels.core.operator import Implementation, tensors_kept
 
 Peer = Callable[..., Any]
 
@@ -231,6 +231,46 @@ def _grouped_mm(
     return torch.zeros_like(x).index_add(0, token, rows)
 
 
+@tensors_kept(8)
+def _on_host(length: Tensor) -> Tensor:
+    return length.cpu()
+
+
+def _decoded(
+    attend: Peer,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> Any:
+    """Attend from one query to the part of the cache that it sees.
+
+    A loop that generates text knows that part's length on the host.
+    """
+    if kv_length is None or kv_length.numel() != 1 or q.shape[2] != 1:
+        return NotImplemented
+    end = int(_on_host(kv_length))
+    seen = slice(0 if window is None else max(0, end - window), end)
+    return attend(q, k[:, :, seen], v[:, :, seen], scale)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+
+
+def _flash_4(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Any:
+    from flash_attn.cute import flash_attn_func
+
+    by_tokens = [x.transpose(1, 2) for x in (q, k, v)]
+    out = flash_attn_func(*by_tokens, softmax_scale=scale)
+    return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
 PEERS: dict[str, dict[str, Peer]] = {
     "rms_norm": {"liger": _liger_rms_norm, "fla": _fla_rms_norm, "quack": _quack_rms_norm},
     "swiglu": {"liger": _liger_swiglu, "fla": _fla_swiglu},
@@ -241,6 +281,10 @@ PEERS: dict[str, dict[str, Peer]] = {
         "fla": _fla_linear_cross_entropy,
         "quack": _quack_linear_cross_entropy,
     },
+    "attention": {
+        "sdpa, decoding": functools.partial(_decoded, _sdpa),
+        "flash4, decoding": functools.partial(_decoded, _flash_4),
+    },
     "causal_conv1d": {"fla": _fla_causal_conv1d},
     "gated_rms_norm": {"mamba": _mamba_gated_rms_norm},
     "ssd_scan": {"mamba": _mamba_ssd_scan},
@@ -248,6 +292,8 @@ PEERS: dict[str, dict[str, Peer]] = {
 }
 PACKAGES = {
     "grouped_mm": "torch",
+    "sdpa, decoding": "torch",
+    "flash4, decoding": "flash_attn",
     "liger": "liger_kernel",
     "fla": "fla",
     "quack": "quack",

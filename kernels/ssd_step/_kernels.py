@@ -72,25 +72,28 @@ def ssd_step_kernel(
     o_n = tl.arange(0, BLOCK_N)
     m_p = o_p < P
     m_n = o_n < N
-    wide_dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
-    if SOFTPLUS:
-        wide_dt = wide_soft_step(wide_dt)
-    fall = tl.exp(wide_dt * _decay(a_ptr, i_h, LOG_DECAY)).to(tl.float32)
-    dt = wide_dt.to(tl.float32)
-    b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
-    b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0)
-    b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0)
+    # All loads come first: the step size's logarithm would delay what is loaded after it.
     i_head = i_b * tl.num_programs(1) + i_h
     o_state = i_head * (P * N) + o_p[:, None] * N + o_n[None, :]
     m = m_p[:, None] & m_n[None, :]
-    b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32) * fall
-    b_state += (b_x * dt)[:, None] * b_b.to(tl.float32)[None, :]
+    b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32)
+    b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0).to(tl.float32)
+    b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0).to(tl.float32)
+    b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
+    wide_dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
+    decay = _decay(a_ptr, i_h, LOG_DECAY)
+    if HAS_D:
+        skip = tl.load(d_ptr + i_h).to(tl.float32)
+    if SOFTPLUS:
+        wide_dt = wide_soft_step(wide_dt)
+    b_state *= tl.exp(wide_dt * decay).to(tl.float32)
+    b_state += (b_x * wide_dt.to(tl.float32))[:, None] * b_b[None, :]
     if IN_PLACE:
         tl.debug_barrier()  # in a small block, several threads load the same element
     tl.store(new_ptr + o_state, b_state, mask=m)
-    b_y = tl.sum(b_state * b_c.to(tl.float32)[None, :], axis=1)
+    b_y = tl.sum(b_state * b_c[None, :], axis=1)
     if HAS_D:
-        b_y += b_x * tl.load(d_ptr + i_h).to(tl.float32)
+        b_y += b_x * skip
     tl.store(y_ptr + i_head * P + o_p, b_y, mask=m_p)
 
 

@@ -5,8 +5,9 @@
         [--model FIELD=VALUE ...] [--setting FIELD=VALUE ...] [--no-sweep] [--sweep-limit 400]
 
 ``--family hf:CONFIG`` takes a Hugging Face configuration. The search runs first, with builds that
-nothing has warmed up. Then every configuration of the space, in random order, is built and races
-with the search's result. The fastest by the median round race once more: a round that other work
+nothing has warmed up. Then every configuration of the space is built and races with the search's
+result: first those that differ in one toggle, then the others, both in random order. Those that are
+at most 5 % slower race once more, the fastest by the median round first: a round that other work
 disturbs would make a mean too small or too large. Writes ``optimize.json`` to OUT after each part,
 and prints it: the step time of the best other configuration over the result's, and the share of the
 sweep's time that the search needed. A sweep that reaches its limit says so.
@@ -18,6 +19,7 @@ import argparse
 import itertools
 import json
 import math
+import operator
 import random
 import sys
 import time
@@ -43,6 +45,7 @@ from workbench.runner.context import RunnerContext
 from workbench.runner.experiments.optimize import OptimizeRun
 
 FINALISTS, FINAL_ROUNDS = 12, 12
+NEAR = 1.05  # of the result's step time, up to which a configuration races once more
 
 
 def prepared(options: argparse.Namespace, seed: int) -> tuple[Search, Verdicts]:
@@ -123,6 +126,7 @@ def sweep(options: argparse.Namespace, result: Point) -> Iterator[dict[str, Any]
     candidates: dict[str, Candidate] = {}
     points = list(itertools.product(*(dimension.options for dimension in search.dimensions)))
     random.Random(0).shuffle(points)
+    points.sort(key=lambda point: sum(map(operator.ne, point, result)) > 1)
     points = [point for point in points if point != result and bench.usable(point)[0] == point]
     reached = 0
     for point in points:
@@ -147,7 +151,7 @@ def sweep(options: argparse.Namespace, result: Point) -> Iterator[dict[str, Any]
         "finals": {},
     }
     yield numbers
-    for title in order[:FINALISTS]:
+    for title in [title for title in order if logs[title] < math.log(NEAR)][:FINALISTS]:
         if search.build(candidates[title]) is None:
             raced = race(bench, candidates[title], best, FINAL_ROUNDS)
             error = raced.std(ddof=1) / math.sqrt(raced.size)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import OPS, Implementation
+from kernels import OPS, Case, Implementation
 from kernels.core.check import Exact
 from kernels.measure import rounds as rounds_module
 from kernels.measure import timing
@@ -339,3 +339,15 @@ def test_what_the_benchmark_compiles_for_comparison_is_right(name):
     for case in (case for case in op.cases if not case.bench):
         exact = Exact(op, op.inputs(case, CPU, torch.float32, 0))
         assert not [str(c) for c in exact.compare(op.plain) if not c.right], case.name
+
+
+@pytest.mark.parametrize("window", [None, 7, 500])
+def test_attention_to_the_filled_part_of_a_cache_is_a_peer_of_decoding(window):
+    op = OPS["attention"]
+    sizes = {"batch": 2, "length": 1, "heads": 4, "kv_heads": 2, "dim": 16, "keys": 64}
+    case = Case("", sizes | {"kv_length": 50, "causal": True, "window": window})
+    inputs = tuple(op.inputs(case, CPU, torch.float32, 0).values())
+    peer = PEERS["attention"]["sdpa, decoding"]
+    torch.testing.assert_close(peer(*inputs), op.reference(*inputs))
+    *rest, _ = inputs
+    assert peer(*rest, None) is NotImplemented

@@ -8,7 +8,9 @@ from kernels import OPS, Implementation, Unavailable
 from kernels.core import dispatch, libraries
 from kernels.measure import peers
 
-PAIRS = [(op, name) for op, known in peers.PEERS.items() for name in known if name != "grouped_mm"]
+PAIRS = [
+    (op, name) for op, known in peers.PEERS.items() for name in known if name in peers.DISTRIBUTIONS
+]
 CPU = torch.device("cpu")
 
 

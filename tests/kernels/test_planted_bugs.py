@@ -295,10 +295,10 @@ BUGS = {
         "b_dx += 0.0 * tl.load(d_ptr + i_h)", SCAN,
     ),
     "ssd_step: the state does not decay": (
-        STEP, "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", STEP_FEW,
+        STEP, "b_state *= tl.exp(wide_dt * decay).to(tl.float32)", "b_state *= 1.0", STEP_FEW,
     ),
     "ssd_step: dt is missing from the input": (
-        STEP, "(b_x * dt)[:, None] * b_b.to", "b_x[:, None] * b_b.to", STEP_FEW,
+        STEP, "(b_x * wide_dt.to(tl.float32))[:, None]", "b_x[:, None]", STEP_FEW,
     ),
     "ssd_step: softplus is forgotten for larger steps": (
         SSD, "tl.where(raw <= 20.0, soft, raw)", "tl.where(raw <= -5.0, soft, raw)", STEP_FEW,
