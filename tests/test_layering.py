@@ -42,7 +42,7 @@ INSTRUMENT = "workbench.instrument"
 # runner's rows are in layers: each needs only itself and rows above it.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton filelock platformdirs
-kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm flash_attn
+kernels.measure.peers kernels | flash_attn fla liger_kernel mamba_ssm quack torch
 models       models kernels                                    | torch
 models.configs models.configs models.layers models.errors      |
 models.costs models.costs models.configs models.layers models.execution kernels | torch
