@@ -139,7 +139,13 @@ def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
     return [(rows, 4), (rows, 2), (rows, 8), (half, 2), (half, 4), (half, 1), (twice, 8)]
 
 
-_FORWARD = Tunable("ssd_step.forward", (ssd_step_kernel,), _tiles, in_place=True)
+def _forward_tiles(*key: Any) -> list[Tile]:
+    """Return the same, beginning with half of the rows in one warp: the fastest on an H200."""
+    tiles = _tiles(*key)
+    return sorted(tiles, key=lambda tile: tile[1] > 1)
+
+
+_FORWARD = Tunable("ssd_step.forward", (ssd_step_kernel,), _forward_tiles, in_place=True)
 _BACKWARD = Tunable("ssd_step.backward", (ssd_step_backward_kernel,), _tiles)
 
 
