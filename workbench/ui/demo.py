@@ -84,7 +84,7 @@ class WindowStage:
     def caption(self, sentence: str, detail: str) -> None:
         """Replace the caption."""
         if self._banner is not None:
-            self._banner.dismissed.emit()
+            self._window.failures.remove(self._banner)  # the user may have dismissed it
         self._banner = self._window.failures.show_banner("info", sentence, detail)
 
     def bring(self, panel: str) -> None:

@@ -41,6 +41,7 @@ class Notices(QObject):
         self._measures = False
         self._tray: QSystemTrayIcon | None = None
         tasks.wrote.connect(self.show_written)
+        session.begun.connect(lambda: self._dismiss("ended"))
         session.left.connect(self._show_left)
         session.openingLeft.connect(self._show_opening_left)
         run.stateChanged.connect(self._on_state_changed)

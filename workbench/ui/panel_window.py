@@ -50,6 +50,7 @@ class PanelWindow(QMainWindow):
         self.setCentralWidget(body)
         appearance.dress(self, body, self.dock_area)
         self._closes = False  # the user has decided about unsaved work
+        workspace.session.begun.connect(self.failures.dismiss_failures)
         workspace.session.sessionChanged.connect(self._show_profile)
         workspace.session.eventsWanted.connect(lambda: self.dock_area.bring("events"))
         workspace.compared.changed.connect(self._show_comparison)

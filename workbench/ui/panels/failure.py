@@ -53,7 +53,7 @@ class Banner(QFrame):
     ) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._tone = tone
+        self.tone = tone
         self.setProperty("banner", True)
         self.setProperty("tone", tone)
         self._mark = _widgets.Mark()
@@ -106,8 +106,8 @@ class Banner(QFrame):
 
     def _draw(self) -> None:
         theme = self._theme.current
-        role = "accent" if self._tone == "info" else self._tone
-        name = "info" if self._tone == "info" else "error"
+        role = "accent" if self.tone == "info" else self.tone
+        name = "info" if self.tone == "info" else "error"
         self._mark.show_icon(name, theme, role)
         self._close.setIcon(icon("close", theme, "muted"))
 
@@ -217,10 +217,12 @@ class FailurePanel(QWidget):
         if not self._banners:
             self._column.setContentsMargins(0, 0, 0, 0)
 
-    def clear(self) -> None:
-        """Dismiss every banner."""
+    def dismiss_failures(self) -> None:
+        """Dismiss failures and warnings, because the session that they are about was left."""
+        self._throttle, self._waiting = Throttle(), None
         for banner in self.banners:
-            self.remove(banner)
+            if banner.tone != "info":
+                self.remove(banner)
 
     def _on_state_changed(self) -> None:
         """Dismiss banners that offer a new runner once it starts: a click would end its run."""

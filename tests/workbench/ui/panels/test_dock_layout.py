@@ -9,11 +9,13 @@ from PySide6.QtWidgets import (
     QApplication,
     QDockWidget,
     QLabel,
+    QToolButton,
 )
 
 from workbench.ui.controllers.appearance import Appearance
 from workbench.ui.docks import BUILD_HEIGHT, LEFT_LEAST
 from workbench.ui.panels._chart import Chart
+from workbench.ui.state import config_edit
 from workbench.ui.window import MainWindow
 
 
@@ -172,6 +174,24 @@ def test_the_form_keeps_its_height_in_a_lower_window_and_the_toggles_scroll(qtbo
         window.resize(1440, height)
         qtbot.waitUntil(lambda height=height: height - 200 < area.height() < height)
         qtbot.waitUntil(lambda: abs(build.height() - before) <= 2)
+
+
+def test_lines_below_the_form_do_not_cover_its_last_control(qtbot, ready):
+    ready.resize(1280, 800)
+    ready.reset_layout()
+    form, configuration = panel(ready, "build"), ready.workspace.configuration
+    ready.workspace.runs.start()
+    qtbot.waitUntil(lambda: ready.workspace.run.state == "running")
+    edited = config_edit.with_workload(configuration.catalogue, configuration.edited, "forward")
+    configuration.edit(edited)
+    configuration.set_toggle("adamw", "fused")
+    (line,) = form.findChildren(QLabel, "left")
+    last = form.findChild(QToolButton)
+    qtbot.waitUntil(lambda: line.height() > 1.5 * line.fontMetrics().height())
+    qtbot.waitUntil(lambda: not line.visibleRegion().isEmpty())
+    qtbot.wait(50)
+    assert last.text() == "Data, seed, fields"
+    assert last.visibleRegion().boundingRect() == last.rect()
 
 
 def test_a_dock_that_is_docked_again_has_the_keyboard(qtbot, ready):

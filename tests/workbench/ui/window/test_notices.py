@@ -2,11 +2,12 @@
 
 import time
 
+import msgspec
 import pytest
 from fake_session import messages
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QMessageBox, QPushButton
+from PySide6.QtWidgets import QMessageBox, QPushButton, QToolButton
 from synthetic import gpu_session
 
 from sessions.storage import hdf5
@@ -14,6 +15,7 @@ from workbench import protocol
 from workbench.client import journal
 from workbench.titles import distinct
 from workbench.ui import docks, notices
+from workbench.ui.demo import WindowStage
 from workbench.ui.dialogs import message_boxes
 from workbench.ui.panels import failure
 
@@ -46,6 +48,18 @@ def test_a_new_session_keeps_the_runner_and_says_where_the_one_before_is(qtbot, 
     assert any(str(path) in sentence for sentence in sentences(worked))
     worked.workspace.run.restore_session()
     assert session.shown is before and session.journal.path == path and not session.saved
+
+
+def test_a_new_session_begins_without_failures_of_the_one_before(qtbot, worked):
+    panel, failed = worked.failures, protocol.Failure(kind="oom", sentence="Out of memory.")
+    for number in range(2 * failure.SHOWN):
+        panel.show_failure(msgspec.structs.replace(failed, sentence=f"Failure {number}."))
+    assert panel.banners and panel._timer.isActive(), "a failure waits to be shown"
+    worked.actions_["new"].trigger()
+    panel._show_waiting()
+    assert len(sentences(worked)) == 1 and sentences(worked)[0].startswith("New session.")
+    panel.show_failure(failed)
+    assert failed.sentence in sentences(worked), "a failure of the new session is shown"
 
 
 def test_what_runs_in_the_new_session_is_its_own_and_in_its_journal(qtbot, worked):
@@ -128,6 +142,15 @@ def test_a_notice_comes_after_other_banners_took_the_place_of_the_one_before(
         for number in range(failure.SHOWN):
             ready.failures.show_banner("bad", f"failure {number}")
         assert not any("Written" in sentence for sentence in sentences(ready))
+        qtbot.wait(10)  # until the banner is deleted
+
+
+def test_the_demo_continues_after_its_caption_was_dismissed(qtbot, ready):
+    stage = WindowStage(ready)
+    for number in range(2):
+        stage.caption(f"Caption {number}.", "")
+        assert sentences(ready) == [f"Caption {number}."]
+        ready.failures.banners[0].findChild(QToolButton).click()
         qtbot.wait(10)  # until the banner is deleted
 
 
