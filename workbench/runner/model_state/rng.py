@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy.random  # loaded in a step, it would look like a drawn number
@@ -34,9 +34,9 @@ def states(model: nn.Module, device: torch.device) -> list[str]:
     return [_text(get()) for get, _ in _generators(model, device)]
 
 
-def host_states() -> list[str]:
-    """Return the states of Python's and numpy's generators."""
-    states = (_state(random), _state(numpy.random))
+def host_states(values: Iterable[Any] = ()) -> list[str]:
+    """Return the states of Python's and numpy's generators, and of those among ``values``."""
+    states = map(_state, (random, numpy.random, *values))
     return [_text(state[0]()) for state in states if state is not None]
 
 

@@ -2,7 +2,7 @@
 
 A block is computed again in backward, so both computations must be equal. torch repeats the random
 numbers of its own generators, but not in a captured step. Whether a block draws any, and whether it
-changes its buffers or inputs, is examined in its first call, which saves everything.
+changes its buffers, attributes or inputs, is examined in its first call, which saves everything.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ def restore_unequal(model: nn.Module, patch: Patch) -> None:
             vars(block)["forward"] = types.MethodType(original, block)
 
 
-def _checkpointed(forward: Call, mode: str) -> Call:
+def _checkpointed(forward: types.FunctionType, mode: str) -> Call:
     """Return the function that replaces ``forward``."""
 
     @functools.wraps(forward)
@@ -81,7 +82,7 @@ def _checkpointed(forward: Call, mode: str) -> Call:
             return recomputed(mode, compute, *inputs, repeats_draws=True)
         known, captured = _examined.get(block), _is_capturing()
         if known is None and not captured:
-            return _examine(block, inputs, options, compute)
+            return _examine(block, forward, inputs, options, compute)
         if known is None or known.unequal or (captured and known.draws):
             return compute(*inputs)
         if not torch.is_grad_enabled():
@@ -91,20 +92,20 @@ def _checkpointed(forward: Call, mode: str) -> Call:
     return checkpointed
 
 
-def _examine(block: nn.Module, inputs: Any, options: Any, compute: Call) -> Any:
+def _examine(
+    block: nn.Module, forward: types.FunctionType, inputs: Any, options: Any, compute: Call
+) -> Any:
     """Return the output of a block's first call, and remember what the call did."""
-    generators, host = _generators(), host_states()
-    versions = _versions(block, inputs, options)
+    values = [*_attributes(block).values(), *forward.__globals__.values()]
+    drawn, host = _generators(), host_states(values)
+    before = _changeable(block, inputs, options)
     output = compute(*inputs)
-    changed = [
-        name
-        for name, version in _versions(block, inputs, options).items()
-        if versions.get(name) != version
-    ]
-    unequal = f"changes its {changed[0]}" if changed else ""
-    if host_states() != host:
-        unequal = "draws numbers of Python's or numpy's generator"
-    _examined[block] = _Examined(_generators() != generators, unequal)
+    after = _changeable(block, inputs, options)
+    changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
+    unequal = f"changes its {min(changed)}" if changed else ""
+    if host_states(values) != host:
+        unequal = "draws numbers of a generator that torch does not repeat"
+    _examined[block] = _Examined(_generators() != drawn, unequal)
     return output
 
 
@@ -120,10 +121,30 @@ def _generators() -> list[bytes]:
     return [state.numpy().tobytes() for state in states]
 
 
-def _versions(block: nn.Module, inputs: Any, options: Any) -> dict[str, int]:
-    """Return how often each buffer and each tensor of the inputs has been changed, by name."""
+def _attributes(block: nn.Module) -> dict[str, Any]:
+    """Return the attributes of the block's modules by their paths."""
+    return {
+        f"{path}.{name}".removeprefix("."): value
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+    }
+
+
+def _changeable(block: nn.Module, inputs: Any, options: Any) -> dict[str, Any]:
+    """Return numbers that show a change of the block or its inputs, by what they belong to.
+
+    They are the numbers of changes of tensors, plain values of attributes, and sizes of containers.
+    """
     tensors = {f"buffer {name}": buffer for name, buffer in block.named_buffers()}
     for number, leaf in enumerate(tree_leaves((inputs, options)), 1):
         if isinstance(leaf, Tensor):
             tensors[f"input {number}"] = leaf
-    return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
+    marks: dict[str, Any] = {
+        name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()
+    }
+    for name, value in _attributes(block).items():
+        if isinstance(value, bool | int | float | str):
+            marks[f"attribute {name}"] = value
+        elif isinstance(value, dict | list | set | deque):
+            marks[f"attribute {name}"] = len(value)
+    return marks

@@ -9,8 +9,9 @@ library or FlexAttention, adaptive attention, experts and state-space scans by T
 not short, checkpointing only costs time. (Chen et al., arXiv 1604.06174.)
 
 In your own model the blocks are the entries of its outermost ``nn.ModuleList``s. A block that would
-not compute the same again is left out: it changes buffers (BatchNorm) or its inputs, or draws
-numbers of Python's or numpy's generator. So is one that draws random numbers in a captured step.
+not compute the same again is left out: it changes buffers (BatchNorm), attributes or its inputs, or
+draws numbers of Python's, numpy's or its own generator. So is one that draws random numbers in a
+captured step.
 
 On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): with every block 0.72 of the peak
 memory in 1.22 times the time, with every second block 0.86 in 1.11.
