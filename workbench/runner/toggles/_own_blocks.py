@@ -75,32 +75,36 @@ def _checkpointed(forward: types.FunctionType, mode: str) -> Call:
 
     @functools.wraps(forward)
     def checkpointed(block: nn.Module, *inputs: Any, **options: Any) -> Any:
-        def compute(*tensors: Any) -> Any:
-            return forward(block, *tensors, **options)
+        # Keyword arguments too are saved like inputs: counted, and guarded against changes.
+        names, values = tuple(options), (*inputs, *options.values())
+
+        def compute(*given: Any) -> Any:
+            some, rest = given[: len(inputs)], given[len(inputs) :]
+            return forward(block, *some, **dict(zip(names, rest, strict=True)))
 
         if torch.compiler.is_compiling():
-            return recomputed(mode, compute, *inputs, repeats_draws=True)
+            return recomputed(mode, compute, *values, repeats_draws=True)
         known, captured = _examined.get(block), _is_capturing()
         if known is None and not captured:
-            return _examine(block, forward, inputs, options, compute)
+            return _examine(block, forward, values, compute)
         if known is None or known.unequal or (captured and known.draws):
-            return compute(*inputs)
+            return compute(*values)
         if not torch.is_grad_enabled():
-            return compute(*inputs)
-        return recomputed(mode, compute, *inputs, repeats_draws=not captured)
+            return compute(*values)
+        return recomputed(mode, compute, *values, repeats_draws=not captured)
 
     return checkpointed
 
 
 def _examine(
-    block: nn.Module, forward: types.FunctionType, inputs: Any, options: Any, compute: Call
+    block: nn.Module, forward: types.FunctionType, inputs: tuple[Any, ...], compute: Call
 ) -> Any:
     """Return the output of a block's first call, and remember what the call did."""
     values = [*_attributes(block).values(), *forward.__globals__.values()]
     drawn, host = _generators(), host_states(values)
-    before = _changeable(block, inputs, options)
+    before = _changeable(block, inputs)
     output = compute(*inputs)
-    after = _changeable(block, inputs, options)
+    after = _changeable(block, inputs)
     changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
     unequal = f"changes its {min(changed)}" if changed else ""
     if host_states(values) != host:
@@ -130,13 +134,13 @@ def _attributes(block: nn.Module) -> dict[str, Any]:
     }
 
 
-def _changeable(block: nn.Module, inputs: Any, options: Any) -> dict[str, Any]:
+def _changeable(block: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any]:
     """Return numbers that show a change of the block or its inputs, by what they belong to.
 
     They are the numbers of changes of tensors, plain values of attributes, and sizes of containers.
     """
     tensors = {f"buffer {name}": buffer for name, buffer in block.named_buffers()}
-    for number, leaf in enumerate(tree_leaves((inputs, options)), 1):
+    for number, leaf in enumerate(tree_leaves(inputs), 1):
         if isinstance(leaf, Tensor):
             tensors[f"input {number}"] = leaf
     marks: dict[str, Any] = {
