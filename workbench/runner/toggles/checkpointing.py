@@ -172,13 +172,15 @@ def _bundled_blocks(observed: Observed) -> tuple[int, str, str]:
 
 def _own_blocks(model: OwnModel, situation: Situation) -> tuple[int, str, str]:
     """Return how many blocks are checkpointed, of how many, and why some are not."""
+    if not (blocks := all_blocks(model)):
+        return 0, "0", ": the model has no nn.ModuleList, whose entries would be its blocks"
     captured = situation.has(Trait.CAPTURED) and not situation.has(Trait.COMPILED)
     reasons = recomputed_blocks(model, model.patches[TOGGLE.name], captured=captured)
     left = {path: why for path, why in reasons.items() if why}
     path, why = next(iter(left.items()), ("", ""))
     more = f", and {len(left) - 1} more" if len(left) > 1 else ""
     text = f"; left out: {path}, which {why}{more}" if left else ""
-    return len(reasons) - len(left), str(len(all_blocks(model))), text
+    return len(reasons) - len(left), str(len(blocks)), text
 
 
 def _kept(observed: Observed) -> tuple[int, int]:

@@ -140,6 +140,18 @@ def test_blocks_that_would_not_compute_the_same_again_are_left_alone(file, parts
     ), text
 
 
+def test_a_model_without_blocks_has_no_effect_and_says_what_blocks_are(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import torch\n"
+        "def build(): return torch.nn.Linear(2, 2), lambda batch: torch.randn(batch, 2), "
+        "lambda y, x: y.mean()"
+    )
+    status, text = collect_evidence(trained(path, "full"))["checkpointing"]
+    assert status == "no effect"
+    assert text.endswith("the model has no nn.ModuleList, whose entries would be its blocks")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("mode", ["full", "operators"])
