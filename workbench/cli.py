@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -131,6 +132,11 @@ def _is_file(word: str) -> bool:
     return "." in word or Path(word).is_file()
 
 
+def _looks_like_dashed_file(word: str) -> bool:
+    """Return True if argparse takes ``word`` for an option, but it has a file's suffix."""
+    return word[:1] == "-" and word[1:2] not in ("-", "o") and Path(word).suffix[1:2].isalpha()
+
+
 @contextlib.contextmanager
 def _runner(parsed: argparse.Namespace) -> Iterator[None]:
     """Let the command drive the requested runner; raises ``Mistaken``."""
@@ -178,6 +184,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report the error and exit with 2."""
+        words = itertools.takewhile(lambda word: word != SCRIPT, self.line)
+        if dashed := next(filter(_looks_like_dashed_file, words), None):
+            message += f" ({dashed} was taken for an option; for the file, write ./{dashed})"
         _answer(argparse.Namespace(json="--json" in self.line), MISTAKE, message)
         super().error(message)
 

@@ -15,6 +15,7 @@ import models
 from models.execution.cuda_graph import CaptureError
 from sessions.plain_text import capitalized
 from sessions.sizes import size_text
+from sessions.studies.sweep import FAILED, OUT_OF_MEMORY, REFUSED
 from workbench.protocol import RANKS, Failure
 from workbench.runner import source_lines, triton_cache
 from workbench.runner.environment import host
@@ -35,6 +36,7 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+_OUTCOMES = {"out-of-memory": OUT_OF_MEMORY, "mistake": REFUSED}
 # The lines that compilers print before the one that says what was wrong.
 _PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.]+:")
 # Inductor's reason, and the operator of its graph that it could not compile.
@@ -201,6 +203,11 @@ def _own_frames(error: BaseException) -> str:
         return ""
     lines = "".join(traceback.format_list(frames[::-1]))
     return f"Your file, the last call first:\n{lines}\nAll calls:\n"
+
+
+def name_outcome(failure: Failure) -> str:
+    """Return the word that every experiment reports for an arm or point with this failure."""
+    return _OUTCOMES.get(failure.kind, FAILED)
 
 
 def trying_again(failure: Failure) -> str:

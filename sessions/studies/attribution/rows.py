@@ -15,8 +15,8 @@ from sessions.studies.attribution import design, estimation
 class Arm:
     """An arm: the toggles that are on by place, and what was learned of it so far.
 
-    ``state``: measured, blocked, out of memory, not built or failed; ``reason`` says why it is not
-    measured.
+    ``state``: measured, blocked, out of memory, not built, refused or failed; ``reason`` says why
+    it is not measured.
     """
 
     on: design.Subset

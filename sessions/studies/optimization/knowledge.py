@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.space import (
+    FAILED,
     OUT_OF_MEMORY,
     RACED,
+    REFUSED,
     TOO_LARGE,
     Candidate,
     Dimension,
@@ -22,6 +24,8 @@ IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 Option = tuple[int, str]  # index of a dimension, and one of its options
 COMPILE_S = 20.0  # assumed until a compile was measured; 7 to 60 s on an H200
 SAVING = 0.02  # share of the peak memory that may let an option fit
+# Reasons to try an option in no other configuration.
+_UNUSABLE = {FAILED: "it failed", REFUSED: "it was refused"}
 PROMISING = math.log(1.05)  # a predicted effect that makes the dimension's other options promising
 
 
@@ -132,6 +136,13 @@ class Knowledge:
         if option not in self.large:
             return False
         return not best.peak_bytes < self.large[option] * (1 - SAVING)
+
+    def learn_failure(self, candidate: Candidate, best: Candidate) -> None:
+        """Learn from a candidate that could not run."""
+        if candidate.state in _UNUSABLE:
+            self.refuse(candidate, best, _UNUSABLE[candidate.state])
+        else:
+            self.learn_size(candidate, best)
 
     def refuse(self, candidate: Candidate, reference: Candidate, reason: str) -> None:
         """Try an option in no other configuration, if it is the only difference."""

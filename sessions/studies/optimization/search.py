@@ -239,10 +239,7 @@ class Search:
                 continue
             candidate = self.candidate(point)
             if self.build(candidate) is not None:
-                if candidate.state == FAILED:
-                    self.knowledge.refuse(candidate, self.best, "it failed")
-                else:
-                    self.knowledge.learn_size(candidate, self.best)
+                self.knowledge.learn_failure(candidate, self.best)
             elif self._least_race_s([*batch, candidate]) > self.most_left_s:
                 self._lacks_time, candidate.reason = True, f"{NO_TIME} to race it"
                 self.bench.release(candidate)

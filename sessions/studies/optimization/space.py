@@ -19,6 +19,7 @@ TIME, MEMORY, ENERGY = OBJECTIVES = ("time", "memory", "energy")
 
 # States of a candidate. Only a candidate that was raced, or is the start, can be proposed.
 RACED, BLOCKED, FAILED, OUT_OF_MEMORY = "raced", "blocked", "failed", "out of memory"
+REFUSED = "refused"  # its options cannot be combined
 NO_EFFECT, TOO_LARGE, NOT_TRIED = "no effect", "over the memory limit", "not tried"
 
 LEAST_ROUNDS = 5  # rounds before a race decides anything
@@ -65,7 +66,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """A candidate that could not be built or run: ``FAILED`` or ``OUT_OF_MEMORY``, and why."""
+    """A candidate that could not run: ``FAILED``, ``REFUSED`` or ``OUT_OF_MEMORY``, and why."""
 
     state: str
     reason: str

@@ -7,8 +7,9 @@ import math
 import pytest
 from simulated_bench import GIB, SimulatedBench, dimensions
 
+from sessions.studies.optimization.knowledge import Knowledge
 from sessions.studies.optimization.search import NO_TIME, Search
-from sessions.studies.optimization.space import FAILED, Goal
+from sessions.studies.optimization.space import FAILED, REFUSED, Candidate, Goal
 from sessions.studies.optimization.verdicts import Verdicts
 
 
@@ -177,3 +178,11 @@ def test_a_search_that_dropped_a_candidate_for_lack_of_time_is_not_complete():
     raced = [c for c in search.candidates if c.measurements]
     assert dropped and max(c.number for c in raced) > dropped[0].number
     assert not search.is_complete
+
+
+@pytest.mark.parametrize(("state", "why"), [(FAILED, "it failed"), (REFUSED, "it was refused")])
+def test_an_option_that_cannot_run_is_not_tried_again_and_the_reason_names_its_state(state, why):
+    knowledge, best = Knowledge(), Candidate(0, ("a",), "start")
+    candidate = Candidate(1, ("b",), "toggle0=b", state=state)
+    knowledge.learn_failure(candidate, best)
+    assert knowledge.refused == {(0, "b"): f"{why} in toggle0=b"}

@@ -445,6 +445,23 @@ def test_after_two_dashes_a_file_may_begin_with_a_dash(pair, tmp_path, monkeypat
     assert answer["arms"][0]["title"] == "-a"
 
 
+@pytest.mark.parametrize(
+    "line", [["info", "-a.h5"], ["run", "-o", "-a.h5"], ["export", "-a.h5", "--list"]]
+)
+def test_a_file_taken_for_an_option_is_named_with_the_way_to_write_it(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(line)
+    assert ended.value.code == 2
+    assert "write ./-a.h5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["-q", "-1,2.5", "-orun.h5", "--toggle=a.b", "--none.h5"])
+def test_other_unknown_words_are_not_called_files(word, capsys):
+    with pytest.raises(SystemExit):
+        main(["info", word])
+    assert "./" not in capsys.readouterr().err
+
+
 def test_a_session_without_content_is_told_in_words(tmp_path, capsys):
     hdf5.save(Session(title="nothing yet"), path := tmp_path / "empty.h5")
     text = printed(["info", path], capsys)

@@ -37,7 +37,7 @@ from workbench.runner.experiments.paired.blocks import Contender, TimedBlock
 from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
-from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal, name_outcome
 from workbench.runner.instruments.memory import free_memory
 from workbench.runner.interfaces import Situation
 from workbench.runner.toggles import all_toggles
@@ -298,7 +298,7 @@ class AttributeRun:
         if contender.number == 0 and failure.kind == "mistake":  # the other arms have no base
             raise Explained(failure)
         arm = self._arms[contender.number]
-        arm.state = "out of memory" if failure.kind == "out-of-memory" else "failed"
+        arm.state = name_outcome(failure)
         arm.reason = failure.sentence
         contender.variant = None
         self._context.variants.forget(contender.situation, contender.copy)

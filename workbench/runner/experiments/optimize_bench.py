@@ -19,7 +19,6 @@ from sessions.studies.optimization.space import (
     BATCH,
     ENERGY,
     FAILED,
-    OUT_OF_MEMORY,
     Built,
     Candidate,
     Dimension,
@@ -35,7 +34,7 @@ from workbench.runner.experiments.paired import blocks
 from workbench.runner.experiments.paired.blocks import Contender, TimedBlock, settling_steps
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
-from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal, name_outcome
 from workbench.runner.instruments.energy import EnergyCounter
 from workbench.runner.instruments.launch_waits import waiting_share
 from workbench.runner.instruments.memory import free_memory
@@ -51,6 +50,7 @@ WARM_UP_SHARE = 1 / 60  # largest share of the budget to wait until a candidate 
 LONG_MS = 500.0
 ENERGY_MS = 500.0  # least block whose energy decides: the counter is updated every 20 to 100 ms
 LEAST_LAGS = 2.5  # updates of the counter in such a block: as long as ``ENERGY_MS``
+
 
 Result = TypeVar("Result")
 
@@ -348,7 +348,7 @@ class RunnerBench:
             failure = explain(error)
         self.failure = failure
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
-        state = OUT_OF_MEMORY if failure.kind == "out-of-memory" else FAILED
+        state = name_outcome(failure)
         contender.variant = None
         self._context.variants.forget(contender.situation, contender.copy)
         self._leave(contender)

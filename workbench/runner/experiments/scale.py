@@ -26,7 +26,7 @@ from sessions.studies.rank_scaling import (
     efficiency,
     skew_ms,
 )
-from sessions.studies.sweep import FAILED, MEASURED, OUT_OF_MEMORY, REFUSED
+from sessions.studies.sweep import FAILED, MEASURED, REFUSED
 from sessions.verdicts import verdict
 from workbench import protocol
 from workbench.runner.config.resolve import require_unblocked, resolve
@@ -38,7 +38,7 @@ from workbench.runner.experiments.paired.interleaving import Alternation
 from workbench.runner.experiments.rank_kinds import require_kind, toggles_of
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.study_sender import Facts, StudySender, verdict_facts
-from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal, name_outcome
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles._ranks import layout_of
 
@@ -55,7 +55,6 @@ RECORDED = (
     "slower ranks"
 )
 NOT_RECORDED = "Exposed communication and skew were not measured"
-_OUTCOMES = {"out-of-memory": OUT_OF_MEMORY, "mistake": REFUSED}
 _RATIOS = ("ratio", "ratio_low", "ratio_high", "efficiency", "low", "high")
 _AMOUNTS = ("step_ms", "exposed_ms", "communication_ms", "skew_ms", "peak_bytes", "wrong")
 _TIMES = ("step_ms", "computing_ms", "waiting_ms", "idle_ms", "communication_ms")  # lane columns
@@ -212,7 +211,7 @@ class ScaleRun:
             raise
         except Exception as error:  # noqa: BLE001 - ranks and models may raise anything
             failure = explain(error)
-            outcome = _OUTCOMES.get(failure.kind, FAILED)
+            outcome = name_outcome(failure)
             self._report(point, outcome=outcome, reason=failure.sentence)
             self._mistake = failure if failure.kind == "mistake" else self._mistake
             fatal = error if is_fatal(error) else None

@@ -34,15 +34,13 @@ from workbench.runner.experiments.paired.blocks import Contender
 from workbench.runner.experiments.paired.interleaving import WARM_UP_S, Alternation
 from workbench.runner.experiments.run import RunEnded
 from workbench.runner.experiments.study_sender import Facts, StudySender
-from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal
+from workbench.runner.failures import Cancelled, Explained, Mistake, explain, is_fatal, name_outcome
 from workbench.runner.interfaces import Situation
 from workbench.runner.numerics import comparison
 
 MOST_POINTS = 2000
 BLOCKS = 10  # blocks of a point; long blocks depend little on each other
 TRIES = 2  # if blocks are void, at most this many times ``BLOCKS`` are run
-
-_OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
 Cell = float | str | None
 Kind = tuple[Scalar, ...]  # the arm of a point, and its value of each field that is no size
@@ -235,7 +233,7 @@ class SweepRun:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything: it is a point
             failure = explain(error)
-            self._send_point(point, _OUTCOMES.get(failure.kind, sweep.FAILED), failure.sentence)
+            self._send_point(point, name_outcome(failure), failure.sentence)
             self._mistake = failure if failure.kind == "mistake" else self._mistake
             fatal = error if is_fatal(error) else None
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ class ToggleVerdict:
     base: str
     other: str
     comparison: PairedComparison
+    newer: ToggleVerdict | None = None  # the same two, paired by a run since; nobody requested it
 
 
 def last_verdicts(
@@ -26,12 +28,13 @@ def last_verdicts(
 ) -> dict[str, ToggleVerdict]:
     """Return the newest verdict on each toggle that was measured on this model and workload.
 
-    A comparison counts if it is final and its two configurations differ in a single toggle.
+    A comparison counts if it is final and its two configurations differ in a single toggle. If a
+    run paired the same two later and more often, as Segments shows, that is ``newer``.
     """
-    verdicts = {}
+    verdicts: dict[str, ToggleVerdict] = {}
     for comparison in comparisons:
-        indices = comparison.facts.get("segments", [])
-        if is_background(comparison) or not comparison.facts.get("final") or len(indices) != 2:
+        indices, is_by_run = comparison.segment_indices, is_background(comparison)
+        if len(indices) != 2 or not (is_by_run or comparison.facts.get("final")):
             continue
         base, other = (segments[index].configuration for index in indices)
         names = [name for name, option in other.toggles.items() if base.toggles.get(name) != option]
@@ -42,5 +45,16 @@ def last_verdicts(
             config_edit.ran_as(config_edit.with_toggles(configuration, side.toggles), side)
             for side in (base, other)
         ):
-            verdicts[name] = ToggleVerdict(base.toggles[name], other.toggles[name], comparison)
+            newest = ToggleVerdict(base.toggles[name], other.toggles[name], comparison)
+            if not is_by_run:
+                verdicts[name] = newest
+            elif (verdict := verdicts.get(name)) is not None:
+                arms = [segments[i].configuration for i in verdict.comparison.segment_indices]
+                has_more = _count_pairs(comparison) > _count_pairs(verdict.comparison)
+                if has_more and arms in ([base, other], [other, base]):
+                    verdicts[name] = dataclasses.replace(verdict, newer=newest)
     return verdicts
+
+
+def _count_pairs(comparison: PairedComparison) -> int:
+    return int(comparison.facts.get("pairs", 0))

@@ -168,17 +168,22 @@ class ToggleRow(QWidget):
     def _verdict_line(self, state: RowState) -> tuple[str, tuple[str, str], str]:
         verdict = state.verdict
         assert verdict is not None
+        brief, text = brief_summary(verdict.comparison), self._verdict_text(verdict)
+        if state.option != verdict.other:
+            brief = f"{config_edit.option_title(self.toggle, verdict.other)}: {brief}"
+        if verdict.newer is not None:
+            brief = f"older: {brief}"
+            text = f"{text}; newer, paired by a run: {self._verdict_text(verdict.newer)}"
+        mark = verdict_lines.icon_of(verdict.comparison)
+        role = verdict_lines.tone(verdict.comparison) or "muted"
+        return brief, (mark, role), text
+
+    def _verdict_text(self, verdict: ToggleVerdict) -> str:
         base, other = (
             config_edit.option_title(self.toggle, option)
             for option in (verdict.base, verdict.other)
         )
-        brief = brief_summary(verdict.comparison)
-        if state.option != verdict.other:
-            brief = f"{other}: {brief}"
-        mark = verdict_lines.icon_of(verdict.comparison)
-        role = verdict_lines.tone(verdict.comparison) or "muted"
-        text = f"{other} against {base}: {summary_sentence(verdict.comparison)}"
-        return brief, (mark, role), text
+        return f"{other} against {base}: {summary_sentence(verdict.comparison)}"
 
     def _reasons(self, blocked: dict[str, Blocked]) -> list[tuple[Blocked, list[str]]]:
         """Return the reasons with the titles of the options that each of them blocks."""

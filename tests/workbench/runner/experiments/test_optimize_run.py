@@ -17,7 +17,7 @@ from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution.words import rows
-from sessions.studies.optimization.space import Candidate, Dimension
+from sessions.studies.optimization.space import REFUSED, Candidate, Dimension, Failure
 from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
@@ -160,6 +160,16 @@ def test_wrong_numbers_a_failed_build_and_no_memory_are_data_points(context, sma
     assert "rope_cache=shared" in best["title"]
     (gain,) = (row for row in rows(study, EFFECTS) if row["kind"] == "total")
     assert gain["low"] < 0.9 < gain["high"]
+
+
+def test_a_candidate_whose_options_cannot_be_combined_is_refused(context, small):
+    def act():
+        raise Mistake("These options cannot be combined.")
+
+    base = resolve(small, context.device)
+    bench = RunnerBench(context, base, [], "time", 60.0, 0)
+    refused = bench._guard(Contender(0, 0, base, "A"), act)
+    assert refused == Failure(REFUSED, "These options cannot be combined.")
 
 
 def test_an_option_comes_with_what_it_needs(context, small):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import msgspec
@@ -144,6 +145,12 @@ def test_a_row_has_room_for_the_result_of_its_verdict(qtbot, window):
     )
     qtbot.waitUntil(lambda: row.result.text() == "1.23x faster, results match")
     assert "95 % interval" in row.mark.toolTip()
+    verdict = ToggleVerdict("loop", "fused", comparison)
+    newer = dataclasses.replace(verdict, newer=verdict)
+    row.show_state(RowState("fused", verdict=newer), window.workspace.theme.current)
+    qtbot.waitUntil(lambda: row.result.text() == "older: 1.23x faster, results match")
+    tip = " ".join(row.mark.toolTip().split())  # without the breaks of its lines
+    assert "newer, paired by a run: Fused against Loop: 1.23x faster" in tip
 
 
 @pytest.mark.parametrize("points", [9, 14])
