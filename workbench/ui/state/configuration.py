@@ -9,7 +9,7 @@ from sessions.model import Configuration
 from workbench import protocol
 from workbench.ui.state import config_edit
 from workbench.ui.state.run import RunModel
-from workbench.ui.state.undo import Change, Choices
+from workbench.ui.state.undo import Choice, Choices
 
 CHECK_DELAY_MS = 120  # pause after the last edit
 
@@ -61,7 +61,7 @@ class ConfigurationModel(QObject):
         before = {name: current[name] for name in choices if current.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
-            self.undo.push(Change(text, before, after, self._make))
+            self.undo.push(Choice(text, before, after, self._make))
 
     def revert(self) -> None:
         """Revert the toggles that are chosen but not running."""
@@ -73,7 +73,14 @@ class ConfigurationModel(QObject):
         running = self._run.running
         if self.pending and self.edited is not None and running is not None:
             self.edited = config_edit.with_toggles(self.edited, running.toggles)
+            self._drop_reverted(config_edit.choices(self.edited))
             self.check()
+
+    def _drop_reverted(self, choices: Choices) -> None:
+        """Remove the last steps of undo that would change nothing."""
+        while isinstance(last := self.undo.command(self.undo.index() - 1), Choice):
+            if not last.drop_if_reverted(self.undo, choices):
+                break
 
     def set_catalogue(self, catalogue: protocol.Catalogue) -> None:
         """Set the runner's catalogue; keep edited values that it offers."""

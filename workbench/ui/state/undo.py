@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from PySide6.QtGui import QUndoCommand
+from PySide6.QtGui import QUndoCommand, QUndoStack
 
 Choices = dict[str, str]
 
@@ -26,3 +26,16 @@ class Change(QUndoCommand):
     def redo(self) -> None:
         """Apply the later choices; Qt also calls this when the change is pushed."""
         self._apply(self._after)
+
+
+class Choice(Change):
+    """Change of toggles, the workload or the batch of a configuration."""
+
+    def drop_if_reverted(self, stack: QUndoStack, choices: Choices) -> bool:
+        """Remove this, the last change, if ``choices`` are as before it; return True if so."""
+        if any(choices.get(name) != value for name, value in self._before.items()):
+            return False
+        self._apply = lambda _: None  # nothing is left to undo
+        self.setObsolete(True)
+        stack.undo()  # removes an obsolete change
+        return True

@@ -164,14 +164,18 @@ def test_the_wheel_over_a_list_changes_nothing(qtbot, ready):
 
 def test_a_toggle_that_the_run_refuses_is_taken_back_and_explained(qtbot, ready):
     start(qtbot, ready)
+    undo = ready.workspace.configuration.undo
+    ready.workspace.configuration.set_toggle("rope_cache", "shared")
+    qtbot.waitUntil(lambda: not ready.workspace.configuration.pending)
     ready.workspace.configuration.set_toggle("cuda_graphs", "on")
     qtbot.waitUntil(lambda: bool(ready.workspace.failures.recent))
     assert "only fused AdamW" in ready.failures.banners[0].sentence.text()
     assert ready.workspace.configuration.edited.toggles["cuda_graphs"] == "off"
     assert ready.toggles.rows["cuda_graphs"].picker.value == "off"
     assert not ready.workspace.configuration.pending
+    assert undo.count() == 1 and "RoPE" in undo.undoText(), "it has nothing to undo"
     ready.workspace.configuration.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(ready.workspace.session.shown.segments) == 2)
+    qtbot.waitUntil(lambda: len(ready.workspace.session.shown.segments) == 3)
     qtbot.waitUntil(lambda: not ready.workspace.configuration.pending)
     assert ready.workspace.configuration.edited.toggles["triton"] == "on"
 
