@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessions.numbers import moment
@@ -45,6 +46,18 @@ def offered(catalogue: Catalogue) -> dict[str, str]:
     return titles_by_name | {
         f"workload={workload.name}": workload.title for workload in catalogue.workloads
     }
+
+
+def distinct_files(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files, each behind as many folders as tell it apart from the rest."""
+    names = []
+    for path in paths:
+        rest = [other.parts for other in paths if other != path]
+        count = 1
+        while count < len(path.parts) and path.parts[-count:] in [p[-count:] for p in rest]:
+            count += 1
+        names.append(str(Path(*path.parts[-count:])))
+    return names
 
 
 def distinct(sessions: Sequence[Session]) -> list[str]:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QMenu
 
 from sessions.plain_text import for_menu
 from sessions.tracing.files import is_foreign
+from workbench.titles import distinct_files
 from workbench.ui.controllers.appearance import CHOICES
 from workbench.ui.controllers.runs import Runs
 from workbench.ui.controllers.verdicts import Verdicts
@@ -80,8 +81,9 @@ def _submenu(
 
 
 def _recent(window: PanelWindow, menu: QMenu) -> None:
-    for path in window.settings.recent:
-        _item(menu, path.name, partial(window.open_path, path), tip=str(path))
+    paths = window.settings.recent
+    for path, name in zip(paths, distinct_files(paths), strict=True):
+        _item(menu, name, partial(window.open_path, path), tip=str(path))
 
 
 def _journals(window: PanelWindow, menu: QMenu) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
+from workbench.titles import distinct_files
 from workbench.ui.panels import _widgets
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state.session import SessionModel
@@ -32,8 +33,9 @@ class StartPage(Empty):
     ) -> None:
         """Offer actions of the window: the tour, and the files that were opened last."""
         self.offer("Take the tour", tour)
-        for path in recent[:MOST_RECENT]:
-            button = _widgets.link(f"Open {path.name}")
+        shown = recent[:MOST_RECENT]
+        for path, name in zip(shown, distinct_files(shown), strict=True):
+            button = _widgets.link(f"Open {name}")
             button.setToolTip(str(path))
             button.clicked.connect(lambda _=False, path=path: open_path(path))
             self.append(button)

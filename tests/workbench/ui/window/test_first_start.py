@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PySide6.QtCore import QPoint, QRect, QSize, Qt, QUrl
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
+from workbench import titles
 from workbench.ui.dialogs.help import HelpDialog
 from workbench.ui.docks import fit
 from workbench.ui.help_pages import PAGES
@@ -40,6 +45,21 @@ def test_the_first_page_offers_the_tour_and_recent_files(qtbot, tmp_path, page):
     buttons["Open 2.h5"].click()
     buttons["Take the tour"].click()
     assert opened == [paths[2]] and tours == [1]
+
+
+def test_recent_files_with_one_name_are_told_apart_by_their_folders(page):
+    names = ("a/run.h5", "b/c/run.h5", "d/c/run.h5", "other.h5")
+    page.offer_more(lambda: None, [Path("/sessions", name) for name in names], lambda path: None)
+    texts = [button.text() for button in page.findChildren(QPushButton)]
+    assert [text for text in texts if text.endswith(".h5")] == [f"Open {name}" for name in names]
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), unique_by=tuple))
+def test_names_of_files_are_distinct_ends_of_their_paths(parts):
+    paths = [Path("/", *some) for some in parts]
+    names = titles.distinct_files(paths)
+    assert len(set(names)) == len(paths)
+    assert all(str(path).endswith(name) for path, name in zip(paths, names, strict=True))
 
 
 @pytest.mark.parametrize("size", [(900, 600), (1440, 900)])
