@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 
 from sessions.studies.optimization.bench import Bench
 from sessions.studies.optimization.space import (
-    FAILED,
-    OUT_OF_MEMORY,
     RACED,
-    REFUSED,
     TOO_LARGE,
     Candidate,
     Dimension,
@@ -19,6 +16,7 @@ from sessions.studies.optimization.space import (
     by_turns,
     replaced,
 )
+from sessions.studies.sweep import FAILED, OUT_OF_MEMORY, REFUSED
 
 IDLE = ("no effect", "as default")  # evidence that an option changes nothing
 Option = tuple[int, str]  # index of a dimension, and one of its options

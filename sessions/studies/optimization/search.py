@@ -36,7 +36,6 @@ from sessions.studies.optimization.knowledge import (
 from sessions.studies.optimization.space import (
     BLOCKED,
     ENERGY,
-    FAILED,
     LEAST_ROUNDS,
     MEMORY,
     NO_EFFECT,
@@ -58,6 +57,7 @@ from sessions.studies.optimization.space import (
     title_of,
 )
 from sessions.studies.optimization.time_plan import TimePlan
+from sessions.studies.sweep import FAILED
 
 BATCH = 4  # candidates of a race; more would compete for memory
 MATTERS = 0.0025  # log ratio: a smaller improvement is not worth a race

@@ -17,9 +17,9 @@ from sessions.verdicts.martingale import critical
 
 TIME, MEMORY, ENERGY = OBJECTIVES = ("time", "memory", "energy")
 
-# States of a candidate. Only a candidate that was raced, or is the start, can be proposed.
-RACED, BLOCKED, FAILED, OUT_OF_MEMORY = "raced", "blocked", "failed", "out of memory"
-REFUSED = "refused"  # its options cannot be combined
+# States of a candidate, besides FAILED, REFUSED and OUT_OF_MEMORY, which sweeps name. Only a
+# candidate that was raced, or is the start, can be proposed.
+RACED, BLOCKED = "raced", "blocked"
 NO_EFFECT, TOO_LARGE, NOT_TRIED = "no effect", "over the memory limit", "not tried"
 
 LEAST_ROUNDS = 5  # rounds before a race decides anything

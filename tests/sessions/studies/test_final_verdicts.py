@@ -8,8 +8,13 @@ import pytest
 from simulated_bench import SimulatedBench, dimensions
 
 from sessions.studies.optimization.search import Search
-from sessions.studies.optimization.space import OUT_OF_MEMORY, RACED, Failure, Goal
+from sessions.studies.optimization.space import (
+    RACED,
+    Failure,
+    Goal,
+)
 from sessions.studies.optimization.verdicts import GAIN, RUNNER_UP, WITHOUT, Verdicts
+from sessions.studies.sweep import OUT_OF_MEMORY
 
 
 def test_a_best_candidate_that_new_blocks_show_to_be_slower_is_not_proposed():

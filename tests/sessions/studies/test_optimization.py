@@ -13,11 +13,9 @@ from simulated_bench import GIB, SimulatedBench, dimensions
 from sessions.model import Numerics
 from sessions.studies.optimization.search import NO_TIME, Search
 from sessions.studies.optimization.space import (
-    FAILED,
     LEAST_ROUNDS,
     MEMORY,
     NO_EFFECT,
-    OUT_OF_MEMORY,
     TOO_LARGE,
     Candidate,
     Goal,
@@ -26,6 +24,7 @@ from sessions.studies.optimization.space import (
     pareto_front,
 )
 from sessions.studies.optimization.verdicts import GAIN, RUNNER_UP, WITHOUT, Verdicts
+from sessions.studies.sweep import FAILED, OUT_OF_MEMORY
 
 SMALL_LOSS = 0.014  # of an option that helps only together with another one
 

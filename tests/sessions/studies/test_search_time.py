@@ -9,8 +9,12 @@ from simulated_bench import GIB, SimulatedBench, dimensions
 
 from sessions.studies.optimization.knowledge import Knowledge
 from sessions.studies.optimization.search import NO_TIME, Search
-from sessions.studies.optimization.space import FAILED, REFUSED, Candidate, Goal
+from sessions.studies.optimization.space import (
+    Candidate,
+    Goal,
+)
 from sessions.studies.optimization.verdicts import Verdicts
+from sessions.studies.sweep import FAILED, REFUSED
 
 
 def search_with(bench: SimulatedBench, budget_s: float) -> tuple[Search, Verdicts]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from sessions.model import Evidence, Numerics
 from sessions.studies.optimization.space import (
-    OUT_OF_MEMORY,
     Built,
     Candidate,
     Dimension,
@@ -19,6 +18,7 @@ from sessions.studies.optimization.space import (
     Point,
     replaced,
 )
+from sessions.studies.sweep import OUT_OF_MEMORY
 
 Option = tuple[int, str]
 GIB = 2.0**30

@@ -18,7 +18,6 @@ from sessions.model import Configuration, Numerics
 from sessions.studies.optimization.space import (
     BATCH,
     ENERGY,
-    FAILED,
     Built,
     Candidate,
     Dimension,
@@ -26,6 +25,7 @@ from sessions.studies.optimization.space import (
     Measurement,
     Point,
 )
+from sessions.studies.sweep import FAILED
 from workbench import protocol
 from workbench.runner.config.availability import blocked_options, require_unblocked
 from workbench.runner.config.resolve import resolve
@@ -50,7 +50,6 @@ WARM_UP_SHARE = 1 / 60  # largest share of the budget to wait until a candidate 
 LONG_MS = 500.0
 ENERGY_MS = 500.0  # least block whose energy decides: the counter is updated every 20 to 100 ms
 LEAST_LAGS = 2.5  # updates of the counter in such a block: as long as ``ENERGY_MS``
-
 
 Result = TypeVar("Result")
 

@@ -87,9 +87,8 @@ def _checkpointed(forward: types.FunctionType, mode: str) -> Call:
         known, captured = _examined.get(block), _is_capturing()
         if known is None and not captured:
             return _examine(block, forward, values, compute)
-        if known is None or known.unequal or (captured and known.draws):
-            return compute(*values)
-        if not torch.is_grad_enabled():
+        is_repeatable = known is not None and not known.unequal and not (captured and known.draws)
+        if not (is_repeatable and torch.is_grad_enabled()):
             return compute(*values)
         return recomputed(mode, compute, *values, repeats_draws=not captured)
 

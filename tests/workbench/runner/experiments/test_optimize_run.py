@@ -17,7 +17,11 @@ from sessions.model import Numerics
 from sessions.storage import hdf5
 from sessions.storage.study_schema import columns_of
 from sessions.studies.attribution.words import rows
-from sessions.studies.optimization.space import REFUSED, Candidate, Dimension, Failure
+from sessions.studies.optimization.space import (
+    Candidate,
+    Dimension,
+    Failure,
+)
 from sessions.studies.optimization.words import (
     BLOCKS,
     CANDIDATES,
@@ -30,6 +34,7 @@ from sessions.studies.optimization.words import (
     remarks,
     toggles_of,
 )
+from sessions.studies.sweep import REFUSED
 from workbench import protocol
 from workbench.client.recorder import Recorder
 from workbench.runner.config.resolve import resolve
